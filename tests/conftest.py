@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.messages import Messages
 from support.references import References
 
 from quorate.errors import SettingError
@@ -47,6 +48,20 @@ def _shared_memory() -> set[str]:
     if not folder.is_dir():
         return set()
     return {entry.name for entry in folder.iterdir() if entry.name.startswith(ours)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what rewrites the files of whole messages; see support/messages.py."""
+    parser.addoption(
+        "--update-messages",
+        action="store_true",
+        help="write the messages that the tests see into messages.txt of their rooms",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the messages of each room compared with its file."""
+    config.pluginmanager.register(Messages(config, Path(__file__).parent), "messages")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

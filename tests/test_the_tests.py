@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,90 @@ def test_every_test_is_watched_for_leaks(request: pytest.FixtureRequest) -> None
         if "nothing_is_left" not in getattr(item, "fixturenames", ())
     }
     assert unwatched == set()
+
+
+CONFTEST = """
+from pathlib import Path
+from support.messages import Messages
+
+def pytest_addoption(parser):
+    parser.addoption("--update-messages", action="store_true")
+
+def pytest_configure(config):
+    config.pluginmanager.register(Messages(config, Path(__file__).parent))
+"""
+A_TEST = """
+import pytest
+from support.messages import expect_error, expect_message
+
+class Error(Exception):
+    name = "shards"
+
+@pytest.mark.parametrize("got", [3, 4])
+def test_{name}(got, tmp_path):
+    with expect_error(Error, name="shards"):
+        raise Error(f"{{tmp_path}}: got {{got}}, expected 2")
+    expect_message("{text}")
+"""
+WRITTEN = """\
+# Whole messages, by test. To write them anew: pytest --update-messages tests/room
+
+deep/test_a.py::test_one[3]
+    TMP: got 3, expected 2
+
+deep/test_a.py::test_one[3] (2)
+    read
+"""
+
+
+def pytest_in(folder: Path, *options: str) -> tuple[int, str]:
+    """Return the exit code and the output of pytest, in a folder of tests."""
+    (folder / "pytest.ini").touch()
+    (folder / "conftest.py").write_text(CONFTEST)
+    code = f"import sys; sys.path.insert(0, {str(TESTS)!r}); import pytest; "
+    code += f"sys.exit(pytest.main({['-q', *options]}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_messages_are_written_compared_and_reported_as_stale(tmp_path: Path) -> None:
+    def run(*options: str, name: str = "one", text: str = "read") -> tuple[int, str]:
+        (room / "deep" / "test_a.py").write_text(A_TEST.format(name=name, text=text))
+        return pytest_in(tmp_path, *options)
+
+    room = tmp_path / "room"
+    (room / "deep").mkdir(parents=True)
+    written = room / "messages.txt"
+
+    code, out = run()
+    assert code == 1
+    assert "+TMP: got 3, expected 2" in out
+    assert run("--update-messages")[0] == 0
+    assert written.read_text().startswith(WRITTEN)
+    assert run()[0] == 0
+
+    code, out = run(text="ready")
+    assert code == 1
+    assert "-read\n" in out
+    assert "+ready\n" in out
+
+    code, out = run(name="two")
+    assert "room/messages.txt: deep/test_a.py::test_one[4] (2)" in out
+    assert run("--update-messages", "-k", "3", name="two")[0] == 0
+    assert [line for line in written.read_text().splitlines() if line.startswith("deep")] == [
+        "deep/test_a.py::test_two[3]",
+        "deep/test_a.py::test_two[3] (2)",
+    ]
+
+
+@pytest.mark.slow
+def test_messages_that_are_stale_are_reported_by_workers_of_xdist(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "test_a.py").write_text("def test_a() -> None:\n    pass\n")
+    (tmp_path / "room" / "messages.txt").write_text("test_a.py::test_b\n    a message\n")
+    code, out = pytest_in(tmp_path, "-n", "2")
+    assert code == 1
+    assert "room/messages.txt: test_a.py::test_b" in out
+    code, out = pytest_in(tmp_path, "-n", "2", "--update-messages")
+    assert code == 4
+    assert "leave -n out" in out

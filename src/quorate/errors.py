@@ -25,6 +25,9 @@
     ├── WorkerError              workers ended, or raised what only they have a type for
     └── ProtocolError            a transport broke the coordinator's rules: a bug, with the events
 
+The line of a ``OneLineError`` is made of parts: ``name: got ..., expected ...; fix``. The parts are
+attributes too, for programs and tests that catch the exception.
+
 An exception raised by the user's own code is none of these: it reaches the caller as it is, with a
 note (PEP 678) that says worker, step, shard and rows.
 
@@ -55,9 +58,48 @@ class QuorateError(Exception):
 
 
 class OneLineError(QuorateError):
-    """An error that ends a program with one line, and with ``exit_code``."""
+    """An error that ends a program with one line, and with ``exit_code``.
+
+    The line is ``{name}: got {got}, expected {expected}; {fix}``, or ``{name}: {why}; {fix}``.
+    Parts that are left out leave no trace in the line.
+
+    Args:
+        name: The setting, file, tensor or call that the error is about; or the whole sentence.
+        why: What is wrong, where no value can be compared with an expected value.
+        got: The value that was found, as text.
+        expected: The values that would work, as text.
+        fix: What the user can do, as an imperative.
+    """
 
     exit_code = 1
+
+    def __init__(
+        self,
+        name: object = "",
+        why: object = "",
+        *,
+        got: object = None,
+        expected: object = None,
+        fix: str = "",
+    ) -> None:
+        self.name, self.why, self.fix = str(name), str(why), fix
+        self.got, self.expected = got, expected
+        values = {"got": got, "expected": expected}
+        compared = ", ".join(
+            f"{word} {value}" for word, value in values.items() if value is not None
+        )
+        said = ": ".join(part for part in (self.name, self.why, compared) if part)
+        # Not by super().__init__(): OSError, a base of SaveError, ignores its arguments there.
+        self.args = (f"{said}; {fix}" if fix else said,)
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """The parts by name, as other processes receive them."""
+        return {part: portable(value) for part, value in vars(self).items() if part[0] != "_"}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a pickle or copy is made of: the line and the parts, not a call with them."""
+        return _restored, (type(self), self.args), {**vars(self), **self.parts}
 
     def __new__(cls, *_args: object, **_kwargs: object) -> OneLineError:
         """Make one, and see to it that it will be shown in a line.
@@ -91,8 +133,8 @@ class SettingError(UserError):
     """An option has a value that cannot work."""
 
     def __init__(self, name: str, got: object, expected: str, fix: str) -> None:
-        super().__init__(f"{name}: got {shown(got)}, expected {expected}; {fix}")
-        self.name = name
+        super().__init__(name, got=shown(got), expected=expected, fix=fix)
+        self.got = got  # the value itself
 
 
 class PackageError(UserError):
@@ -106,8 +148,8 @@ class PackageError(UserError):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         fix = f"pip install 'quorate-torch[{extra}]'"
-        super().__init__(f"{purpose} need the package {package}, which is not installed; {fix}")
-        self.package, self.extra, self.fix = package, extra, fix
+        super().__init__(f"{purpose} need the package {package}, which is not installed", fix=fix)
+        self.package, self.extra = package, extra
 
 
 class CopyError(SettingError):
@@ -129,9 +171,8 @@ class DataError(UserError):
         fix: str = "",
     ) -> None:
         at = "" if offset is None else f" at byte {offset:,}"
-        cure = f"; {fix}" if fix else ""
-        super().__init__(f"{where}{at}: got {got}, expected {expected}{cure}")
-        self.where, self.got, self.expected = where, got, expected
+        super().__init__(f"{where}{at}", got=str(got), expected=expected, fix=fix)
+        self.name, self.where, self.offset, self.got = str(where), where, offset, got
 
 
 class LossError(UserError):
@@ -146,16 +187,14 @@ class CompileError(UserError):
     """The loss function cannot be compiled with the model, or has to be compiled too often."""
 
     def __init__(self, why: str, fix: str = "leave compile off") -> None:
-        super().__init__(f"compile: {why}; {fix}")
-        self.why = why
+        super().__init__("compile", why, fix=fix)
 
 
 class CutError(UserError):
     """A model cannot be cut into stages as it is asked for, or a shard does not fit the cut."""
 
     def __init__(self, why: str, fix: str) -> None:
-        super().__init__(f"split: {why}; {fix}")
-        self.why, self.fix = why, fix
+        super().__init__("split", why, fix=fix)
 
 
 class SharedError(UserError):
@@ -180,8 +219,8 @@ class ExitError(OneLineError):
     A shard has no end of its own to choose: the run would seem to be done.
     """
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
+    def __init__(self, name: str, exit_code: int = 1, *, why: str = "", fix: str = "") -> None:
+        super().__init__(name, why, fix=fix)
         self.exit_code = exit_code  # as it was given; 1 where that would mean success
 
 
@@ -192,8 +231,14 @@ class NotFiniteError(OneLineError):
 class SaveError(OneLineError, OSError):
     """The state of a run cannot be written to the disk; older checkpoints are as they were."""
 
-    def __init__(self, message: str, errno: int | None) -> None:
-        self.args, self.errno = (message,), errno
+    def __init__(self, name: str, errno: int | None, *, why: object = "", fix: str = "") -> None:
+        super().__init__(name, why, fix=fix)
+        self.errno = errno  # of the failed write
+
+    @property
+    def parts(self) -> dict[str, object]:
+        """The parts by name; ``errno`` is a slot of OSError."""
+        return {**super().parts, "errno": self.errno}
 
 
 class SameBitsError(OneLineError):
@@ -222,6 +267,19 @@ class ProtocolError(QuorateError):
     def __init__(self, message: str, events: Iterable[object]) -> None:
         trail = "\n".join(f"  {event}" for event in events)
         super().__init__(f"{message}\nlast events, oldest first:\n{trail}")
+
+
+def _restored(kind: type[OneLineError], args: tuple[object, ...]) -> OneLineError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
+
+def portable(value: object) -> object:
+    """Return a value for another process: a plain value as it is, any other as text."""
+    if isinstance(value, str | Path):
+        return cut(str(value))
+    return value if value is None or type(value) in (bool, int, float) else shown(value)
 
 
 def shown(value: object) -> str:

@@ -175,12 +175,14 @@ def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T
             if len(args) - 1 > unnamed:
                 those = ", ".join(known[:unnamed])
                 raise UserError(
-                    f"{called}: got {len(args) - 1} arguments without a name, expected at most "
-                    f"{unnamed} ({those}); pass the others by name"
+                    called,
+                    got=f"{len(args) - 1} arguments without a name",
+                    expected=f"at most {unnamed} ({those})",
+                    fix="pass the others by name",
                 )
             for name in required[len(args) - 1 :]:
                 if name not in kwargs:
-                    raise UserError(f"{name}: got nothing; pass it, see help(quorate.Trainer)")
+                    raise UserError(name, got="nothing", fix="pass it, see help(quorate.Trainer)")
             return function(*args, **kwargs)
 
         return checked
@@ -343,7 +345,11 @@ def directory(name: str, value: object) -> Path | None:
     if not is_directory:
         # Not seeing is not the same as not being there: nothing is begun in its place.
         is_link = nearest.is_symlink() and not nearest.exists()
-        why = "is a link that leads nowhere: is a disk not mounted?" if is_link else "is none"
+        why = (
+            "is a link that leads nowhere: is a disk not mounted?"
+            if is_link
+            else "is not a directory"
+        )
         raise SettingError(name, str(value), expected, f"{nearest} {why}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise SettingError(name, str(value), expected, f"{nearest} cannot be written to")

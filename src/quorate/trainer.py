@@ -325,7 +325,9 @@ class Trainer:
         at: Callable[[str], None] = lambda _: None,
     ) -> Iterator[Loop]:
         if self._stops is not None:
-            raise UserError("a loop over updates is under way; close it before another is begun")
+            raise UserError(
+                "updates", "another loop over updates is still open", fix="close that loop first"
+            )
         begun = self._crew, self._prepared, data, duration
         preparing = prepare(*begun, stops=stops, say=self._say, look=look, at=at)
         self._stops = stops
@@ -355,7 +357,7 @@ class Trainer:
         with self._naming_stragglers(), self._stoppable() as stops:
             values = self._evaluated(data, averaged, stops)
         if values is None:
-            raise UserError(f"evaluate: it was stopped before its last row: {stops.reason}")
+            raise UserError("evaluate", f"stopped before the last row: {stops.reason}")
         return values
 
     @contextmanager
@@ -491,7 +493,7 @@ class Trainer:
         """
         prepared, run_dir = self._prepared, self._recipe.run_dir
         if run_dir.path is None or prepared.state is None or prepared.plan is None:
-            raise UserError("nothing to save: set run_dir, and train first")
+            raise UserError("save", "there is nothing to save", fix="set run_dir, and train first")
         refuse_half_an_update(prepared.state)
         begin_fit(prepared)
         with prepared.lock.held(self._say):

@@ -6,6 +6,7 @@ Legend: V shards of a step, N workers. w0 is worker 0, and (2, 5) is shard 5 of 
 from __future__ import annotations
 
 import pytest
+from support.messages import expect_error
 from support.scripted import (
     coordinator,
     handle_all,
@@ -58,7 +59,7 @@ def test_an_impossible_event_is_refused_with_the_events_before_it(
 def test_an_update_of_another_step_is_refused() -> None:
     c = coordinator(shards=1, steps=2, joined=1)
     c.handle(Done(0, 0, 0), 1.0)
-    with pytest.raises(ProtocolError, match="no update of step 1 was asked for"):
+    with expect_error(ProtocolError):
         c.handle(Applied(1), 2.0)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support import front_door
+from support.messages import expect_error
 from support.warm import WARM
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -170,9 +171,9 @@ def test_a_resume_without_augmentation_is_said(
 
 def test_what_is_no_augmentation_is_refused() -> None:
     source = Source(NUMBERS, Plan(rows=ROWS, batch_size=8, shards=2), None, lambda *_: None)
-    with pytest.raises(DataError, match="what augment returned: got None, expected the batch"):
+    with expect_error(DataError, name="what augment returned"):
         source.load((0, 0))
-    with pytest.raises(SettingError, match="augment: got 'int', expected a function"):
+    with expect_error(SettingError, name="augment", got="int"):
         seen(augment=3)
 
 

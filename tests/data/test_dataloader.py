@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.messages import expect_error
 from support.parabola import DATA, trainer
 from torch.utils.data import (
     BatchSampler,
@@ -195,7 +196,7 @@ def test_a_sampler_of_ones_own_is_asked_for_each_epoch(tmp_path: Path) -> None:
     resumed = trainer(tmp_path, workers=2)
     resumed.fit(loader, epochs=2)
     assert digest(resumed.model.state_dict().items()) == trained(loader)
-    with pytest.raises(CheckpointError, match="it was trained with sampling="):
+    with expect_error(CheckpointError):
         trainer(tmp_path).fit(DataLoader(DATA, 5, sampler=Backwards()), epochs=3)
     # One that is always the same needs no set_epoch.
     backwards = taken(DataLoader(DATA, 5, sampler=Backwards()), LOADING, batch_size=5).loading
@@ -269,43 +270,46 @@ class Uneven(Sampler[int]):
 
 
 @pytest.mark.parametrize(
-    ("loader", "said"),
+    "loader",
     [
-        (DataLoader(Words()), "got 'Words', expected a dataset that can be asked by position"),
-        (Odd(DATA), "got 'Odd with an __iter__ of its own', expected torch's; pass its dataset"),
-        (DataLoader(DATA, batch_size=None), "got 'batch_size=None', expected rows, one by one"),
-        (
-            DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
-            r"got 'batch_sampler=list', .* pass the dataset, and Loading\(order=\)",
-        ),
-        (
-            DataLoader(DATA, 5, sampler=Careless()),
-            r".*gives other rows each time'.* set_epoch\(epoc",
-        ),
-        (DataLoader(DATA, 5, sampler=Outside()), "got 'row 40', expected rows from 0 to 39"),
-        (DataLoader(DATA, 5, sampler=["a"]), "got 'list, which gives no row numbers'"),
-        (DataLoader(DATA, 5, sampler=[]), "got 'list', expected one that gives rows"),
-        (
-            DataLoader(DATA, 5, sampler=SubsetRandomSampler([1, 1])),
-            "got 'SubsetRandomSampler', expected each index once",
-        ),
+        DataLoader(Words()),
+        Odd(DATA),
+        DataLoader(DATA, batch_size=None),
+        DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
+        DataLoader(DATA, 5, sampler=Careless()),
+        DataLoader(DATA, 5, sampler=Outside()),
+        DataLoader(DATA, 5, sampler=["a"]),
+        DataLoader(DATA, 5, sampler=[]),
+        DataLoader(DATA, 5, sampler=SubsetRandomSampler([1, 1])),
+    ],
+    ids=[
+        "stream",
+        "iter",
+        "no batches",
+        "batch sampler",
+        "careless",
+        "outside",
+        "texts",
+        "empty",
+        "twice",
     ],
 )
-def test_what_cannot_be_asked_by_position_is_refused_in_a_line(loader: Any, said: str) -> None:
-    with pytest.raises(SettingError, match=f"dataset.*: {said}") as raised:
+def test_what_cannot_be_asked_by_position_is_refused_in_a_line(loader: Any) -> None:
+    with expect_error(SettingError) as raised:
         trainer().fit(loader)
+    assert raised.value.name.startswith("dataset")
     assert "\n" not in str(raised.value)
 
 
 def test_a_sampler_that_has_other_rows_in_each_epoch_is_refused_when_it_has() -> None:
-    with pytest.raises(SettingError, match="got '19 rows in epoch 1', expected 20 as in the first"):
+    with expect_error(SettingError, name="dataset.sampler: DataLoader", got="19 rows in epoch 1"):
         trainer().fit(DataLoader(DATA, 5, sampler=Uneven()), epochs=2)
 
 
 @pytest.mark.parametrize("sampler", [WeightedRandomSampler(WEIGHTS, 30), Halves()])
 def test_an_evaluation_of_some_rows_is_refused(sampler: Any) -> None:
     run = trainer()
-    with pytest.raises(SettingError, match="no sampler for an evaluation; pass the dataset, or a"):
+    with expect_error(SettingError, name="dataset: DataLoader"):
         run.evaluate(DataLoader(DATA, 5, sampler=sampler))
     run.evaluate(DataLoader(Subset(DATA, range(3)), 5, sampler=SequentialSampler(range(3))))
 

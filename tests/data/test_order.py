@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.messages import expect_error
 from support.parabola import DATA, trainer
 
 import quorate
@@ -85,9 +86,8 @@ def test_an_order_may_change_the_array_that_it_is_given() -> None:
 )
 def test_rows_that_are_missing_or_there_twice_are_named(order: Order, got: str) -> None:
     plan = Plan(rows=10, batch_size=5, shards=1, order=order)
-    with pytest.raises(SettingError) as raised:
+    with expect_error(SettingError, name="order", got=got):
         plan.batch(0)
-    assert f"order: got '{got}', expected each of the 10 rows once" in str(raised.value)
 
 
 def digest_of(run: quorate.Trainer) -> str:
@@ -108,12 +108,12 @@ def test_the_bits_follow_from_the_order_and_not_from_the_workers(tmp_path: Path)
     resumed = trainer(tmp_path, workers=2, order=even_first)
     resumed.fit(DATA, epochs=3)
     assert digest_of(resumed) == digests["even", 1]
-    with pytest.raises(CheckpointError, match="is_ordered=True, and this run has False"):
+    with expect_error(CheckpointError):
         trainer(tmp_path).fit(DATA, epochs=4)
 
 
 def test_a_wrong_order_is_found_before_anything_starts() -> None:
-    with pytest.raises(SettingError, match="order: got 'row 0, 2 times'"):
+    with expect_error(SettingError, name="order", got="row 0, 2 times"):
         trainer(order=lambda rows: np.where(rows == 7, 0, rows)).fit(DATA)
-    with pytest.raises(SettingError, match="order: got 'list', expected a function"):
+    with expect_error(SettingError, name="order", got="list"):
         trainer(order=[1, 2])

@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.messages import expect_error
 from torch.utils.data import DataLoader
 
 from quorate.data.tfrecord import Feature, Features, TFRecordDataset, example, write_records
@@ -112,23 +113,23 @@ def test_records_as_they_are(files: Path) -> None:
 
 def test_compressed_files_are_refused(files: Path) -> None:
     for kind in ("gzip", "zlib"):
-        with pytest.raises(DataError, match=f"a {kind}-compressed file.*gunzip"):
+        with expect_error(DataError):
             TFRecordDataset(files / f"{kind}.tfrecord", FEATURES)
 
 
 def test_no_record_at_all(files: Path) -> None:
-    with pytest.raises(DataError, match=r"empty\.tfrecord at byte 0: got no record"):
+    with expect_error(DataError):
         TFRecordDataset(files / "empty.tfrecord", FEATURES)
-    with pytest.raises(DataError, match="got no record"):
+    with expect_error(DataError, name="paths", got="no record"):
         TFRecordDataset([], FEATURES)
 
 
 def test_what_is_no_file(files: Path) -> None:
-    with pytest.raises(DataError, match="nothing: got no such file"):
+    with expect_error(DataError):
         TFRecordDataset(files / "nothing", FEATURES)
     os.mkfifo(files / "pipe")
     for place in (files, files / "pipe"):
-        with pytest.raises(DataError, match="where a regular file is expected"):
+        with expect_error(DataError):
             TFRecordDataset(place, FEATURES)
 
 
@@ -205,26 +206,26 @@ def test_a_whole_record_less_is_no_damage_that_a_file_shows(files: Path) -> None
 
 def test_a_wrong_feature(files: Path) -> None:
     path = files / "images.tfrecord"
-    for name, feature, told in (
-        ("labels", Feature("int64", ()), "no such feature, expected int64 of shape ()"),
-        ("label", Feature("float", ()), "int64 values, expected float of shape ()"),
-        ("label", Feature("bytes"), "int64 values, expected one string"),
-        ("label", Feature("int64", (2,)), "1 values, expected int64 of shape (2,)"),
-        ("weights", Feature("float", ()), "3 values, expected float of shape ()"),
-        ("image_raw", Feature("bytes", (28, 28)), "12 bytes, expected bytes of shape (28, 28)"),
-        ("tags", Feature("int64", (2,)), "0 values, expected int64 of shape (2,)"),
+    for name, feature in (
+        ("labels", Feature("int64", ())),
+        ("label", Feature("float", ())),
+        ("label", Feature("bytes")),
+        ("label", Feature("int64", (2,))),
+        ("weights", Feature("float", ())),
+        ("image_raw", Feature("bytes", (28, 28))),
+        ("tags", Feature("int64", (2,))),
     ):
         data = TFRecordDataset(path, Features({name: feature}))
-        with pytest.raises(DataError) as caught:
+        with expect_error(DataError, where=f"{path}, record 0", offset=0):
             data.__getitems__([0, 1])
-        assert str(caught.value) == f'{path}, record 0 at byte 0: got feature "{name}": {told}'
 
 
 def test_a_record_that_is_no_example(files: Path) -> None:
     data = TFRecordDataset(files / "raw.tfrecord", FEATURES)
-    with pytest.raises(DataError, match='record 0 at byte 0: got feature "image_raw": no such'):
+    with expect_error(DataError):
         data[0]  # no bytes are an Example without features
-    with pytest.raises(DataError, match="record 1 at byte 16: got message: 1 bytes that are none"):
+    where = f"{files / 'raw.tfrecord'}, record 1"
+    with expect_error(DataError, where=where, offset=16, hide=r"(?<=Example \()[^)]*"):
         data[1]
 
 
@@ -243,15 +244,15 @@ def test_a_file_that_changes_while_it_is_used(files: Path) -> None:
     data = TFRecordDataset(path, FEATURES)
     stat, whole = path.stat(), path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(DataError, match="changed since it was indexed"):
+    with expect_error(DataError):
         data[0]
     # With its old size and time, the record itself shows it.
     path.write_bytes(b"!" * len(whole))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with pytest.raises(DataError, match=r"record 3 at byte .* length with a wrong checksum"):
+    with expect_error(DataError):
         data[3]
     path.unlink()
-    with pytest.raises(DataError, match="No such file"):
+    with expect_error(DataError):
         data[0]
 
 
@@ -387,9 +388,9 @@ def test_bytes_that_are_no_example(data: bytes) -> None:
 
 def test_a_feature_that_cannot_be() -> None:
     for kind, shape in (("uint8", ()), ("int64", (-1,)), ("bytes", (1.5,)), ("float", ("a",))):
-        with pytest.raises(SettingError, match=r"kind|shape"):
+        with expect_error(SettingError):
             Feature(kind, shape)  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="at least one"):
+    with expect_error(SettingError, name="features"):
         Features({})
 
 

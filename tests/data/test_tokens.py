@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.messages import expect_error
 from support.runs import command, last_json, run_all
 
 from quorate.data.tokens import Tokens, write_tokens
@@ -94,7 +95,7 @@ def test_a_file_that_is_cut_or_damaged_is_refused(path: Path) -> None:
     content = path.read_bytes()
     for cut in range(0, len(content), 7):
         path.write_bytes(content[:cut])
-        with pytest.raises(DataError, match=r"a damaged end|another file"):
+        with pytest.raises(DataError, match=r"damaged|another"):
             Tokens(path)
     # Values have no checksum: all else has one, or has to be as it is.
     for at in [*range(64), *range(128, len(content))]:
@@ -106,25 +107,25 @@ def test_a_file_that_is_cut_or_damaged_is_refused(path: Path) -> None:
         assert content[at] == 0, at  # padding
         assert at >= len(content) - 60, at
     path.write_bytes(content + b"\0")
-    with pytest.raises(DataError, match="a damaged end"):
+    with expect_error(DataError):
         Tokens(path)
-    with pytest.raises(DataError, match="no such file"):
+    with expect_error(DataError):
         Tokens(path.with_name("other"))
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("got", "written"),
     [
-        ([], "got no row"),
-        ([([1], [2]), ([1],)], "row 1: got 1 fields, expected 2"),
-        ([[1, 300]], "row 0: got 300, expected 0 to 255; choose a larger dtype"),
-        ([[1], [-1]], "row 1: got -1, expected 0 to 255"),
-        ([[[1]]], r"row 0: got an array of shape \(1, 1\)"),
-        ([[1.5]], "row 0: got values of float64, expected uint8"),
+        ("no row", []),
+        ("1 fields", [([1], [2]), ([1],)]),
+        (300, [[1, 300]]),
+        (-1, [[1], [-1]]),
+        ("an array of shape (1, 1)", [[[1]]]),
+        ("values of float64", [[1.5]]),
     ],
 )
-def test_rows_that_do_not_fit_are_named(path: Path, written: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_rows_that_do_not_fit_are_named(path: Path, got: object, written: Any) -> None:
+    with expect_error(DataError, got=got):
         write_tokens(path, written, dtype=np.uint8)
     assert not path.exists()
 
@@ -136,7 +137,7 @@ def test_types_that_make_reals_together_are_kept_as_they_are(path: Path) -> None
 
 
 def test_a_type_that_torch_does_not_have_is_refused(path: Path) -> None:
-    with pytest.raises(SettingError, match="dtype: got 'complex64'"):
+    with expect_error(SettingError, name="dtype", got="complex64"):
         write_tokens(path, PAIRS, dtype="c8")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import sys
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from support.messages import expect_error
 
 from quorate.errors import SettingError, UserError
 from quorate.machine import container, devices, out_of_memory
@@ -59,29 +59,29 @@ def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    "name",
     [
-        ("gpu:2", "got 'gpu:2', expected cuda:0 to cuda:1"),
-        ("/device:GPU:2", "got '/device:GPU:2', expected cuda:0 to cuda:1"),
-        ("gpus:0", "got 'gpus:0', expected cpu, cuda, cuda:N"),
-        ("/job:worker/gpu:0", "expected cpu, cuda, cuda:N"),
-        ("gpu+cuda:0", "single devices around a +"),
-        ("/cpu:1", "there is one CPU"),
-        ("cpu:256", "there is one CPU"),
-        ("cuda:256", "got 'cuda:256', expected cuda:0 to cuda:1; name one that exists"),
-        ("cuda:128", "got 'cuda:128', expected cuda:0 to cuda:1; name one that exists"),
-        (f"cuda:{10**30}", "build; name one that exists"),
+        "gpu:2",
+        "/device:GPU:2",
+        "gpus:0",
+        "/job:worker/gpu:0",
+        "gpu+cuda:0",
+        "/cpu:1",
+        "cpu:256",
+        "cuda:256",
+        "cuda:128",
+        f"cuda:{10**30}",
     ],
 )
-def test_names_that_are_refused(name: str, said: str, two_gpus: None) -> None:
-    with pytest.raises(SettingError, match=re.escape(said)):
+def test_names_that_are_refused(name: str, two_gpus: None) -> None:
+    with expect_error(SettingError, name="devices", got=name):
         worker_devices(name, None)
 
 
 def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
     assert [str(group) for group in worker_devices("mps", 2)] == ["mps:0", "mps:0"]
-    with pytest.raises(SettingError, match="expected mps:0 to mps:0"):
+    with expect_error(SettingError, name="devices", got="mps:1"):
         worker_devices("mps:1", None)
 
 
@@ -89,7 +89,7 @@ def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch
 def test_devices_that_are_not_there(name: str) -> None:
     if name != "meta" and torch.get_device_module(name).device_count():
         pytest.skip("it is there")
-    with pytest.raises(SettingError, match=f"torch .* sees no {name} device here$"):
+    with expect_error(SettingError, name="devices", got=name):
         worker_devices(name, None)
 
 
@@ -169,20 +169,19 @@ def test_too_few_descriptors_are_refused_with_both_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "given", "said"),
+    ("fraction", "given"),
     [
-        (0, [CUDA_0], "memory_fraction: got 0, expected a number > 0"),
-        (1.2, [CPU], "memory_fraction: got 1.2, expected at most 1"),
-        (True, [CUDA_0], "memory_fraction: got True"),
-        ("0.7", [CUDA_0], "memory_fraction: got '0.7'"),
-        (0.7, [CUDA_0] * 2, "expected at most 0.5 for each of the 2 workers on cuda:0"),
-        (0.4, [CUDA_1, CUDA_0, CUDA_0, CUDA_0], "at most 0.333 for each of the 3 workers"),
+        (0, [CUDA_0]),
+        (1.2, [CPU]),
+        (True, [CUDA_0]),
+        ("0.7", [CUDA_0]),
+        (0.7, [CUDA_0] * 2),
+        (0.4, [CUDA_1, CUDA_0, CUDA_0, CUDA_0]),
     ],
 )
-def test_fractions_that_cannot_be(fraction: Any, given: list[torch.device], said: str) -> None:
-    with pytest.raises(SettingError) as error:
+def test_fractions_that_cannot_be(fraction: Any, given: list[torch.device]) -> None:
+    with expect_error(SettingError, name="memory_fraction", got=fraction):
         checked_fraction(fraction, given)
-    assert said in str(error.value)
 
 
 def test_fractions_that_can() -> None:

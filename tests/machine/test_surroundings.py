@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from support.messages import expect_error
 
 from quorate.errors import UserError
 from quorate.machine.surroundings import require_current_folder, require_temporary_folder
@@ -21,7 +22,7 @@ def test_a_current_folder_that_was_deleted_is_refused(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     try:
-        with pytest.raises(UserError, match="the current folder: it was deleted"):
+        with expect_error(UserError, name="the current folder", got="a deleted folder"):
             require_current_folder()
     finally:
         os.chdir(tmp_path)
@@ -33,7 +34,7 @@ def test_no_place_for_temporary_files_is_refused(monkeypatch: pytest.MonkeyPatch
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    with pytest.raises(UserError, match="No usable temporary directory found; set TMPDIR"):
+    with expect_error(UserError, name="the temporary folder"):
         require_temporary_folder()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.messages import expect_error
 from support.runs import Ended, command, last_json, run_all
 from torch import nn
 
@@ -186,7 +187,7 @@ def test_what_was_computed_before_and_is_used_is_no_copy() -> None:
     model: Any = nn.Linear(3, 2)
     model.doubled = model.weight * 2
     copied: Any = copy_of(model, {n: p.detach() for n, p in model.named_parameters()}, None, ())
-    with pytest.raises(CopyError, match="attribute 'doubled' was computed before"):
+    with expect_error(CopyError, name="engine", got="towers"):
         nn.functional.linear(torch.ones(1, 3), copied.doubled).sum().backward()
 
 
@@ -291,16 +292,16 @@ def test_towers_take_turns_on_the_cache_of_parametrizations(
 
 
 @pytest.mark.parametrize(
-    ("buffer", "match"),
+    "buffer",
     [
-        (torch.eye(4).to_sparse(), r"the sparse buffer 'held'.*plain attribute"),
-        (torch.ones(1).expand(4), r"the buffer 'held', of which several elements.*clone\(\)"),
+        torch.eye(4).to_sparse(),
+        torch.ones(1).expand(4),
     ],
 )
-def test_a_buffer_without_memory_of_its_own_is_refused(buffer: torch.Tensor, match: str) -> None:
+def test_a_buffer_without_memory_of_its_own_is_refused(buffer: torch.Tensor) -> None:
     model = nn.Linear(4, 4)
     model.register_buffer("held", buffer)
-    with pytest.raises(SettingError, match=match):
+    with expect_error(SettingError, name="model"):
         quorate.Trainer(model, cached, optimizer=torch.optim.SGD, batch_size=4)
 
 

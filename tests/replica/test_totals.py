@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.messages import expect_error, expect_message
 from support.warm import WARM
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -120,13 +121,13 @@ def test_a_curve_is_finished_from_all_counts_of_its_interval(tmp_path: Path) -> 
 
 
 MISTAKES = {
-    "float": "total 'confusion': got dtype torch.float32, expected a tensor of integers",
-    "shape": "total 'confusion': shape ",
-    "absent": "one shard's totals are ['bleu'",
-    "unlisted": "metric 'confusions' must be a scalar; got a tensor of shape (5, 5)",
-    "text": "totals['confusion'] returned str 'high' for 'mean_iou'; expected a number",
-    "taken": "totals['bleu'] returned a number under 'bleu'; expected a name that is not taken",
-    "loss": "totals['confusion'] returned a number under 'loss'",
+    "float": "total 'confusion'",
+    "shape": "total 'confusion'",
+    "absent": "totals",
+    "unlisted": "metric 'confusions'",
+    "text": "totals['confusion']",
+    "taken": "totals['bleu']",
+    "loss": "totals['confusion']",
 }
 
 
@@ -137,8 +138,9 @@ def test_mistakes_are_named(mistake: str) -> None:
     )
     with pytest.raises(LossError) as raised:
         trainer.evaluate(counted.rows(41, 2))
-    said = str(raised.value)
-    assert MISTAKES[mistake] in said or (mistake == "absent" and "another's ['bleu']" in said)
+    assert raised.value.name == MISTAKES[mistake]
+    if mistake not in ("absent", "shape"):  # these name two shards, in the order they are added
+        expect_message(raised.value)
 
 
 def test_what_finish_raises_is_the_users_own_and_the_state_is_saved(tmp_path: Path) -> None:
@@ -156,26 +158,25 @@ def test_what_finish_raises_is_the_users_own_and_the_state_is_saved(tmp_path: Pa
 def test_a_mistake_in_a_worker_process_is_one_line(tmp_path: Path) -> None:
     code, said = run(tmp_path, 1, "shape")
     assert code == 2
-    assert "total 'confusion': shape " in said
+    assert "total 'confusion': got shape " in said
     assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("name", "got", "wrong"),
     [
-        ([("confusion", sum)], "totals: got 'list', expected a dict from names to functions"),
-        ({"weight": sum}, "totals: got 'weight', expected the name of a metric other than loss"),
-        ({"confusion": 4}, "totals['confusion']: got 'int', expected a function from the total"),
+        ("totals", "list", [("confusion", sum)]),
+        ("totals", "weight", {"weight": sum}),
+        ("totals['confusion']", "int", {"confusion": 4}),
     ],
 )
-def test_settings_that_cannot_work(wrong: Any, said: str) -> None:
-    with pytest.raises(SettingError) as raised:
+def test_settings_that_cannot_work(name: str, got: str, wrong: Any) -> None:
+    with expect_error(SettingError, name=name, got=got):
         totals.Totals(wrong)
-    assert said in str(raised.value)
 
 
 def test_means_keep_their_names() -> None:
-    with pytest.raises(UserError, match="a number is called 'accuracy', and so is a mean"):
+    with expect_error(UserError, name="totals", got="a number under the name 'accuracy'"):
         totals.joined({"loss": 1.0, "accuracy": 0.5}, {"accuracy": 0.5})
 
 

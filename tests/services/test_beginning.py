@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.digests import digest_of
+from support.messages import expect_error
 from support.small import DATA, Small, trainer
 
 from quorate.errors import CheckpointError
@@ -65,16 +66,13 @@ def test_weights_of_a_run_are_a_beginning(tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save({"first.weight": torch.zeros(2, 2), "extra": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError) as caught:
+    with expect_error(CheckpointError, name=f"weights of {path}"):
         trainer(None, init_from=path)
-    said = str(caught.value)
-    assert "first.weight: the file has (2, 2), the model (8, 6)" in said
-    assert "extra: the file has (1,), the model no such tensor" in said
     torch.save(Small(), path)  # a pickle of a class: nothing in it is run
-    with pytest.raises(CheckpointError, match=r"weights of .*w.pt: got .*; expected a .safet"):
+    with expect_error(CheckpointError, hide=r"(?<=got ).*(?=, expected a)"):
         trainer(None, init_from=path)
-    with pytest.raises(CheckpointError, match=r"nothing.pt: got .*No such file"):
+    with expect_error(CheckpointError):
         trainer(None, init_from=tmp_path / "nothing.pt")
     path.write_bytes(b"no weights")
-    with pytest.raises(CheckpointError, match="expected a"):
+    with expect_error(CheckpointError):
         trainer(None, init_from=path)

@@ -22,6 +22,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.digests import digest_of
+from support.messages import expect_error
 from support.small import DATA, Small, trainer
 
 import quorate
@@ -55,7 +56,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to(pipe)
     for path, kind in ((pipe, "FIFO"), (tmp_path / "link", "FIFO"), (tmp_path, "directory")):
-        with pytest.raises(OSError, match=f"a {kind}, where a regular file is expected"):
+        with pytest.raises(OSError, match=f"a {kind}, not a regular file"):
             open_regular(path)
     with pytest.raises(OSError, match="a character device"):
         open_regular("/dev/zero")
@@ -83,7 +84,7 @@ def test_a_fifo_in_a_run_directory_holds_nobody_up(
     os.mkfifo(file)
     again = trainer(tmp_path / "run")
     again.fit(DATA, steps=6)
-    reason = f"{file}: a FIFO, where a regular file is expected"
+    reason = f"{file}: a FIFO, not a regular file"
     assert f"skipped a checkpoint: {reason}" in capsys.readouterr().out
     whole = trainer(None)
     whole.fit(DATA, steps=6)
@@ -111,7 +112,7 @@ def test_a_file_under_the_name_of_a_checkpoint_is_said(sound: Path, tmp_path: Pa
     found = files.find(tmp_path / "run")
     assert found is not None
     assert found.path == files.checkpoint_of(tmp_path / "run", 4)
-    assert "step-000000000006: it is no directory" in found.passed_over[0]
+    assert "step-000000000006: not a directory" in found.passed_over[0]
     listed = files.listing(tmp_path / "run")
     assert [one.wrong is None for one in listed] == [False, True, True]
 
@@ -139,7 +140,7 @@ def test_a_resume_that_is_refused_leaves_no_half_of_a_state(sound: Path, tmp_pat
     other = trainer(tmp_path / "run", optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     before = weights_of(other.model)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match="was trained with AdamW"):
+        with expect_error(CheckpointError):
             other.fit(DATA, steps=6)
         assert other.global_step == 0
         assert weights_of(other.model) == before
@@ -158,7 +159,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_no_beginning(
     data = bytearray((copy / name).read_bytes())
     data[-20] ^= 1
     (copy / name).write_bytes(data)
-    with pytest.raises(CheckpointError, match=f"{name}: got SHA-256"):
+    with expect_error(CheckpointError):
         trainer(None, init_from=copy)
 
 
@@ -166,7 +167,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_no_beginning(
     sound: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(files.checkpoint_of(sound, 4), tmp_path / "step-000000000009")
-    with pytest.raises(CheckpointError, match="holds step 4, and its name says 9"):
+    with expect_error(CheckpointError):
         trainer(None, init_from=tmp_path / "step-000000000009")
 
 
@@ -314,9 +315,9 @@ def test_a_file_that_would_fill_memory_is_refused(
 def test_a_fifo_and_a_device_are_no_weights(tmp_path: Path) -> None:
     for suffix in ("pt", "safetensors"):
         os.mkfifo(tmp_path / f"pipe.{suffix}")
-        with pytest.raises(CheckpointError, match="got a FIFO, where a regular file is expected"):
+        with expect_error(CheckpointError):
             quorate.load_weights(Small(), tmp_path / f"pipe.{suffix}")
-    with pytest.raises(CheckpointError, match="got a character device"):
+    with expect_error(CheckpointError):
         quorate.load_weights(Small(), "/dev/zero")
 
 
@@ -347,7 +348,9 @@ def test_another_dtype_is_said_and_one_that_loses_all_is_refused(tmp_path: Path)
     assert "tensors (first: first.weight) from torch.float16 to torch.float32" in said[0]
     state["norm.num_batches_tracked"] = torch.tensor(1.5)
     torch.save(state, tmp_path / "odd.pt")
-    with pytest.raises(CheckpointError, match=r"torch\.int64, which cannot hold it"):
+    with expect_error(
+        CheckpointError, name="weights: norm.num_batches_tracked", got="torch.float32"
+    ):
         quorate.load_weights(Small(), tmp_path / "odd.pt")
 
 
@@ -360,7 +363,7 @@ def test_a_gzip_of_zeros_does_not_fill_memory(tmp_path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b"\0\0\x08\x03" + struct.pack(">III", size, size, 1))
         file.write(bytes(1 << 20))
-    with pytest.raises(DataError, match=r"2147483648 x 2147483648 x 1 uint8.*memory can be had"):
+    with expect_error(DataError, offset=4, hide=r"[\d,]+(?= bytes of memory)"):
         read_idx(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8 * ONE_GIB // 1024
 
@@ -395,7 +398,7 @@ def test_no_header_and_no_record_is_read_for_long(piece: bytes, tmp_path: Path) 
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text)
     begun = time.monotonic()
-    with pytest.raises(CheckpointError, match="its header: got "):
+    with expect_error(CheckpointError):
         tensor_file.header(file)
     with pytest.raises(ValueError, match="got "):
         record.parsed(b'{"optimizer_state": [' + text)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.messages import expect_error
 from support.small import DATA, trainer
 
 import quorate
@@ -146,7 +147,7 @@ def test_what_is_there_twice_is_one_object_again() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_saved_is_named(value: object) -> None:
-    with pytest.raises(CheckpointError, match=r"value\.state\.0 is "):
+    with expect_error(CheckpointError, name="value.state.0"):
         Encoder({}).encode({"state": [value]}, "value")
 
 

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.messages import expect_error
 
 import quorate
 from quorate.coordination.rules import parse
@@ -285,27 +286,26 @@ def test_the_same_seed_is_the_same_prediction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "line"),
+    "wrong",
     [
-        ({"workers": 0}, "workers: got 0, expected a whole number >= 1"),
-        ({"spares": -1}, "spares: got -1, expected a whole number >= 0"),
-        ({"update": "quorum:9"}, "update: got 'quorum:9', expected at most the 4 shards"),
-        ({"update": "sometimes"}, "update: got 'sometimes', expected sync, quorum:R"),
-        ({"update_s": -1.0}, "update_s: got -1.0, expected a number >= 0"),
-        ({"update_s": float("nan")}, "update_s: got nan, expected a number >= 0"),
-        ({"rows_per_shard": 0}, "rows_per_shard: got 0, expected a number > 0"),
-        ({"update_s": inf}, "update_s: got inf, expected a number <= 1e+12"),
-        ({"shards": 3_000_000}, "shards: got 3000000, expected a whole number >= 1 and <= 2000000"),
-        ({"steps": 1}, "steps: got 1, expected a whole number >= 2"),
-        ({"network": Network(engine="collective"), "update": "async"}, "engine: got 'collective'"),
-        ({"network": Network(servers=2)}, "servers: got 2, expected ray under sync or quorum"),
-        ({"network": Network(engine="ray", servers=2), "update": "async"}, "servers: got 2"),
+        {"workers": 0},
+        {"spares": -1},
+        {"update": "quorum:9"},
+        {"update": "sometimes"},
+        {"update_s": -1.0},
+        {"update_s": float("nan")},
+        {"rows_per_shard": 0},
+        {"update_s": inf},
+        {"shards": 3_000_000},
+        {"steps": 1},
+        {"network": Network(engine="collective"), "update": "async"},
+        {"network": Network(servers=2)},
+        {"network": Network(engine="ray", servers=2), "update": "async"},
     ],
 )
-def test_what_cannot_be(wrong: dict[str, Any], line: str) -> None:
-    with pytest.raises(SettingError) as raised:
+def test_what_cannot_be(wrong: dict[str, Any]) -> None:
+    with expect_error(SettingError):
         quorate.simulate(**{"workers": 4, **wrong})
-    assert str(raised.value).startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -325,5 +325,5 @@ def test_what_cannot_be(wrong: dict[str, Any], line: str) -> None:
     ],
 )
 def test_groups_check_themselves(group: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match=next(iter(wrong))):
+    with expect_error(SettingError):
         group(**wrong)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
+from support.messages import expect_error
 from support.simulator import Simulation
 
 from quorate.coordination.protocol import Joined
@@ -119,7 +120,7 @@ def test_all_gone_for_good() -> None:
         shard_s=lambda *_: 1.0,
         failures=[Failure(1.5, worker=0, away_s=float("inf"))],
     )
-    with pytest.raises(ProtocolError, match="all workers are gone for good"):
+    with expect_error(ProtocolError):
         run.play()
 
 

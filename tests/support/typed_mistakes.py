@@ -266,7 +266,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "quorate run --devices cpu --run-dir train.py train.py",
-            "quorate: run_dir: got 'train.py', expected the path of a directory; train.py is none",
+            "quorate: run_dir: got 'train.py', expected the path of a directory; train.py is not "
+            "a directory",
         ),
         (
             "quorate run --devices cpu --run-dir '' train.py",
@@ -275,7 +276,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "quorate run --devices cpu --init-from nowhere.pt train.py",
-            "quorate: weights of nowhere.pt: got No such file or directory; expected "
+            "quorate: weights of nowhere.pt: got No such file or directory, expected "
             "a .safetensors file, or a state dict of tensors by torch.save",
         ),
         (
@@ -351,7 +352,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "quorate bench --out train.py train.py",
-            "quorate: out: got 'train.py', expected the path of a directory; train.py is none",
+            "quorate: out: got 'train.py', expected the path of a directory; train.py is not a "
+            "directory",
         ),
         (
             "quorate plan nowhere.json",

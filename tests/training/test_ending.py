@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support import front_door, small
+from support.messages import expect_error
 from torch.utils.data import TensorDataset
 
 import quorate
@@ -132,13 +133,13 @@ def test_load_best_newest_and_a_path(tmp_path: Path) -> None:
 
 
 def test_load_says_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="a path, as there is no run_dir"):
+    with expect_error(SettingError, name="load", got="best"):
         trainer().load("best")
-    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+    with expect_error(CheckpointError, name="load"):
         trainer(tmp_path).load("newest")
     made = trainer(tmp_path)
     made.fit(small.DATA, steps=2)
-    with pytest.raises(CheckpointError, match="is the best of anything; train with Validation"):
+    with expect_error(CheckpointError, name="load"):
         made.load("best")
     newest = made.load("newest")
     (newest / "model.safetensors").write_bytes(b"torn")
@@ -146,33 +147,22 @@ def test_load_says_what_is_not_there(tmp_path: Path) -> None:
         made.load(newest)
 
 
-NEEDED: dict[str, tuple[dict[str, Any], str]] = {
-    "best": (
-        {"validation": quorate.Validation(OTHER, best="max:accuracy")},
-        "best: got 'accuracy', expected one of distance, loss;",
-    ),
-    "callback": (
-        {"validation": OTHER, "callbacks": [EarlyStopping("f1", mode="max")]},
-        "the metric of EarlyStopping: got 'f1', expected one of distance, loss;",
-    ),
-    "no validation": (
-        {"callbacks": [EarlyStopping()]},
-        "the metric of EarlyStopping: got 'loss', expected none, as there is no validation set",
-    ),
-    "two of a name": (
-        {"validation": OTHER, "callbacks": [EarlyStopping(), EarlyStopping("distance")]},
-        "2 called 'EarlyStopping'",
-    ),
+NEEDED: dict[str, dict[str, Any]] = {
+    "best": {"validation": quorate.Validation(OTHER, best="max:accuracy")},
+    "callback": {"validation": OTHER, "callbacks": [EarlyStopping("f1", mode="max")]},
+    "no validation": {"callbacks": [EarlyStopping()]},
+    "two of a name": {
+        "validation": OTHER,
+        "callbacks": [EarlyStopping(), EarlyStopping("distance")],
+    },
 }
 
 
 @pytest.mark.parametrize("case", NEEDED)
 def test_metrics_are_looked_for_before_the_first_update(tmp_path: Path, case: str) -> None:
-    options, expected = NEEDED[case]
     made = trainer(tmp_path)
-    with pytest.raises(SettingError) as raised:
-        made.fit(small.DATA, epochs=1, **options)
-    assert expected in str(raised.value)
+    with expect_error(SettingError):
+        made.fit(small.DATA, epochs=1, **NEEDED[case])
     assert made.global_step == 0
     assert not (tmp_path / "checkpoints").exists()
 
@@ -184,7 +174,7 @@ def test_a_metric_of_the_schedule_is_looked_for_too() -> None:
         schedule_metric="validation/los",
     )
     made = trainer(optimizer=optimize)
-    with pytest.raises(SettingError, match="schedule_metric: got 'los', expected one of distance"):
+    with expect_error(SettingError, name="schedule_metric", got="los"):
         made.fit(small.DATA, epochs=1, validation=OTHER)
     assert made.global_step == 0
 
@@ -266,13 +256,13 @@ def test_what_a_callback_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
 def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
     keeps = Keeps()
     keeps.seen["what"] = object()
-    with pytest.raises(CheckpointError, match=r"state_dict\(\) of a callback: Keeps.what is a obj"):
+    with expect_error(CheckpointError, name="state_dict() of a callback"):
         trainer(tmp_path).fit(small.DATA, steps=2, callbacks=[keeps])
 
 
 def test_a_plateau_and_a_schedule_do_not_go_together() -> None:
     made = small.trainer(None)
-    with pytest.raises(SettingError, match="no schedule, which sets the learning rates too"):
+    with expect_error(SettingError, name="ReduceLROnPlateau", got="a schedule"):
         made.fit(small.DATA, epochs=1, validation=OTHER, callbacks=[ReduceLROnPlateau()])
 
 
@@ -288,5 +278,5 @@ BAD: dict[str, tuple[type[quorate.Callback], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_settings_are_checked(name: str) -> None:
     kind, options = BAD[name]
-    with pytest.raises(SettingError, match=name):
+    with expect_error(SettingError):
         kind(**options)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from scripts.user_changes import BATCH, ROWS, change, dataset, loss, made
+from support.messages import expect_error
 from support.runs import command, digests, last_json, run, run_all
 from torch import nn
 
@@ -171,7 +172,7 @@ def test_a_frozen_parameter_that_wants_a_gradient_is_refused_and_nothing_is_lost
             if report.global_step == 3:
                 model.body.requires_grad_(True)
 
-    with pytest.raises(UserError, match=r"'body\.weight' wants a gradient, and wanted none when"):
+    with expect_error(UserError, name="parameter 'body.weight'", got="requires_grad=True"):
         trainer.fit(ROWS_OF_TWO, steps=9, callbacks=[Unfreezes()])
     again = two_trainer(_frozen(Two()), tmp_path)
     again.fit(ROWS_OF_TWO, steps=4)
@@ -195,8 +196,7 @@ def test_what_cannot_be_carried_is_refused(tmp_path: Path, what: str) -> None:
             else:
                 model.head.weight = nn.Parameter(torch.zeros(1, 4, dtype=torch.float64))
 
-    said = "got shape .1, 5., expected .1, 4." if what == "shape" else "is another object now"
-    with pytest.raises(UserError, match=f"'head.weight'.* ?{said}"):
+    with expect_error(UserError, name="parameter 'head.weight'"):
         trainer.fit(ROWS_OF_TWO, steps=9, callbacks=[Replaces()])
 
 
@@ -351,7 +351,7 @@ def test_another_module_is_refused() -> None:
     def change(trainer: quorate.Trainer) -> None:
         trainer.model[1] = nn.Tanh()
 
-    with pytest.raises(UserError, match="the model has another module than when training began"):
+    with expect_error(UserError, name="the model"):
         _after_two(change)
 
 

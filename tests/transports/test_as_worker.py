@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.messages import expect_error
 
 import quorate
 from quorate.errors import InputError, UserError, WorkerError
@@ -41,8 +42,9 @@ def no_input() -> Iterator[None]:
 )
 def test_who_reads_the_input_of_a_worker_is_told(read: Callable[[], object]) -> None:
     line = read.__code__.co_firstlineno
-    with pytest.raises(InputError, match=rf"test_as_worker.py:{line} reads it in a worker process"):
+    with expect_error(InputError, name="stdin") as caught:
         read()
+    assert caught.value.why.startswith(f"test_as_worker.py:{line} ")
     with pytest.raises(EOFError):  # a script that is content with no input stays so
         read()
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
+from support.messages import expect_error
 from support.small import DATA, Small, loss
 
 import quorate
@@ -82,6 +83,6 @@ def test_an_end_that_the_script_asks_for_is_one() -> None:
         return loss(model, batch)
 
     run = trainer(leaves)
-    with pytest.raises(quorate.QuorateError, match=r"sys\.exit"):
+    with expect_error(quorate.QuorateError):
         for _ in run.updates(DATA, steps=20):
             pass

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.messages import expect_error
 from support.runs import SCRIPTS, last_json, run
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -64,7 +65,7 @@ def test_without_a_script_there_are_towers() -> None:
         workers=2,
     )
     assert trainer._crew.engine == "towers"
-    with pytest.raises(SettingError, match="got 'processes', expected a script that worker"):
+    with expect_error(SettingError, name="engine", got="processes"):
         quorate.Trainer(
             nn.Linear(1, 1),
             lambda m, b: m(b).mean(),

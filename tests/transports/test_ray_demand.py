@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support.messages import expect_error
 
 import quorate
 from quorate.coordination import rules
@@ -31,19 +32,19 @@ def test_resources_by_rays_names() -> None:
 
 @pytest.mark.parametrize("text", ["", "CPU", "CPU=many", "=1", "CPU=-1", "CPU=inf", "CPU=nan"])
 def test_what_is_no_resource(text: str) -> None:
-    with pytest.raises(SettingError, match="worker_resources: got"):
+    with expect_error(SettingError, name="worker_resources"):
         demanded(Workers(2, engine="ray", worker_resources=text))
 
 
 def test_a_worker_has_one_device() -> None:
-    with pytest.raises(SettingError, match="GPU=0 or GPU=1"):
+    with expect_error(SettingError, name="worker_resources", got="GPU=2"):
         demanded(Workers(2, engine="ray", worker_resources="GPU=2"))
-    with pytest.raises(SettingError, match="devices: got 'cpu', expected cuda"):
+    with expect_error(SettingError, name="devices", got="cpu"):
         groups_of(demanded(Workers(2, engine="ray", worker_resources="GPU=1")), "cpu")
 
 
 def test_of_a_cluster_of_others_it_is_said_how_much() -> None:
-    with pytest.raises(SettingError, match="workers: got None"):
+    with expect_error(SettingError, name="workers"):
         demanded(Workers(engine="ray", address="127.0.0.1:6379"))
     assert demanded(Workers(engine="ray")).workers >= 1
 
@@ -66,7 +67,7 @@ def test_a_crew_that_grows_begins_with_the_least() -> None:
 
 @pytest.mark.parametrize("engine", [None, "towers", "processes", "collective"])
 def test_a_crew_that_grows_is_rays(engine: str | None) -> None:
-    with pytest.raises(SettingError, match="workers: got '1:2', expected one number"):
+    with expect_error(SettingError, name="workers", got="1:2"):
         quorate.Trainer(
             torch.nn.Linear(1, 1),
             lambda model, batch: model(batch).mean(),
@@ -77,7 +78,7 @@ def test_a_crew_that_grows_is_rays(engine: str | None) -> None:
 
 
 def test_an_address_is_a_ray_clusters() -> None:
-    with pytest.raises(SettingError, match=r"address: got '127\.0\.0\.1:6379'"):
+    with expect_error(SettingError, name="address", got="127.0.0.1:6379"):
         quorate.Trainer(
             torch.nn.Linear(1, 1),
             lambda model, batch: model(batch).mean(),
@@ -98,21 +99,19 @@ def test_the_address_of_a_job_is_in_its_environment(monkeypatch: pytest.MonkeyPa
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(engines, "find_spec", lambda _: None)
-    with pytest.raises(SettingError, match=r'pip install "quorate-torch\[ray\]"'):
+    with expect_error(SettingError, name="engine", got="ray"):
         engines.chosen("ray", [])
 
 
 @pytest.mark.parametrize(
-    ("workers", "update", "expected"),
+    ("workers", "update"),
     [
-        (Workers(2, engine="processes", servers=2), "sync", "none for another engine"),
-        (Workers(2, engine="ray", servers=2), "async", "none under async"),
-        (Workers(2, engine="ray", servers=2), "bounded:2", "none under bounded:2"),
+        (Workers(2, engine="processes", servers=2), "sync"),
+        (Workers(2, engine="ray", servers=2), "async"),
+        (Workers(2, engine="ray", servers=2), "bounded:2"),
     ],
 )
-def test_servers_are_refused_where_they_are_of_no_use(
-    workers: Workers, update: str, expected: str
-) -> None:
-    with pytest.raises(SettingError, match=f"servers: got 2, expected {expected}"):
+def test_servers_are_refused_where_they_are_of_no_use(workers: Workers, update: str) -> None:
+    with expect_error(SettingError, name="servers", got=2):
         require_servers_fit(workers, rules.parse(update))
     require_servers_fit(Workers(2, engine="ray", servers=2), rules.parse("quorum:3"))

@@ -147,5 +147,5 @@ def test_sockets_of_a_local_cluster_have_short_paths(
         assert not name.startswith(str(long))
     for wrong in (long, folder / "nowhere"):
         monkeypatch.setenv("RAY_TMPDIR", str(wrong))
-        with pytest.raises(UserError, match="set RAY_TMPDIR to another folder"), session_folder():
+        with pytest.raises(UserError, match="RAY_TMPDIR"), session_folder():
             pass

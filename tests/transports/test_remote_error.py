@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quorate.errors import LossError, SettingError, UserError, WorkerError
+from quorate.errors import (
+    CutError,
+    DataError,
+    ExitError,
+    LossError,
+    OneLineError,
+    SaveError,
+    SettingError,
+    UserError,
+    WorkerError,
+)
 from quorate.transports import remote_error
 
 
@@ -126,3 +139,34 @@ def test_causes_in_a_circle_end() -> None:
     one, two = ValueError("one"), ValueError("two")
     one.__context__, two.__context__ = two, one
     assert str(across(one)) == "one"
+
+
+ERRORS: list[tuple[OneLineError, dict[str, object]]] = [
+    (
+        SettingError("shards", 3, "more", "choose"),
+        {"name": "shards", "got": 3, "expected": "more", "fix": "choose"},
+    ),
+    (SettingError("run_dir", object, "a path", "choose"), {"got": "<class 'object'>"}),
+    (
+        DataError(Path("a.bin"), got="no row", expected="one", offset=1024),
+        {"where": "a.bin", "got": "no row", "expected": "one", "offset": 1024, "fix": ""},
+    ),
+    (CutError("it is odd", "cut elsewhere"), {"name": "split", "why": "it is odd"}),
+    (ExitError("left", 7, fix="stay"), {"name": "left", "exit_code": 7, "fix": "stay"}),
+]
+
+
+@pytest.mark.parametrize(("error", "parts"), ERRORS, ids=[str(error) for error, _ in ERRORS])
+def test_the_parts_of_a_line_arrive(error: OneLineError, parts: dict[str, object]) -> None:
+    for found in (across(error), pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(found), str(found)) == (type(error), str(error))
+        assert {name: getattr(found, name) for name in parts} == parts
+
+
+def test_an_error_of_the_disk_keeps_its_number() -> None:
+    error = SaveError("step 3 is not saved", 28, why="no room", fix="make room")
+    error.add_note("a note")
+    for found in (across(error), pickle.loads(pickle.dumps(error))):
+        assert isinstance(found, SaveError)
+        assert str(found) == "step 3 is not saved: no room; make room"
+        assert (found.errno, found.fix, found.__notes__) == (28, "make room", ["a note"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.messages import expect_error
 from support.warm import WARM
 from torch import nn
 
@@ -87,9 +88,9 @@ def test_an_operator_runs_where_the_last_of_its_values_is() -> None:
         assert nn.functional.linear(here, there).device == META
         assert (here + 1).device == CPU
         assert torch.cat([here, there[0]]).device == META
-        with pytest.raises(CutError, match="add_ writes on cpu what a later stage, on meta"):
+        with expect_error(CutError, name="split"):
             torch.ones(2).add_(there[0])
-        with pytest.raises(CutError, match="_foreach_copy_ writes on cpu"):
+        with expect_error(CutError, name="split"):
             torch._foreach_copy_([there[0], torch.ones(2)], [here, here])
 
 

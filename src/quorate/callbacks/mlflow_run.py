@@ -45,7 +45,11 @@ class MLflow(Callback):
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise UserError("MLflow: mlflow is not installed; pip install mlflow") from error
+            raise UserError(
+                "MLflow",
+                "mlflow is not installed",
+                fix="pip install mlflow",
+            ) from error
         self._client: Any = MlflowClient(tracking_uri)
         self._experiment, self._run_name = experiment, run_name
         self._params = dict(params or {})

@@ -44,7 +44,9 @@ class ReduceLROnPlateau(Callback):
         min_lr: float = 0.0,
     ) -> None:
         if not 0 < factor < 1:
-            raise SettingError("factor", factor, "a number between 0 and 1", "factor=0.1, say")
+            raise SettingError(
+                "factor", factor, "a number between 0 and 1", "for example factor=0.1"
+            )
         self._waiting = Waiting(metric, mode, min_delta)
         self.metrics = (self._waiting.metric,)
         self._factor, self._min_lr = factor, min_lr

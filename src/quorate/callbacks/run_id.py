@@ -35,9 +35,14 @@ class RunId:
         try:
             text = read_regular(self._path, _MOST_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self._path}: {error}; remove the file") from error
+            raise UserError(self._path, error, fix="remove the file") from error
         if not _ID.fullmatch(text):
-            raise UserError(f"{self._path}: got {text!r:.80}, expected an id; remove the file")
+            raise UserError(
+                self._path,
+                got=f"{text!r:.80}",
+                expected="an id",
+                fix="remove the file",
+            )
         self.id = text
 
     def keep(self, text: str) -> None:

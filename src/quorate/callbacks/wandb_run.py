@@ -34,7 +34,7 @@ class WandB(Callback):
         try:
             import wandb
         except ImportError as error:
-            raise UserError("WandB: wandb is not installed; pip install wandb") from error
+            raise UserError("WandB", "wandb is not installed", fix="pip install wandb") from error
         self._wandb: Any = wandb
         self._every_steps = at_least("every_steps", every_steps, 1)
         self._init = init

@@ -147,7 +147,7 @@ def _whole(number: str) -> int:
     try:
         return int(number)
     except ValueError:
-        raise ValueError(f"{number!r} is none") from None
+        raise ValueError(f"{number!r} is not a whole number") from None
 
 
 def _no_rule(text: str, cure: str) -> SettingError:

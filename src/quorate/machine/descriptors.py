@@ -55,10 +55,11 @@ def receive_descriptors(
             os.close(fd)
         most, opened = limit()[0], _open()
         raise UserError(
-            f"descriptors: got a message between processes without those that it was sent with, as "
-            f"process {os.getpid()} has {'too many' if opened is None else opened} of "
-            f"{'its' if most is None else most} open (ulimit -n); raise it, or close files that "
-            "the script leaves open"
+            "descriptors",
+            got="a message between processes without the descriptors sent with it, because process "
+            f"{os.getpid()} has {'too many' if opened is None else opened} of "
+            f"{'its' if most is None else most} open (ulimit -n)",
+            fix="raise the limit, or close files that the script leaves open",
         )
     return data, list(fds)
 
@@ -110,8 +111,9 @@ def _require(need: int, what: str, fewer: str) -> None:
     opened = _open()
     if most is not None and opened is not None and opened + need > most:
         raise UserError(
-            f"descriptors: {what} {need}, and {max(0, most - opened)} of {most} are left "
-            f"(ulimit -n); raise it: ulimit -n {max(256, opened + need)}, or use {fewer}"
+            "descriptors",
+            f"{what} {need}, and {max(0, most - opened)} of {most} are left (ulimit -n)",
+            fix=f"raise it: ulimit -n {max(256, opened + need)}, or use {fewer}",
         )
 
 

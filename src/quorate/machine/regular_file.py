@@ -97,4 +97,4 @@ def _too_large(got: str, path: str | Path) -> OSError:
 def _require_regular(found: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"{kind}, where a regular file is expected", str(path))
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))

@@ -54,7 +54,9 @@ class Segment:
                 cure = "raise the limit on the size of files: ulimit -f unlimited, or " + cure
             size = f"{nbytes:,} bytes" if nbytes < MIB else f"{nbytes / MIB:,.0f} MiB"
             raise UserError(
-                f"shared memory: {size} cannot be had ({error.strerror}); {cure}"
+                "shared memory",
+                f"{size} cannot be had ({error.strerror})",
+                fix=cure,
             ) from error
         self.nbytes = nbytes
 
@@ -77,7 +79,9 @@ class Segment:
         flags = mmap.MAP_SHARED | _MAP_FIXED
         if libc.mmap(address, self.nbytes, access, flags, other.fd, 0) != address:
             why = os.strerror(ctypes.get_errno())
-            raise UserError(f"shared memory: it cannot be mapped in the place of other ({why})")
+            raise UserError(
+                "shared memory", f"another segment cannot be mapped at this address ({why})"
+            )
         os.ftruncate(self.fd, 0)  # the map has a descriptor of its own, which would keep it
         os.dup2(other.fd, self.fd, inheritable=False)
 
@@ -105,8 +109,9 @@ def require(nbytes: int, purpose: str, fix: str) -> None:
     free = free_bytes()
     if free is not None and nbytes > free:
         raise UserError(
-            f"shared memory: {purpose} need {nbytes / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are "
-            f"free; {fix}"
+            "shared memory",
+            f"{purpose} need {nbytes / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are free",
+            fix=fix,
         )
 
 

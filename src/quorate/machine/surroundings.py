@@ -36,8 +36,10 @@ def require_current_folder() -> None:
         os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
         raise UserError(
-            "the current folder: it was deleted, expected one that is there, as torch does not "
-            "compute without; cd to another, or cd .. and back if it was made anew"
+            "the current folder",
+            got="a deleted folder",
+            expected="an existing folder, which torch needs to compute",
+            fix="cd to another folder, or cd .. and back if the folder was made again",
         ) from None
 
 
@@ -51,8 +53,10 @@ def require_temporary_folder() -> None:
         tempfile.gettempdir()
     except FileNotFoundError as error:
         raise UserError(
-            f"the temporary folder: {error.strerror}; set TMPDIR to a folder that can be written "
-            "to, on a disk with room, and see that files may have a size (ulimit -f)"
+            "the temporary folder",
+            error.strerror,
+            fix="set TMPDIR to a folder that can be written to, on a disk with room, and see "
+            "that files may have a size (ulimit -f)",
         ) from None
 
 

@@ -298,9 +298,13 @@ class _Part:
             pairs = zip(self.names, self._shapes, found, strict=True)
             name, was, tensor = next(p for p in pairs if p[1] != p[2].shape)
             raise UserError(
-                f"buffer {name!r} had shape {tuple(was)} and has {tuple(tensor.shape)} after a "
-                "forward pass: buffers that grow are not carried from shard to shard; call the "
-                "model once on a batch before it is trained, or keep it in a plain attribute"
+                f"buffer {name!r}",
+                got=f"shape {tuple(tensor.shape)} after a forward pass",
+                expected=f"shape {tuple(was)} as before, because a buffer that grows cannot be "
+                "carried from "
+                "shard to shard",
+                fix="call the model once on a batch before training, or keep the tensor in a "
+                "plain attribute",
             )
         if found[0].device.type == "mps":  # it has no float64
             found = [tensor.cpu() for tensor in found]
@@ -319,8 +323,10 @@ class _Part:
             pairs = zip(self.names, self._dtypes, found, strict=True)
             name, was, now = next(pair for pair in pairs if pair[1] != pair[2])
             raise UserError(
-                f"buffer {name!r} had dtype {was} and has {now} after a forward pass: how it is "
-                "carried depends on it; register it with the dtype that it gets"
+                f"buffer {name!r}",
+                got=f"dtype {now} after a forward pass",
+                expected=f"dtype {was} as before",
+                fix="register the buffer with the dtype that forward writes",
             )
 
     def put(self, values: torch.Tensor) -> None:

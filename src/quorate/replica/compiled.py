@@ -115,15 +115,16 @@ class Compiled:
             self._repeats += 1
             if self._repeats > MOST_REPEATS:
                 raise CompileError(
-                    f"code was compiled anew {self._repeats} times for batches of shapes that it "
-                    "had been compiled for: it depends on a Python value that changes, such as a "
-                    "number that the model counts",
-                    "make that a tensor, or leave compile off",
+                    f"code was compiled again {self._repeats} times for shapes that had been "
+                    "compiled, because "
+                    "the code depends on a Python value that changes, such as a counter in the "
+                    "model",
+                    "make that value a tensor, or leave compile off",
                 )
         elif len(self._known) >= MOST_SHAPES:
             raise CompileError(
                 f"more than {MOST_SHAPES} shapes of a shard, the last one {described(batch)}",
-                "pad to few lengths, or leave compile off",
+                "pad to a few lengths, or leave compile off",
             )
         with gate.alone():
             if kind not in self._known:
@@ -166,9 +167,10 @@ class Compiled:
             numbers, example = "a number of a Shared", "the number"
             numbers = f"at.step, at.progress or {numbers}" if self._asks_for_at else numbers
         raise CompileError(
-            f"the loss function makes of {numbers} what torch compiles in, and would be compiled "
-            "anew for each step",
-            f"compute that with torch, of torch.tensor({example}), or leave compile off",
+            f"the loss function depends on the Python value of {numbers}, and would be compiled "
+            "again for "
+            "each step",
+            f"compute with torch.tensor({example}), or leave compile off",
         )
 
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:

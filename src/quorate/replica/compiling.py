@@ -154,10 +154,11 @@ class UserCompiles:
         self._compiling += 1
         if self._compiling > MOST_COMPILING:
             raise CompileError(
-                f"code that the script compiles with torch.compile was compiled anew for "
-                f"{MOST_COMPILING} shards: it depends on a Python value that changes, or shards "
-                "have as many shapes",
-                "make that value a tensor, pad to few lengths, or leave torch.compile out",
+                "code that the script compiles with torch.compile was compiled again for "
+                f"{MOST_COMPILING} "
+                "shards, because the code depends on a Python value that changes, or shards have "
+                "too many shapes",
+                "make that value a tensor, pad to a few lengths, or leave torch.compile out",
             )
         with gate.alone(), torch_internals.repeatable_compiler():
             for _ in range(MOST_TRIES):

@@ -46,8 +46,10 @@ class Computing:
         """
         if decided["kernels"] == ONEDNN and (reason := products.lacking()) is not None:
             raise UserError(
-                f"kernels: got no products by oneDNN ({reason}), expected them as the coordinator "
-                "has; install the same torch on all machines, or pass kernels='torch'"
+                "kernels",
+                got=f"no products by oneDNN ({reason})",
+                expected="oneDNN, which the coordinator uses",
+                fix="install the same torch on all machines, or pass kernels='torch'",
             )
         split = decided["split"]  # a list, in JSON
         return replace(self, **{**decided, "split": None if split is None else tuple(split)})

@@ -76,9 +76,12 @@ def refusals(*, named: bool) -> Iterator[None]:
             raise
         where = f" ({line})" if (line := user_line_of(error)) else ""
         raise UserError(
-            f"{operator}{where} adds in another order each time, and torch has no version of it "
-            "that does not: use another operator, or deterministic=False (--no-deterministic), and "
-            "the bits may be others each time"
+            f"{operator}{where}",
+            "this operator adds in a different order each time, and torch has no deterministic "
+            "version",
+            fix="use another operator, or pass deterministic=False (--no-deterministic), which "
+            "allows "
+            "different bits in each run",
         ) from error
 
 

@@ -120,8 +120,10 @@ def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) 
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
         raise LossError(
-            f'the loss function returned a dict with {_names(values)}, without "loss"; '
-            'put the scalar to be minimised under "loss"'
+            "loss",
+            got=f"a dict with {_names(values)}",
+            expected='a dict with the key "loss"',
+            fix='put the scalar to be minimised under "loss"',
         )
     loss = _loss(values.pop("loss"), training=training)
     weight = _weight(values.pop("weight", rows))
@@ -142,8 +144,10 @@ def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) 
             continue  # logits, hidden states
         if tensor is None or tensor.numel() != 1 or tensor.is_complex():
             raise LossError(
-                f"metric {name!r} must be a scalar; got {_describe(value)}; reduce it, or list "
-                "counts that are to be summed in Trainer(totals=...)"
+                f"metric {name!r}",
+                got=_describe(value),
+                expected="a scalar",
+                fix="reduce the value, or list counts that are to be summed in Trainer(totals=...)",
             )
         tensor = tensor.detach()
         numbers[str(name)] = tensor
@@ -153,16 +157,21 @@ def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) 
 def _loss(loss: object, *, training: bool) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise LossError(
-            f"the loss must be a scalar tensor, the mean over the shard's rows; the loss function "
-            f"returned {_describe(loss)}; reduce it, with .mean() for example"
+            "loss",
+            got=_describe(loss),
+            expected="a scalar tensor, the mean over the shard's rows",
+            fix="reduce the loss, with .mean() for example",
         )
     if training and not loss.requires_grad:
         raise LossError(
-            f"the loss has no gradient: the loss function returned {_describe(loss)} that depends "
-            "on no parameter; compute it with the model it is given, without detach() or no_grad()"
+            "loss",
+            got=f"{_describe(loss)} that has no gradient",
+            expected="a loss that depends on the model's parameters",
+            fix="compute the loss with the model that the function receives, without detach() or "
+            "no_grad()",
         )
     if training and not loss.is_floating_point():
-        raise LossError(f"the loss must be a real number; got {_describe(loss)}")
+        raise LossError("loss", got=_describe(loss), expected="a real number")
     return loss
 
 
@@ -178,8 +187,10 @@ def _weight(value: object) -> float:
         value = value.item()
     if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
         raise LossError(
-            f"weight: got {_describe(value)}, expected a number >= 0; return how many rows, tokens "
-            "or pixels the means are over"
+            "weight",
+            got=_describe(value),
+            expected="a number >= 0",
+            fix="return how many rows, tokens or pixels the means are over",
         )
     return float(value)
 

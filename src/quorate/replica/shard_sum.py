@@ -66,8 +66,11 @@ class ShardSum:
         """Add all of ``right`` but its gradient, which somebody adds to that of ``self``."""
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
-                f"one shard's metrics are {sorted(self.metrics)}, another's "
-                f"{sorted(right.metrics)}; return the same names for every shard"
+                "metrics",
+                got=f"{sorted(self.metrics)} from one shard and {sorted(right.metrics)} from "
+                "another",
+                expected="the same names from every shard",
+                fix="return each metric for every shard",
             )
         if self.totals or right.totals:
             add(self.totals, right.totals)

@@ -103,8 +103,10 @@ def numbers(name: str, returned: Any, taken: Collection[str] = ()) -> dict[str, 
     for each, value in (returned if isinstance(returned, Mapping) else {name: returned}).items():
         if not isinstance(each, str) or each in ("", "loss") or each in taken:
             raise LossError(
-                f"totals[{name!r}] returned a number under {each!r}; expected a name that is not "
-                "taken: rename it there"
+                f"totals[{name!r}]",
+                got=f"a number under the name {each!r}",
+                expected="a name that no other metric has",
+                fix="rename the number",
             )
         found[each] = _number(name, each, value)
     return found
@@ -120,8 +122,10 @@ def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[st
         return dict(means)
     if taken := sorted(means.keys() & finished.keys()):
         raise LossError(
-            f"totals: a number is called {taken[0]!r}, and so is a mean that the loss function "
-            "returns; rename one of them"
+            "totals",
+            got=f"a number under the name {taken[0]!r}",
+            expected="a name that no mean of the loss function has",
+            fix="rename one of the two",
         )
     return {**means, **finished}
 
@@ -139,8 +143,10 @@ def counts(name: str, value: object) -> torch.Tensor:
     if tensor is None or tensor.dtype not in DTYPES:
         got = type(value).__name__ if tensor is None else f"dtype {tensor.dtype}"
         raise LossError(
-            f"total {name!r}: got {got}, expected a tensor of integers, which add up exactly; "
-            "return counts, with torch.bincount, .sum() or .long() for example"
+            f"total {name!r}",
+            got=got,
+            expected="a tensor of integers, which add up exactly",
+            fix="return counts, with torch.bincount, .sum() or .long() for example",
         )
     return tensor.to("cpu", torch.int64, copy=True)
 
@@ -153,15 +159,19 @@ def add(left: Counts, right: Counts) -> None:
     """
     if left.keys() != right.keys():
         raise LossError(
-            f"one shard's totals are {sorted(left)}, another's {sorted(right)}; return the same "
-            "names for every shard"
+            "totals",
+            got=f"{sorted(left)} from one shard and {sorted(right)} from another",
+            expected="the same names from every shard",
+            fix="return each total for every shard",
         )
     for name, total in left.items():
         if total.shape != right[name].shape:
             raise LossError(
-                f"total {name!r}: shape {tuple(total.shape)} from one shard and "
-                f"{tuple(right[name].shape)} from another; return the same shape for every shard: "
-                "torch.bincount, for example, needs minlength"
+                f"total {name!r}",
+                got=f"shape {tuple(total.shape)} from one shard and {tuple(right[name].shape)} "
+                "from another",
+                expected="the same shape from every shard",
+                fix="torch.bincount, for example, needs minlength",
             )
         total += right[name]
 
@@ -189,7 +199,8 @@ def _number(total: str, name: str, value: object) -> float:
         value = value.item()
     if not isinstance(value, Real):
         raise LossError(
-            f"totals[{total!r}] returned {type(value).__name__} {value!r:.60} for {name!r}; "
-            "expected a number, or a dict of numbers by name"
+            f"totals[{total!r}]",
+            got=f"{type(value).__name__} {value!r:.60} for {name!r}",
+            expected="a number, or a dict of numbers by name",
         )
     return float(value)

@@ -96,7 +96,7 @@ class LineFile:
         descriptor = os.open(self._path, how, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is no regular file", str(self._path))
+            raise OSError(errno.EINVAL, "not a regular file", str(self._path))
         return descriptor
 
     def _has_its_name(self, descriptor: int) -> bool:

@@ -113,9 +113,9 @@ def _is_there(run_dir: Path, path: Path, expected: str) -> bool:
 
 
 def _refused(run_dir: Path, path: Path, reason: str) -> SettingError:
-    fix = "mend that, or choose another run_dir"
+    fix = "fix that, or choose another run_dir"
     if path != run_dir:
-        fix = "mend that, choose another run_dir, or begin anew with --fresh, which moves it aside"
+        fix = "fix that, choose another run_dir, or start again with --fresh, which moves it aside"
     return SettingError(
         "run_dir",
         str(run_dir),
@@ -160,7 +160,7 @@ def set_aside(run_dir: Path, names: Sequence[str] = OURS) -> Path | None:
             "run_dir",
             str(run_dir),
             "a directory whose run can be moved aside",
-            f"{path}: {reason}; mend that, or choose another run_dir",
+            f"{path}: {reason}; fix that, or choose another run_dir",
         ) from error
     return folder
 

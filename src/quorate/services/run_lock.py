@@ -180,7 +180,7 @@ def _open(path: Path, how: int) -> int:
     descriptor = os.open(path, how | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return descriptor
 
 

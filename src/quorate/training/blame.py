@@ -43,8 +43,9 @@ def not_made(
     update = state.global_step + 1
     if state.optimize.nonfinite == "stop":
         raise NotFiniteError(
-            f"{said}; update {update} is not made: look at these rows, lower the learning rate, "
-            "set clip_norm, or pass nonfinite='skip'"
+            said,
+            fix=f"update {update} is not made: look at these rows, lower the learning rate, set "
+            "clip_norm, or pass nonfinite='skip'",
         )
     state.update.skip()
     state.not_finite += 1

@@ -132,5 +132,9 @@ def _sum(
         return None
     assert total.root is not None
     if total.root.weight == 0:
-        raise LossError(f"weight: it is 0 in all shards of {called}: nothing to average")
+        raise LossError(
+            "weight",
+            got=f"0 in all shards of {called}",
+            expected="a positive weight in at least one shard",
+        )
     return total.root

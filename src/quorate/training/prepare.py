@@ -65,8 +65,9 @@ def refuse_half_an_update(state: State) -> None:
     """
     if state.update.under_way:
         raise UserError(
-            f"update {state.global_step + 1} was cut off, and the parameters are half of it; "
-            "make a new Trainer, which resumes from run_dir"
+            f"update {state.global_step + 1} was interrupted, and only a part of the parameters "
+            "is updated",
+            fix="make a new Trainer, which resumes from run_dir",
         )
 
 

@@ -185,9 +185,9 @@ class Replicas:
         for note in notes:
             about = note.text.partition("\n")[0]
             if note.is_doubt:
-                raise SameBitsError(f"strict: the same bits cannot be kept, because {about}")
+                raise SameBitsError("strict", f"the same bits cannot be kept, because {about}")
             if note.questions_values:
-                raise UserError(f"strict: the values are in doubt: {about}")
+                raise UserError("strict", f"the values are in doubt: {about}")
 
     def tower(self, state: State, group: Group) -> Replica:
         """Return a replica for a thread of this process."""

@@ -109,8 +109,9 @@ def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) 
         was = record.get(name, BEFORE.get(name))
         if name in facts and was != facts[name]:
             raise MisfitError(
-                f"{path}: it was trained with {name}={was!r}, and this run has "
-                f"{facts[name]!r}; use the same, choose another run_dir, or --fresh"
+                path,
+                f"it was trained with {name}={was!r}, and this run has {facts[name]!r}",
+                fix="use the same, choose another run_dir, or --fresh",
             )
 
 

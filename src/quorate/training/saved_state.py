@@ -72,7 +72,7 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     try:
         trees = {name: encoder.encode(kept, name) for name, kept in state.callbacks.items()}
     except CheckpointError as error:
-        raise CheckpointError(f"state_dict() of a callback: {error}") from error
+        raise CheckpointError("state_dict() of a callback", error) from error
     facts = {**facts, "callbacks": trees}
     if encoder.tensors:
         files[CALLBACKS] = {name: value.contiguous() for name, value in encoder.tensors.items()}
@@ -193,15 +193,17 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
     optimizer = state.optimizer_state.kind
     if record["optimizer"] != optimizer:
         raise MisfitError(
-            f"{path}: it was trained with {printable(record['optimizer'])}, and this run has "
-            f"{optimizer}; use the same optimizer, or choose another run_dir"
+            path,
+            f"it was trained with {printable(record['optimizer'])}, and this run has {optimizer}",
+            fix="use the same optimizer, or choose another run_dir",
         )
     parts = [("model.safetensors", state.tensors())]
     if state.average is not None:
         if "averaged.safetensors" not in record["files"]:
             raise CheckpointError(
-                f"{path}: it has no averaged parameters, and ema_decay is set; leave it out, or "
-                "choose another run_dir"
+                path,
+                "it has no averaged parameters, and ema_decay is set",
+                fix="leave it out, or choose another run_dir",
             )
         parts.append(("averaged.safetensors", state.tensors(state.average.shadow)))
     for file, targets in parts:
@@ -214,7 +216,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         try:
             state.user_changes.require_fitting(amendments)
         except CheckpointError as error:
-            raise MisfitError(f"{path}: {error}") from error
+            raise MisfitError(path, error) from error
     beside, more = shared_values.read(path, record)
     if isinstance(state.optimizer, SlicedOptimizer) and state.optimizer.is_large:
         moments = tensors(path, OPTIMIZER, state.optimizer.is_by_element)  # ranks read these
@@ -258,7 +260,7 @@ def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     decoder = Decoder(kept, {})
     found = {name: decoder.decode(tree) for name, tree in record.get("callbacks", {}).items()}
     if odd := next((name for name, value in found.items() if not isinstance(value, dict)), None):
-        raise CheckpointError(f"{path}: what callback {printable(odd)} kept is no dict")
+        raise CheckpointError(path, f"the saved state of callback {printable(odd)} is not a dict")
     return found
 
 
@@ -298,7 +300,7 @@ def _fitting(
             )
     for name in targets.keys() - fitting.keys():
         if name.startswith("averaged.") or name.removeprefix("model.") in trained:
-            raise MisfitError(f"{path}: {printable(name)} is in none of its files")
+            raise MisfitError(path, f"{printable(name)} is in none of its files")
     return fitting, lines
 
 
@@ -313,8 +315,9 @@ def _require_same(path: Path, file: str, targets: dict[str, torch.Tensor]) -> No
             here, there = str(target.dtype), f"torch.{saved.dtype}"
         if here != there:
             raise MisfitError(
-                f"{path}: {printable(name)}: the checkpoint has {there}, the model {here}; train "
-                "the model that was saved, or choose another run_dir"
+                path,
+                f"{printable(name)}: the checkpoint has {there}, the model {here}",
+                fix="train the model that was saved, or choose another run_dir",
             )
 
 

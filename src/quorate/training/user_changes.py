@@ -74,7 +74,7 @@ class UserChanges:
         self._shared = Newest()
         self._model = model
         self._notes = notes
-        self._refusal: str | None = None
+        self._refusal: UserError | None = None
         self._modules = list(model.named_modules())
         self._trained: list[_Place] = []
         self._frozen: list[_Place] = []
@@ -150,10 +150,10 @@ class UserChanges:
         """
         modules = dict(self._modules)
         if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
-            raise CheckpointError(f"amendments: {odd[0]!r:.80} is no trained parameter")
+            raise CheckpointError("amendments", f"{odd[0]!r:.80} is no trained parameter")
         for name, attributes in saved["attributes"].items():
             if name not in modules:
-                raise CheckpointError(f"amendments: there is no module {name!r:.80}")
+                raise CheckpointError("amendments", f"there is no module {name!r:.80}")
             for attribute in attributes:
                 there = getattr(modules[name], attribute, None)
                 if (
@@ -161,7 +161,7 @@ class UserChanges:
                     or attribute in _INTERNAL
                     or not (isinstance(there, _SIMPLE) or attribute in vars(modules[name]))
                 ):
-                    raise CheckpointError(f"amendments: {attribute!r:.80} is no plain attribute")
+                    raise CheckpointError("amendments", f"{attribute!r:.80} is no plain attribute")
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""
@@ -203,7 +203,7 @@ class UserChanges:
         """
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
-            raise UserError(refusal)
+            raise refusal
 
     def look(self) -> None:
         """Find what changed since the last look, and see to it that all workers get it."""
@@ -252,9 +252,11 @@ class UserChanges:
                 off.append(name)
             if owner.get(attribute, parameter) is not parameter:
                 self._refuse(
-                    f"parameter {name!r} is another object now, which no optimizer has; write "
-                    "into the one that there was: p.data.copy_(values), or load_state_dict "
-                    "without assign"
+                    f"parameter {name!r}",
+                    got="another parameter in its place, which no optimizer has",
+                    expected="the parameter that training began with",
+                    fix="write into that parameter: p.data.copy_(values), or load_state_dict "
+                    "without assign",
                 )
         return frozenset(off)
 
@@ -274,9 +276,12 @@ class UserChanges:
             if parameter.requires_grad:
                 parameter.requires_grad_(False)
                 self._refuse(
-                    f"parameter {name!r} wants a gradient, and wanted none when training began, so "
-                    "that no optimizer has it; let it want one when the trainer is made, and "
-                    "switch it off in a callback's started() until it is its turn"
+                    f"parameter {name!r}",
+                    got="requires_grad=True",
+                    expected="requires_grad=False as when training began, because no optimizer "
+                    "has this parameter",
+                    fix="make the trainer with requires_grad=True, and set it to False in a "
+                    "callback's started() until the parameter is to be trained",
                 )
         return changed
 
@@ -322,8 +327,10 @@ class UserChanges:
             where = f"module {prefix!r}" if prefix else "the model"
             if [*map(id, now[0])] != [*map(id, known[0])]:
                 self._refuse(
-                    f"{where} has another module than when training began, which no worker has; "
-                    "set attributes of the one that there was, or make a new Trainer"
+                    where,
+                    got="another module inside, which no worker has",
+                    expected="the modules that training began with",
+                    fix="set attributes of the module that was there, or make a new Trainer",
                 )
             else:
                 self._notes.doubt(
@@ -350,9 +357,10 @@ class UserChanges:
             value = home.parameter.data
             if not home.fits:
                 self._refuse(
-                    f"parameter {home.name!r}: got shape {tuple(value.shape)}, expected "
-                    f"{tuple(home.tensor.shape)} as when training began; make a new Trainer for "
-                    "another shape"
+                    f"parameter {home.name!r}",
+                    got=f"shape {tuple(value.shape)}",
+                    expected=f"{tuple(home.tensor.shape)} as when training began",
+                    fix="make a new Trainer for another shape",
                 )
             elif value.dtype != home.tensor.dtype:
                 self._notes.add(
@@ -366,8 +374,9 @@ class UserChanges:
             self._at_home = where
         return {home.name for home in homes}
 
-    def _refuse(self, why: str) -> None:
-        self._refusal = self._refusal or why
+    def _refuse(self, name: str, *, got: str, expected: str, fix: str) -> None:
+        if self._refusal is None:
+            self._refusal = UserError(name, got=got, expected=expected, fix=fix)
 
 
 def _place(

@@ -13,8 +13,8 @@ def exited(error: SystemExit, where: str) -> ExitError:
     """
     code = error.code if isinstance(error.code, int) and error.code % 256 else 1
     given = "" if error.code is None else cut(repr(error.code))
-    message = (
-        f"sys.exit({given}) was called by the code that computes a shard, in {where}; raise an "
-        "exception there, or call stop() of the trainer in a callback"
+    return ExitError(
+        f"sys.exit({given}) was called by the code that computes a shard, in {where}",
+        code,
+        fix="raise an exception there, or call stop() of the trainer in a callback",
     )
-    return ExitError(message, code)

@@ -83,8 +83,10 @@ def model_of(model: torch.nn.Module, batch: Any) -> Any:
         positional = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         if len(positional) != 1 or any(p.kind is p.VAR_POSITIONAL for p in taken):
             raise OutputError(
-                f"predict: a batch has {len(batch)} parts, and {type(model).__name__}.forward may "
-                "take several; pass a function(model, batch) that calls it"
+                "predict",
+                f"a batch has {len(batch)} parts, and {type(model).__name__}.forward may take "
+                "several",
+                fix="pass a function(model, batch) that calls it",
             )
     return model(batch[0])
 
@@ -118,8 +120,9 @@ class Prediction(Job):
                 function = named(function)
             except (AttributeError, ImportError) as error:
                 raise UserError(
-                    f"predict: a worker does not find the function {function!r}: {error}; define "
-                    "it in the script before the loop"
+                    "predict",
+                    f"a worker does not find the function {function!r}: {error}",
+                    fix="define it in the script before the loop",
                 ) from error
         self._function = function
 

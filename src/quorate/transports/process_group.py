@@ -64,8 +64,10 @@ def require_none() -> None:
     """
     if _is_there() and (size := torch.distributed.get_world_size()) > 1:
         raise UserError(
-            f"torch.distributed.init_process_group() was called: got a process group of {size} "
-            f"ranks, expected none; {_INIT}"
+            "torch.distributed.init_process_group() was called",
+            got=f"a process group of {size} ranks",
+            expected="none",
+            fix=_INIT,
         )
 
 

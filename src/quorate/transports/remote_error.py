@@ -1,8 +1,9 @@
 """Exceptions across processes: what a worker's user code raised, raised again in the coordinator.
 
-An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Built-in
-types, torch's and quorate's own come back as themselves; any other as a ``WorkerError`` that names
-it: its constructor may do anything. Long texts are cut: a wire is for small messages.
+An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Types
+of Python, torch and quorate stay the same type; those of quorate keep their parts (name, got,
+expected, fix). Any other arrives as a ``WorkerError`` that names the type: a constructor may do
+anything. Long texts are cut: a wire is for small messages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from tblib import Traceback  # type: ignore[import-untyped]
 
 from quorate import errors
-from quorate.errors import ExitError, cut
+from quorate.errors import OneLineError, cut
 
 Raised = dict[str, Any]
 _Frame = tuple[str, str, int]  # file, function, line
@@ -32,14 +33,15 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     notes = getattr(error, "__notes__", ())
     os_error = None
-    if isinstance(error, OSError) and error.errno is not None:
+    is_plain = not isinstance(error, OneLineError)
+    if is_plain and isinstance(error, OSError) and error.errno is not None:
         os_error = [error.errno, error.strerror, _name(error.filename)]
     return {
         "type": kind.__qualname__,
         "module": kind.__module__,
         "text": _text(error),
         "argument": cut(error.args[0]) if error.args and isinstance(error.args[0], str) else None,
-        "exit_code": error.exit_code if isinstance(error, ExitError) else None,
+        "parts": error.parts if isinstance(error, OneLineError) else {},
         "os_error": os_error,
         "notes": [cut(str(note)) for note in notes[:MOST_NOTES]],
         "frames": _frames(error),
@@ -72,14 +74,14 @@ def _rebuilt(raised: Raised) -> BaseException:
             number, meaning, name = raised["os_error"]
             return OSError(number, meaning, name)  # makes the subclass that belongs to the number
         if kind.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__):
-            if kind is ExitError:
-                return ExitError(text, raised["exit_code"])
             try:
                 error = kind.__new__(kind, text)
             except TypeError:  # it takes other arguments: an ExceptionGroup, say
                 pass
             else:
                 error.args = (text,)
+                for part, value in raised["parts"].items():
+                    setattr(error, part, value)
                 return error
     name = f"{raised['module']}.{raised['type']}".removeprefix("__main__.")
     return errors.WorkerError(f"{name}: {raised['text']}" if raised["text"] else name)

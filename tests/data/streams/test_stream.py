@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.messages import expect_error
 from torch.utils.data import DataLoader
 
 import quorate
@@ -119,19 +120,15 @@ def test_what_decode_draws_belongs_to_row_and_epoch() -> None:
 
 
 def test_files_of_other_rows_than_were_counted_are_refused() -> None:
-    for counts, said in (
-        ([50, 0, 9, 33], "got 7 rows, expected 9, as counts says"),
-        ([50, 0, 5, 33], "got more rows, expected 5"),
-    ):
+    for counts in ([50, 0, 9, 33], [50, 0, 5, 33]):
         rows = Stream("abcd", lambda f: Files().rows("abcd".index(f)), counts=counts, window=8)
-        with pytest.raises(DataError, match=said) as raised:
+        with expect_error(DataError, name="Stream, file 2 (c)"):
             [rows[n] for n in range(len(rows))]
-        assert "Stream, file 2 (c)" in str(raised.value)
-    with pytest.raises(SettingError, match=r"Stream.counts: got '3 counts', expected one for each"):
+    with expect_error(SettingError, name="Stream.counts", got="3 counts"):
         Stream(range(4), Files().rows, counts=[1, 2, 3])
-    with pytest.raises(DataError, match="no row in any file"):
+    with expect_error(DataError, name="Stream", got="no row in any file"):
         Stream(range(2), lambda _: iter([]))
-    with pytest.raises(SettingError, match=r"Stream.rows: got 'list', expected a function"):
+    with expect_error(SettingError, name="Stream.rows", got="list"):
         Stream(range(2), [1, 2])  # type: ignore[arg-type]
 
 
@@ -191,6 +188,6 @@ def test_another_window_is_another_run(tmp_path: Any) -> None:
         ).fit(rows, steps=steps)
 
     fit(8, 3)
-    with pytest.raises(CheckpointError, match="it was trained with order_sha256="):
+    with expect_error(CheckpointError):
         fit(9, 4)
     fit(8, 4)

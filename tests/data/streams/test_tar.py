@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.messages import expect_error
 
 from quorate.data.streams import TarDataset
 from quorate.data.streams import tar as tar_module
@@ -175,7 +176,7 @@ def test_the_index_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # Another file of its name has another index.
     write(path, {"b": {"txt": b"other"}})
     assert len(TarDataset(path)) == 1
-    with pytest.raises(DataError, match="a file that was changed since it was indexed"):
+    with expect_error(DataError):
         first[0]
 
 
@@ -196,7 +197,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, at: str) -> None:
     rows = {"a": {"x": bytes(3000)}, "b": {"x": bytes(3000)}}
     path = write(tmp_path / "a.tar", rows)
     os.truncate(path, {"a header": 3584 + 100, "data": 3584 + 900, "the end": 2 * 3584}[at])
-    with pytest.raises(DataError, match="the file was cut") as raised:
+    with expect_error(DataError) as raised:
         TarDataset(path)
     assert "\n" not in str(raised.value)
     assert "a.tar" in str(raised.value)
@@ -207,21 +208,21 @@ def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[1536 + 5] ^= 1  # in the header of b: Python's reader would end there
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"at byte 1,536: got a damaged header, or"):
+    with expect_error(DataError):
         TarDataset(path)
     (tmp_path / "text.tar").write_text("no tar file" * 100)
-    with pytest.raises(DataError, match="got no tar file"):
+    with expect_error(DataError):
         TarDataset(tmp_path / "text.tar")
     write(tmp_path / "a.tar.gz", ROWS)
     with tarfile.open(tmp_path / "z.tar.gz", "w:gz"):
         pass
-    with pytest.raises(DataError, match="a gzip-compressed file, in which no row can be found"):
+    with expect_error(DataError):
         TarDataset(tmp_path / "z.tar.gz")
-    with pytest.raises(DataError, match="no such file"):
+    with expect_error(DataError):
         TarDataset(tmp_path / "missing.tar")
-    with pytest.raises(DataError, match="a directory, where a regular file is expected"):
+    with expect_error(DataError):
         TarDataset(tmp_path)
-    with pytest.raises(DataError, match="no row"):
+    with expect_error(DataError):
         TarDataset(write(tmp_path / "empty.tar", {}))
 
 
@@ -230,12 +231,12 @@ def test_links_and_members_of_one_name_are_refused(tmp_path: Path) -> None:
         link = tarfile.TarInfo("a.x")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(link)
-    with pytest.raises(DataError, match="got a link, or another kind of member, expected a file"):
+    with expect_error(DataError):
         TarDataset(tmp_path / "link.tar")
     with tarfile.open(tmp_path / "twice.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("a.x"))
         tar.addfile(tarfile.TarInfo("a.x"))
-    with pytest.raises(DataError, match="a second member of this name"):
+    with expect_error(DataError):
         TarDataset(tmp_path / "twice.tar")
 
 

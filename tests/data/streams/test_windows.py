@@ -6,9 +6,9 @@ Legend: R rows of the dataset, F files.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.messages import expect_error
 
 from quorate.coordination.plan import Plan, permutation
 from quorate.data.streams import Windows, windows
@@ -77,7 +77,7 @@ def test_what_it_depends_on_has_a_hash() -> None:
 
 
 def test_wrong_windows_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"Windows.rows: got 0"):
+    with expect_error(SettingError, name="Windows.rows", got=0):
         Windows([0, 3], rows=0)
-    with pytest.raises(SettingError, match=r"windows\(dataset\): got 'list', expected a dataset"):
+    with expect_error(SettingError, name="windows(dataset)", got="list"):
         windows([1, 2])

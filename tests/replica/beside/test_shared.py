@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from support.messages import expect_error
 from torch import nn
 
 import quorate
@@ -32,23 +33,23 @@ def test_a_tensor_that_wants_a_gradient_is_held_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make",
     [
-        (lambda: quorate.Shared("a b"), "got the name 'a b'"),
-        (lambda: quorate.Shared("_a"), "got the name '_a'"),
-        (lambda: quorate.Shared("a", _b=1), "got the name '_b'"),
-        (lambda: quorate.Shared("a", b=[1]), "b: got list"),
-        (lambda: quorate.Shared("a", b=torch.eye(2).to_sparse()), "b: got Tensor"),
-        (lambda: setattr(quorate.Shared("a", b=1), "c", 1), "got 'c', expected b"),
-        (lambda: setattr(quorate.Shared("a", b=1), "b", torch.ones(1)), "got Tensor, expected a n"),
-        (lambda: setattr(quorate.Shared("a", b=torch.ones(1)), "b", 1), "got int, expected a tens"),
-        (lambda: setattr(quorate.Shared("a", b=nn.Linear(1, 1)), "b", nn.Linear(1, 1)), "another"),
-        (lambda: delattr(quorate.Shared("a", b=1), "b"), "cannot be deleted"),
-        (lambda: pickle.dumps(quorate.Shared("a", b=1)), "cannot be pickled"),
+        lambda: quorate.Shared("a b"),
+        lambda: quorate.Shared("_a"),
+        lambda: quorate.Shared("a", _b=1),
+        lambda: quorate.Shared("a", b=[1]),
+        lambda: quorate.Shared("a", b=torch.eye(2).to_sparse()),
+        lambda: setattr(quorate.Shared("a", b=1), "c", 1),
+        lambda: setattr(quorate.Shared("a", b=1), "b", torch.ones(1)),
+        lambda: setattr(quorate.Shared("a", b=torch.ones(1)), "b", 1),
+        lambda: setattr(quorate.Shared("a", b=nn.Linear(1, 1)), "b", nn.Linear(1, 1)),
+        lambda: delattr(quorate.Shared("a", b=1), "b"),
+        lambda: pickle.dumps(quorate.Shared("a", b=1)),
     ],
 )
-def test_what_cannot_be_is_one_line(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(SharedError, match=message) as raised:
+def test_what_cannot_be_is_one_line(make: Callable[[], object]) -> None:
+    with expect_error(SharedError) as raised:
         make()
     assert "\n" not in str(raised.value)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import front_door
+from support.messages import expect_error
 from support.shared_values import ROWS, net, trainer
 from torch import nn
 
@@ -148,18 +149,18 @@ def saved(path: Any, **values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    ("before", "after"),
     [
-        ({"x": 1}, {"x": torch.ones(1)}, "a.x: the checkpoint has a number or a text"),
-        ({"x": torch.ones(1)}, {"x": 1}, "a.x: the checkpoint has tensors, the script a int"),
-        ({"x": nn.Linear(1, 1)}, {"x": nn.Linear(2, 1)}, r"a.x.weight: the checkpoint has \(1, 1"),
+        ({"x": 1}, {"x": torch.ones(1)}),
+        ({"x": torch.ones(1)}, {"x": 1}),
+        ({"x": nn.Linear(1, 1)}, {"x": nn.Linear(2, 1)}),
     ],
 )
 def test_a_value_of_another_kind_is_refused_at_a_resume(
-    tmp_path: Any, before: dict[str, Any], after: dict[str, Any], message: str
+    tmp_path: Any, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     saved(tmp_path, **before)
-    with pytest.raises(MisfitError, match=message):
+    with expect_error(MisfitError):
         saved(tmp_path, **after)
 
 

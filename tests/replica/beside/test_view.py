@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.messages import expect_error
 from support.shared_values import CPU, ROWS, net, trainer
 from torch import nn
 from torch.utils.data import Dataset
@@ -71,14 +72,14 @@ def test_a_shared_that_the_coordinator_has_not_is_refused() -> None:
     view = View(CPU)
     view.take(Values(1))
     shared = quorate.Shared("late", beta=0.5)
-    with pytest.raises(SharedError, match="'late' is not the coordinator's"), view.reading():
+    with expect_error(SharedError, name="Shared 'late'"), view.reading():
         _ = shared.beta
 
 
 def test_one_that_was_made_again_is_refused_where_shards_read_the_old_one() -> None:
     old = quorate.Shared("a", beta=0.5)
     new = quorate.Shared("a", beta=0.5)
-    with pytest.raises(SharedError, match="made again"), View(CPU).reading():
+    with expect_error(SharedError, name="Shared 'a'"), View(CPU).reading():
         _ = old.beta
     with View(CPU).reading():
         assert new.beta == 0.5
@@ -97,16 +98,16 @@ def counts(shared: quorate.Shared) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "message"),
+    "act",
     [
-        (sets, "beta is set while a shard is computed"),
-        (writes, "a.mean is written while a shard is computed"),
-        (counts, "is written while a shard is computed"),
+        sets,
+        writes,
+        counts,
     ],
 )
 @pytest.mark.parametrize("towers", [1, 2])
 def test_a_loss_that_writes_is_refused_before_training(
-    act: Callable[[quorate.Shared], None], message: str, towers: int
+    act: Callable[[quorate.Shared], None], towers: int
 ) -> None:
     shared = quorate.Shared("a", beta=0.5, mean=torch.zeros(2), teacher=nn.BatchNorm1d(4))
 
@@ -115,7 +116,7 @@ def test_a_loss_that_writes_is_refused_before_training(
         return model(batch[0]).mean()
 
     training = trainer(loss, towers)
-    with pytest.raises(SharedError, match=message):
+    with expect_error(SharedError):
         training.fit(ROWS)
     assert training.global_step == 0
 
@@ -127,7 +128,7 @@ def test_a_loss_that_calls_the_module_itself_is_refused() -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         return (model(batch[0]) - teacher(batch[0])).square().mean()
 
-    with pytest.raises(SharedError, match="the module 'teacher' is called itself"):
+    with expect_error(SharedError, name="Shared 'a'"):
         trainer(loss).fit(ROWS)
     teacher(torch.ones(2, 3))  # here it may be called
     del shared
@@ -143,6 +144,6 @@ def test_a_dataset_that_reads_one_is_refused() -> None:
         def __getitem__(self, row: int) -> torch.Tensor:
             return torch.full((3,), shared.beta * row)
 
-    with pytest.raises(SharedError, match="read where rows are loaded"):
+    with expect_error(SharedError, name="Shared 'a'"):
         trainer(lambda model, batch: model(batch).mean()).fit(Reads())
     assert shared.beta == 0.5  # here it may be read

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scripts import everything
 from support.cut_models import Sized, Told, layer, rows
+from support.messages import expect_error
 from torch import nn
 
 from quorate.errors import CutError
@@ -51,18 +52,18 @@ def test_nothing_of_the_example_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "said"),
+    "split",
     [
-        (["convolutoin"], "the model has no module 'convolutoin'; did you mean convolution.$"),
-        (["zzz"], "no module 'zzz'; it has convolution, norm, embedding, lstm, dropout, classes"),
-        (["unused"], "forward does not call unused with this batch; cut before one of norm, emb"),
-        (["lstm", "lstm"], "lstm is named twice; name each module once"),
-        (["convolution"], "no module is called between the model and convolution: a stage would"),
+        ["convolutoin"],
+        ["zzz"],
+        ["unused"],
+        ["lstm", "lstm"],
+        ["convolution"],
     ],
 )
-def test_wrong_cuts(split: list[str], said: str) -> None:
+def test_wrong_cuts(split: list[str]) -> None:
     batch = rows(3, 1, 8, 8), torch.randint(1, 30, (3, 12))
-    with pytest.raises(CutError, match=said):
+    with expect_error(CutError, name="split"):
         cut(everything.Everything(), split, batch)
 
 
@@ -74,5 +75,5 @@ def test_where_a_model_may_be_cut() -> None:
         assert len(cut(everything.Everything(), [name], batch)) == 2
     model = nn.Sequential(layer(), layer())
     assert candidates(model, (rows(3, 6),)) == ("1",)
-    with pytest.raises(CutError, match=r"called between 1 and 1.0: .*; cut before one of 1$"):
+    with expect_error(CutError, name="split"):
         cut(model, ["1", "1.0"], (rows(3, 6),))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.messages import expect_error
 from support.references import References
 from support.runs import SCRIPTS, command, inspected, last_json, run
 
@@ -55,7 +56,7 @@ def test_what_is_sound_is_not_doubted_on_towers(kind: str) -> None:
 
 
 def test_a_strict_run_ends() -> None:
-    with pytest.raises(quorate.errors.SameBitsError, match=r"calls \(Counter, unshared.py:\d+\)"):
+    with expect_error(quorate.errors.SameBitsError, name="strict"):
         doubts("counter", 1, strict=True)
 
 

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from support.messages import expect_error
 from torch import nn
 
 from quorate.errors import SettingError, UserError
@@ -175,7 +176,7 @@ def test_what_is_no_optimizer_is_refused() -> None:
     model = nn.Linear(2, 2)
     parameters = Layout(trainable(model).items()).new(torch.device("cpu"))
     other = nn.Linear(2, 2)
-    with pytest.raises(SettingError, match="optimizer: got 'NoneType'"):
+    with expect_error(SettingError, name="optimizer", got="NoneType"):
         FlatOptimizer(lambda params: None, model, parameters)  # type: ignore[arg-type,return-value]
-    with pytest.raises(UserError, match="not a trainable one of the model"):
+    with expect_error(UserError, name="optimizer"):
         FlatOptimizer(lambda params: torch.optim.SGD(other.parameters()), model, parameters)

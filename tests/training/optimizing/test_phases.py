@@ -21,6 +21,7 @@ from support.gan import (
     sgd,
     trainer,
 )
+from support.messages import expect_error
 from torch import nn
 
 import quorate
@@ -259,7 +260,7 @@ def test_a_schedule_by_a_metric_of_a_phase() -> None:
     training.fit(dataset(), epochs=4, validation=dataset(), callbacks=[Rates()])
     assert min(rates["g"]) < 0.01
     assert len(set(rates["d"][:6])) == 1  # once per epoch, of 6
-    with pytest.raises(SettingError, match="schedule_metric: got 'validation/d/loss'"):
+    with expect_error(SettingError, name="schedule_metric"):
         trainer(optimizer=optimizer).fit(dataset())
 
 
@@ -288,7 +289,7 @@ def test_an_update_that_is_not_finite_counts_for_its_phase(tmp_path: Path) -> No
     log = (tmp_path / "whole" / "metrics.jsonl").read_text()
     assert '"not_finite": 1' in log
     assert '"phase": "g"' in log
-    with pytest.raises(quorate.QuorateError, match=r"gradient of g\.first\.weight.*not finite"):
+    with expect_error(quorate.QuorateError):
         trainer(losses, optimizer=sgd).fit(dataset(), epochs=2)
 
 

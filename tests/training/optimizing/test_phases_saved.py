@@ -24,6 +24,7 @@ from support.gan import (
     sgd,
     trainer,
 )
+from support.messages import expect_error
 from torch import nn
 
 import quorate
@@ -67,11 +68,11 @@ def test_what_is_saved_is_shown_and_compared(
     for key, value in fresh.state_dict().items():
         assert torch.equal(value, first.model.state_dict()[key])
     others = [
-        ({"d": d_loss, "g": g_loss}, OPTIMIZERS, "trained with round="),
-        (LOSSES, {**OPTIMIZERS, "d": adam}, "d: SGD, g: Adam, and this run has d: Adam, g: Adam"),
+        ({"d": d_loss, "g": g_loss}, OPTIMIZERS),
+        (LOSSES, {**OPTIMIZERS, "d": adam}),
     ]
-    for loss, optimizer, said in others:
-        with pytest.raises(CheckpointError, match=said):
+    for loss, optimizer in others:
+        with expect_error(CheckpointError):
             trainer(loss, optimizer=optimizer, **options).fit(dataset(), steps=9)
     clipped = {**OPTIMIZERS, "d": quorate.Optimize(sgd, clip_norm=0.5)}
     trainer(optimizer=clipped, **options).fit(dataset(), steps=6)

@@ -118,7 +118,7 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
                     keys.append(key)
                     seen = set()
                 if kind in seen:
-                    got, expected = "a second member of this name in a row", "one"
+                    got, expected = "two members of this name in a row", "one"
                     raise DataError(name, got=got, expected=expected, offset=member.offset)
                 seen.add(kind)
                 offsets.append(member.offset_data)

@@ -90,7 +90,7 @@ class Features:
         try:
             features = _EXAMPLE.FromString(data).features.feature
         except DecodeError as error:
-            got = f"{len(data):,} bytes that are none ({error})"
+            got = f"{len(data):,} bytes that are not an Example ({error})"
             raise DataError("message", got=got, expected="a tf.train.Example") from error
         return [_value(name, features.get(name), want) for name, want in self.features.items()]
 

@@ -109,7 +109,9 @@ def at() -> At:
     """
     if _loading.at is None:
         raise UserError(
-            "quorate.data.at(): got a call outside of a dataset's __getitem__, collate or augment, "
-            "expected one within; a loss function is given the same as its third argument"
+            "quorate.data.at()",
+            got="a call outside of a dataset's __getitem__, collate or augment",
+            expected="a call inside one of these",
+            fix="in a loss function use the third argument, which has the same value",
         )
     return _loading.at

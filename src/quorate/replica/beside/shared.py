@@ -70,8 +70,10 @@ class Shared:
         for each in (name, *values):
             if not isinstance(each, str) or not _NAME.match(each):
                 raise SharedError(
-                    f"Shared: got the name {each!r:.60}, expected letters, digits and underscores, "
-                    "a letter first; choose another"
+                    "Shared",
+                    got=f"the name {each!r:.60}",
+                    expected="letters, digits and underscores, a letter first",
+                    fix="choose another",
                 )
         live = {key: _checked(name, key, value) for key, value in values.items()}
         object.__setattr__(self, "_name", name)
@@ -95,28 +97,40 @@ class Shared:
         where = f"Shared {self._name!r}: {key}"
         if is_loading() or _local.reader is not None:
             raise SharedError(
-                f"{where} is set while a shard is computed, which no other worker would see; set "
-                "it in a callback, or in the body of a loop over trainer.updates"
+                where,
+                "the value is set while a shard is computed, and no other worker would see the "
+                "new value",
+                fix="set the value in a callback, or in the body of a loop over trainer.updates",
             )
         if key not in self._live:
             raise SharedError(
-                f"{where} is not there: got {key!r}, expected {_listed(self._live)}; name it where "
-                "the Shared is made"
+                where,
+                got=f"the name {key!r}",
+                expected=_listed(self._live),
+                fix="name the value where the Shared is made",
             )
         value, before = _checked(self._name, key, value), self._live[key]
         if isinstance(before, torch.nn.Module) and value is not before:
             raise SharedError(
-                f"{where} is another module now, which no worker has; load_state_dict into the one "
-                "that there was"
+                where,
+                got="another module",
+                expected="the module that the Shared was made with, which the workers have",
+                fix="call load_state_dict of that module",
             )
         if isinstance(before, torch.Tensor) is not isinstance(value, torch.Tensor):
             raise SharedError(
-                f"{where}: got {type(value).__name__}, expected {_kind(before)} as it was made with"
+                where,
+                got=type(value).__name__,
+                expected=f"{_kind(before)}, as when the Shared was made",
             )
         self._live[key] = value
 
     def __delattr__(self, key: str) -> None:
-        raise SharedError(f"Shared {self._name!r}: {key} cannot be deleted; set another value")
+        raise SharedError(
+            f"Shared {self._name!r}",
+            f"{key} cannot be deleted",
+            fix="set another value",
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._live)
@@ -137,7 +151,11 @@ class Shared:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise SharedError(f"Shared {self._name!r} cannot be pickled; every process makes its own")
+        raise SharedError(
+            f"Shared {self._name!r}",
+            "a Shared cannot be pickled",
+            fix="make the Shared in every process",
+        )
 
     def _value(self, key: str, missing: type[LookupError | AttributeError]) -> Any:
         if key not in self._live:
@@ -146,16 +164,18 @@ class Shared:
             return handed[f"{self._name}.{key}"]
         if is_loading():
             raise SharedError(
-                f"Shared {self._name!r}: {key} is read where rows are loaded, which is ahead of "
-                "the updates that set it; read it in the loss function, or ask quorate.data.at()"
+                f"Shared {self._name!r}",
+                f"{key} is read while rows are loaded, before the updates that set {key}",
+                fix="read the value in the loss function, or use quorate.data.at()",
             )
         reader = _local.reader or _of_autograd()
         if reader is None:
             return self._live[key]
         if _known.get(self._name) is not self:
             raise SharedError(
-                f"Shared {self._name!r} was made again since, and this one is set by nobody; use "
-                "the newest, or give each a name of its own"
+                f"Shared {self._name!r}",
+                "a newer Shared has the same name, and this Shared receives no values",
+                fix="use the newer one, or give each Shared a different name",
             )
         return reader.value(self._name, key)
 
@@ -267,9 +287,11 @@ def _require_shared(module: torch.nn.Module, _args: Any) -> None:
         for key, value in live(shared).items():
             if value is module:
                 raise SharedError(
-                    f"Shared {name!r}: the module {key!r} is called itself while a shard is "
-                    f"computed, with the values of this process; call {name}.{key}(...) of the "
-                    "Shared"
+                    f"Shared {name!r}",
+                    f"the module {key!r} is called directly while a shard is computed, and would "
+                    "use the values "
+                    "of this process",
+                    fix=f"call {name}.{key}(...) of the Shared",
                 )
 
 
@@ -291,8 +313,10 @@ def _checked(name: str, key: str, value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     raise SharedError(
-        f"Shared {name!r}: {key}: got {type(value).__name__}, expected a number, a text, a dense "
-        "tensor or a module; take it apart into such"
+        f"Shared {name!r}: {key}",
+        got=type(value).__name__,
+        expected="a number, a text, a dense tensor or a module",
+        fix="share the parts of the value",
     )
 
 

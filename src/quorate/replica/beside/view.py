@@ -64,9 +64,11 @@ class View:
         for name, (tensor, written) in self._handed.items():
             if version(tensor) != written:
                 raise SharedError(
-                    f"Shared {name} is written while a shard is computed, which no other worker "
-                    "would see; set it between updates, and let a module that keeps statistics "
-                    "evaluate: teacher.eval()"
+                    f"Shared {name}",
+                    "the tensor is written while a shard is computed, and no other worker would "
+                    "see the new values",
+                    fix="write between updates; a module that keeps statistics needs eval(): "
+                    "teacher.eval()",
                 )
 
     def value(self, name: str, key: str) -> Any:
@@ -78,8 +80,9 @@ class View:
         plain = self._plain.get(name)
         if plain is None:
             raise SharedError(
-                f"Shared {name!r} is not the coordinator's; make it before training, on every run "
-                "of the script alike"
+                f"Shared {name!r}",
+                "the coordinator has no Shared of this name",
+                fix="make the Shared before training, in every run of the script",
             )
         if key in plain:
             return plain[key]
@@ -119,7 +122,9 @@ class View:
             return copy.deepcopy(original, memo)
         except Exception as error:
             raise SharedError(
-                f"Shared {where}: the module cannot be copied: {error}; share its tensors"
+                f"Shared {where}",
+                f"the module cannot be copied: {error}",
+                fix="share its tensors",
             ) from error
 
     def _bind(self, where: str, module: torch.nn.Module) -> None:

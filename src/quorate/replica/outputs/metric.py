@@ -77,9 +77,11 @@ class Metric:
         after = self._beside(metric)
         if changed := sorted(key for key in after if after[key] != before.get(key, before)):
             raise OutputError(
-                f"total {name!r}: {type(metric).__name__}.update() sets {changed[0]}, which is no "
-                "state of it, and would be lost; set it where the metric is made, or use "
-                "quorate.Collect(function)"
+                f"total {name!r}",
+                f"{type(metric).__name__}.update() sets {changed[0]}, which is not one of the "
+                "metric's states "
+                "and would be lost",
+                fix="set this attribute where the metric is made, or use quorate.Collect(function)",
             )
         return {state: _on_host(getattr(metric, state)) for state in self._states}
 

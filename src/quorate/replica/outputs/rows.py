@@ -42,8 +42,10 @@ def checked(value: Any, rows: int, name: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.ndim == 0 or value.shape[0] != rows:
             raise OutputError(
-                f"{name}: got a tensor of shape {tuple(value.shape)} for {rows} rows, expected the "
-                "rows in dimension 0; return one entry per row"
+                name,
+                got=f"a tensor of shape {tuple(value.shape)} for {rows} rows",
+                expected="the rows in dimension 0",
+                fix="return one entry per row",
             )
         return _copied(value, name)
     if isinstance(value, Mapping):
@@ -51,21 +53,29 @@ def checked(value: Any, rows: int, name: str) -> Any:
         inner = {key: part for key, part in value.items() if part is not None}
         for key in inner:
             if not isinstance(key, str) or not key:
-                raise OutputError(f"{name}: got the key {key!r}, expected names; name each output")
+                raise OutputError(
+                    name,
+                    got=f"the key {key!r}",
+                    expected="names",
+                    fix="name each output",
+                )
         return {key: checked(part, rows, f"{name}[{key!r}]") for key, part in inner.items()}
     if isinstance(value, tuple):
         return tuple(checked(part, rows, f"{name}[{at}]") for at, part in enumerate(value))
     if isinstance(value, list):
         if len(value) != rows:
             raise OutputError(
-                f"{name}: got a list of {len(value)} for {rows} rows, expected one item per row; "
-                "return a tuple or a dict of several outputs"
+                name,
+                got=f"a list of {len(value)} for {rows} rows",
+                expected="one item per row",
+                fix="return a tuple or a dict of several outputs",
             )
         return [_item(item, f"{name}[{at}]") for at, item in enumerate(value)]
     kind = type(value).__name__
     raise OutputError(
-        f"{name}: got {kind}, expected a tensor, a tuple or dict of such, or a list with one item "
-        "per row"
+        name,
+        got=kind,
+        expected="a tensor, a tuple or dict of such, or a list with one item per row",
     )
 
 
@@ -114,15 +124,20 @@ def _item(value: Any, name: str) -> Any:
         parts = [_item(part, f"{name}[{at}]") for at, part in enumerate(value)]
         return tuple(parts) if isinstance(value, tuple) else parts
     raise OutputError(
-        f"{name}: got {type(value).__name__}, expected a tensor, a number, a text, or dicts, lists "
-        "and tuples of such"
+        name,
+        got=type(value).__name__,
+        expected="a tensor, a number, a text, or dicts, lists and tuples of such",
     )
 
 
 def _copied(value: torch.Tensor, name: str) -> torch.Tensor:
     if value.layout is not torch.strided or value.is_quantized:
-        raise OutputError(f"{name}: got a tensor of {value.layout}, expected a dense one; call "
-                          ".to_dense()")  # fmt: skip
+        raise OutputError(
+            name,
+            got=f"a tensor of {value.layout}",
+            expected="a dense one",
+            fix="call .to_dense()",
+        )  # fmt: skip
     # What a function returns may be a part of the batch, of a buffer, or of a cache of its own.
     copy = torch.empty(value.shape, dtype=value.dtype)
     return copy.copy_(value.detach().resolve_conj().resolve_neg())

@@ -68,19 +68,31 @@ class PhaseLosses(Composed):
             returned = phase.with_at(model, batch, at)
             values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
             if "loss" not in values:
-                raise LossError(f'the loss function of phase {name!r} returned no "loss"')
+                raise LossError(
+                    f"loss of phase {name!r}",
+                    got=f"a dict with {', '.join(map(repr, values)) or 'nothing'}",
+                    expected='a dict with the key "loss"',
+                )
             losses.append(values["loss"])
             if "weight" in values:
                 weights[name] = float(values.pop("weight"))
             for key, value in values.items():
                 label = key if key in self._totals else f"{name}/{key}"
                 if label in joined:
-                    raise LossError(f"totals: two phases return {key!r}; have one return it")
+                    raise LossError(
+                        "totals",
+                        f"two phases return {key!r}",
+                        fix="return the total in one phase only",
+                    )
                 joined[label] = value
         if weights and (len(set(weights.values())) > 1 or len(weights) < len(self.by_name)):
             raise LossError(
-                f"weight: the phases returned {weights}, expected the same of each where all "
-                "are computed over one batch, in an evaluation; return the same of each"
+                "weight",
+                got=f"{weights} from the phases",
+                expected="the same weight from each phase, because an evaluation computes all "
+                "phases over "
+                "the same batch",
+                fix="return the same weight in each phase",
             )
         total = losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
         return {"loss": total, **joined, **({"weight": max(weights.values())} if weights else {})}

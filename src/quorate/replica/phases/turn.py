@@ -86,6 +86,8 @@ class Turn:
         """
         of = "" if self.phase is None else f" of phase {self.phase!r}"
         raise LossError(
-            f"the loss{of} has no gradient with respect to the model it was given; use the `model` "
-            "argument of the loss function and not a model from outside it"
+            f"loss{of}",
+            got="a loss that has no gradient with respect to the model that the function received",
+            expected="a loss computed with the `model` argument",
+            fix="do not use a model from outside of the loss function",
         )

@@ -66,7 +66,7 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
     finally:
         handle.remove()
     if len(calls) != 1:
-        raise LossError(f"the loss called the model {len(calls)} times, expected once; {FIX}")
+        raise LossError(f"the loss called the model {len(calls)} times, expected once", fix=FIX)
     return calls[0]
 
 

@@ -45,9 +45,10 @@ def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:
         found = how(value)
         if type(found) is not type(wanted) or found != wanted:
             raise CutError(
-                f"{where}: forward went by {what} {shown(wanted)} where the model was cut, and in "
-                f"this shard it is {shown(found)}",
-                "put what depends on it in a module of its own, which is not cut",
+                f"{where}: forward depends on {what}, which was {shown(wanted)} where the model "
+                "was cut, and "
+                f"is {shown(found)} in this shard",
+                "move the code that depends on this value into a module that is not cut",
             )
 
     return Call("holds", check)
@@ -123,8 +124,8 @@ def as_they_were(modules: Mapping[str, nn.Module], reads_mode: set[str]) -> Call
                 where = f"{name}.{key}" if name else key
                 raise CutError(
                     f"{where} was {shown(before[name].get(key))} where the model was cut, and is "
-                    f"{shown(now.get(key))}",
-                    "have it read by a module that is not cut",
+                    f"{shown(now.get(key))} now",
+                    "read this attribute in a module that is not cut",
                 )
 
     return Call("as_they_were", check)

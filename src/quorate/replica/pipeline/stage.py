@@ -101,7 +101,7 @@ class Stage:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if shard.was_called:
-                raise LossError(f"the loss called the model twice, expected once; {FIX}")
+                raise LossError("the loss called the model twice, expected once", fix=FIX)
             shard.was_called = True
             values = self._arguments(args, kwargs)
             arrived = receive()
@@ -122,7 +122,7 @@ class Stage:
         except Unwound:
             pass
         if not shard.was_called or (shard.outcome is None) is self.graph.is_last:
-            raise LossError(f"the loss did not call the model, expected one call; {FIX}")
+            raise LossError("the loss did not call the model, expected one call", fix=FIX)
         shard.position = self._position()
         to = {
             stage: passed({name: shard.given[name] for name in names}, shard.position)

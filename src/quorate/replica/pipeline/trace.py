@@ -132,7 +132,9 @@ class Trace:
         finally:
             changed = attributes.restore()
         if changed:
-            raise CutError(f"forward sets {changed[0]}, which no stage would", self._instead())
+            raise CutError(
+                f"forward sets {changed[0]}, and a stage sets no attributes", self._instead()
+            )
         self.output = self._rebuilt(returned)
 
     def forget(self) -> None:
@@ -240,8 +242,8 @@ class Trace:
     ) -> Any:
         """Make a call with the example's values, and add its node."""
         if self._quiet:
-            why = f"{line_here()}: a function has a value of forward that it is not given"
-            raise CutError(why, "give it all that it computes with, as arguments")
+            why = f"{line_here()}: a function uses a value of forward that is not an argument"
+            raise CutError(why, "pass all values that the function uses as arguments")
         if call is None:
             call = target if kind == "call_function" else _method(target)
         with self._quietly():
@@ -354,7 +356,7 @@ class Trace:
         inside = next((path for path in reversed(self._inside) if path in self.followed), "")
         if inside:
             return f"cut before {inside} or after it, not inside it"
-        return "put what is done there in a module of its own, which is not cut"
+        return "move that code into a module that is not cut"
 
 
 def _is_from_compiler(error: BaseException) -> bool:

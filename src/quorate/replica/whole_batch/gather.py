@@ -110,9 +110,10 @@ class Gather(Composed):
             if tensor is None or tensor.shape != gradient.shape:
                 got = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
                 raise LossError(
-                    f"represent returned {got} for {name!r} when it was called again with the same "
-                    f"rows, expected shape {tuple(gradient.shape)} as before; return the same for "
-                    "the same rows and random numbers"
+                    "represent",
+                    got=f"{got} for {name!r} when represent was called again with the same rows",
+                    expected=f"shape {tuple(gradient.shape)} as before",
+                    fix="return the same tensors for the same rows and random numbers",
                 )
             if tensor.requires_grad:  # not what a teacher gave
                 # Of 16 bits, the product of a shard may be beyond their range.

@@ -59,10 +59,11 @@ def taken_apart(returned: object) -> Represented:
     else:
         raise _no_rows(f"{type(returned).__name__} {returned!r:.60}")
     for name, part in named.items():
+        where = "" if kind == _TENSOR else f" as item {name!r}"
         if not isinstance(part, torch.Tensor):
-            raise _no_rows(f"{name!r}: {type(part).__name__}")
+            raise _no_rows(f"{type(part).__name__}{where}")
         if part.dim() == 0 or part.is_complex() or not isinstance(name, str):
-            raise _no_rows(f"{name!r}: a tensor of shape {tuple(part.shape)}, dtype {part.dtype}")
+            raise _no_rows(f"a tensor of shape {tuple(part.shape)} and dtype {part.dtype}{where}")
     if not named:
         raise _no_rows("nothing")
     return Represented(kind, dict(named))
@@ -78,8 +79,10 @@ def joined(shards: Sequence[Represented]) -> Represented:
     for number, shard in enumerate(shards):
         if _form(shard) != first:
             raise LossError(
-                f"represent returned {first} of shard 0 and {_form(shard)} of shard {number}; "
-                "return the same names, dtypes and shapes but for the number of rows, of any rows"
+                "represent",
+                got=f"{first} from shard 0 and {_form(shard)} from shard {number}",
+                expected="the same names, dtypes and shapes from every shard, apart from the "
+                "number of rows",
             )
     names = shards[0].tensors
     return shards[0]._replace(tensors={n: torch.cat([s.tensors[n] for s in shards]) for n in names})
@@ -115,6 +118,7 @@ def _form(shard: Represented) -> dict[str, str]:
 
 def _no_rows(got: str) -> LossError:
     return LossError(
-        f"represent must return a tensor whose first dimension is rows, or a tuple or dict of "
-        f"such; it returned {got}"
+        "represent",
+        got=got,
+        expected="a tensor with rows as its first dimension, or a tuple or dict of such tensors",
     )

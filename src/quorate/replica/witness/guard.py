@@ -93,10 +93,14 @@ class Guard:
                 if table.get(name) is not held.get(name):
                     label = f"{path}.{name}".lstrip(".")
                     raise UserError(
-                        f"parameter {label!r} is {'another object' if name in held else 'new'} "
-                        "after a forward pass, and no optimizer has it; make it before training, "
-                        "and write into the one that there is: p.data.copy_(values); or tie it to "
-                        "another before, and not in forward"
+                        f"parameter {label!r}",
+                        got=f"{'another' if name in held else 'a new'} parameter after a forward "
+                        "pass, which no "
+                        "optimizer has",
+                        expected="the parameters of the model before training",
+                        fix="make parameters before training and write into them: "
+                        "p.data.copy_(values); tie "
+                        "parameters before training, not in forward",
                     )
 
     def _ids_now(self) -> tuple[int, ...]:

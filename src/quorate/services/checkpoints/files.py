@@ -144,8 +144,9 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
         raise misfit
     if wrong:
         raise CheckpointError(
-            f"no sound checkpoint in {run_dir}: {'; '.join(wrong)}; begin anew with --fresh, which "
-            "moves all this aside"
+            f"no sound checkpoint in {run_dir}",
+            "; ".join(wrong),
+            fix="start again with --fresh, which moves all of this aside",
         )
     return None
 
@@ -185,7 +186,7 @@ def record_of(path: Path) -> dict[str, Any]:
     try:
         return records.parsed(read_regular(path / RECORD, records.MOST_BYTES))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / RECORD}: {_reason(error)}") from error
+        raise CheckpointError(path / RECORD, _reason(error)) from error
 
 
 def tensors(
@@ -208,7 +209,7 @@ def tensors(
         stored = tensor_file.header(file).tensors
         here = {tensor for tensor in stored if not elsewhere(tensor)}
         if reason := too_large(sum(stored[t].stop - stored[t].start for t in here)):
-            raise CheckpointError(f"{file}: reading it takes {reason}")
+            raise CheckpointError(file, f"reading it takes {reason}")
         read = {}
         with open_regular(file) as opened:
             for tensor, (dtype, shape, start, _) in stored.items():
@@ -219,7 +220,7 @@ def tensors(
                     read_at(opened.fileno(), read[tensor], start)
         return read
     except (OSError, EOFError) as error:
-        raise CheckpointError(f"{file}: {_reason(error)}") from error
+        raise CheckpointError(file, _reason(error)) from error
 
 
 def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
@@ -247,7 +248,7 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
             for tensor in order
         )
     except OSError as error:
-        raise CheckpointError(f"{file}: {_reason(error)}") from error
+        raise CheckpointError(file, _reason(error)) from error
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
@@ -292,20 +293,20 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
     try:
         return _check(path, step)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or path}: {_reason(error)}") from error
+        raise CheckpointError(error.filename or path, _reason(error)) from error
 
 
 def _check_at(path: Path, step: int) -> dict[str, Any]:
     if path.is_symlink() and not path.exists():
-        raise CheckpointError(f"{path}: a link that leads nowhere: is a disk not mounted?")
+        raise CheckpointError(path, "a link that leads nowhere: is a disk not mounted?")
     if not is_ours(path.with_name(path.name.removeprefix(REPLACED)), step):
         expected = checkpoint_of(path.parent.parent, step).name
-        raise CheckpointError(f"{path.parent}: got {path.name!r}, expected the name {expected!r}")
+        raise CheckpointError(path.parent, got=f"{path.name!r}", expected=f"the name {expected!r}")
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
-            raise CheckpointError(f"{path}: it is no directory")
+            raise CheckpointError(path, "not a directory")
     except OSError as error:  # a link that leads nowhere
-        raise CheckpointError(f"{path}: {_reason(error)}") from error
+        raise CheckpointError(path, _reason(error)) from error
     return check(path, step)
 
 
@@ -329,34 +330,39 @@ def _check(path: Path, step: int | None) -> dict[str, Any]:
         expected = read_regular(path / MARKER, len(marker(b"")))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path}: no file {MARKER!r}: it was cut off while it was saved"
+            path,
+            f"no file {MARKER!r}: it was cut off while it was saved",
         ) from None
     text = read_regular(path / RECORD, records.MOST_BYTES)
     if (found := marker(text)) != expected:
         raise CheckpointError(
-            f"{path / RECORD}: got SHA-256 {found!r}, expected {expected!r} as {MARKER!r} says"
+            path / RECORD,
+            got=f"SHA-256 {found!r}",
+            expected=f"{expected!r} as {MARKER!r} says",
         )
     try:
         record = records.parsed(text)
     except ValueError as error:
-        raise CheckpointError(f"{path / RECORD}: {error}") from error
+        raise CheckpointError(path / RECORD, error) from error
     if step is not None and record["global_step"] != step:
         raise CheckpointError(
-            f"{path}: it holds step {record['global_step']}, and its name says {step}"
+            path,
+            f"it holds step {record['global_step']}, and its name says {step}",
         )
     # 2. The tensor files: what their headers say, which bounds what is read; then each byte.
     body = records.body_sha256(record)
     for name, sha256 in record["files"].items():
         header = tensor_file.header(path / name)
         if (got := tensor_file.sha256(path / name)) != sha256:
-            raise CheckpointError(f"{path / name}: got SHA-256 {got}, expected {sha256}")
+            raise CheckpointError(path / name, got=f"SHA-256 {got}", expected=sha256)
         if (bound := header.metadata.get(RECORD_SHA256, body)) != body:  # none: of before there was
             raise CheckpointError(
-                f"{path / name}: it was saved with a record of SHA-256 {records.abridged(bound)}, "
-                f"and this one has {body}"
+                path / name,
+                f"it was saved with a record of SHA-256 {records.abridged(bound)}, and this one "
+                f"has {body}",
             )
         if wrong := records.contradicts(record, name, header.tensors):
-            raise CheckpointError(f"{path / name}: {wrong}")
+            raise CheckpointError(path / name, wrong)
     return record
 
 

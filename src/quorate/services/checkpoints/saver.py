@@ -153,12 +153,13 @@ class Checkpoints:
         older: list[tuple[Path, int]] = []
         with suppress(UserError, OSError):
             older = files.newest_first(self._run_dir)
-        cure = "make room there" if error.errno in NO_ROOM else "mend that"
+        cure = "make room there" if error.errno in NO_ROOM else "fix that"
         start = f"step {older[0][1]:,}" if older else "the beginning"
         return SaveError(
-            f"step {global_step:,} is not saved: {error}; {cure}, and start the run again: it goes "
-            f"on from {start}",
+            f"step {global_step:,} is not saved",
             error.errno,
+            why=error,
+            fix=f"{cure}, and run the same command again: it resumes from {start}",
         )
 
     def _has_thread(self) -> bool:

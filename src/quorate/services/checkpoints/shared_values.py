@@ -64,7 +64,7 @@ def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]
                     f"the checkpoint lacks Shared {name}.{key}; the script's value is used"
                 )
             elif misfit := _misfit(f"{name}.{key}", value, key in plain.get(name, {}), stored):
-                raise MisfitError(f"{path}: {misfit}; use the script that it was saved by")
+                raise MisfitError(path, misfit, fix="use the script that saved the checkpoint")
     return SavedShared(plain, stored), sorted(lines)
 
 

@@ -136,7 +136,7 @@ def pieces(path: Path, stored: Stored) -> Iterator[bytes]:
         while left:
             piece = file.read(min(left, _PIECE_BYTES))
             if not piece:
-                raise CheckpointError(f"{path}: it was cut while it was read")
+                raise CheckpointError(path, "it was cut while it was read")
             left -= len(piece)
             yield piece
 
@@ -144,12 +144,13 @@ def pieces(path: Path, stored: Stored) -> Iterator[bytes]:
 def _header(path: Path, file: BufferedReader) -> Header:
     size = size_of(file)
     if size < 8:
-        raise CheckpointError(f"{path}: got {size} bytes, expected a safetensors file")
+        raise CheckpointError(path, got=f"{size} bytes", expected="a safetensors file")
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
         raise CheckpointError(
-            f"{path}: got a header of {length:,} bytes in a file of {size:,}, expected at most "
-            f"{min(size - 8, MOST_HEADER_BYTES):,}"
+            path,
+            got=f"a header of {length:,} bytes in a file of {size:,}",
+            expected=f"at most {min(size - 8, MOST_HEADER_BYTES):,}",
         )
     try:
         text = file.read(length)
@@ -162,18 +163,18 @@ def _header(path: Path, file: BufferedReader) -> Header:
             raise ValueError(f"got metadata {abridged(metadata)}, expected strings by name")
         tensors = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
-        raise CheckpointError(f"{path}: its header: {error}") from error
+        raise CheckpointError(path, f"its header: {error}") from error
     # The data are the tensors, one behind the other: no gap, nothing twice, nothing behind them.
     at = 8 + length
     for name, stored in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if stored.start != at:
             raise CheckpointError(
-                f"{path}: its header: {abridged(name)} begins at byte {stored.start:,}, expected "
-                f"{at:,}"
+                path,
+                f"its header: {abridged(name)} begins at byte {stored.start:,}, expected {at:,}",
             )
         at = stored.stop
     if at != size:
-        raise CheckpointError(f"{path}: got {size:,} bytes, expected {at:,} as its header says")
+        raise CheckpointError(path, got=f"{size:,} bytes", expected=f"{at:,} as its header says")
     return Header(tensors, metadata, size)
 
 

@@ -48,7 +48,7 @@ class Encoder:
             CheckpointError: there is something in it that is no such value.
         """
         if depth > MOST_DEEP:
-            raise CheckpointError(f"{path}: it is nested more than {MOST_DEEP} deep; not saved")
+            raise CheckpointError(path, f"nested more than {MOST_DEEP} deep, which is not saved")
         if value is None or type(value) in (bool, int, str):
             return value
         if isinstance(value, float) and not isinstance(value, np.generic):
@@ -74,10 +74,12 @@ class Encoder:
             return {"complex": [inner(value.real, "real"), inner(value.imag, "imag")]}
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
-        kind = type(value).__name__
         raise CheckpointError(
-            f"{path} is a {kind}, and only tensors, numbers, strings, and lists, tuples and dicts "
-            "of these are saved; keep such, use another optimizer, or no run_dir"
+            path,
+            got=type(value).__name__,
+            expected="a tensor, number or string, or lists, tuples and dicts of these, which can "
+            "be saved",
+            fix="keep such values, use another optimizer, or pass no run_dir",
         )
 
     def _once(self, value: object, encode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -91,8 +93,10 @@ class Encoder:
         if value.layout is not torch.strided or value.is_quantized:
             kind = "quantized" if value.is_quantized else f"of layout {value.layout}"
             raise CheckpointError(
-                f"{path} is a tensor {kind}, and only dense ones are saved; use another optimizer, "
-                "or no run_dir"
+                path,
+                got=f"a tensor {kind}",
+                expected="a dense tensor, which can be saved",
+                fix="use another optimizer, or pass no run_dir",
             )
         # What is complex lies in memory as it is, and not as its conjugate.
         plain = plain.resolve_conj().resolve_neg()
@@ -102,7 +106,9 @@ class Encoder:
         if dtype not in tensor_file.DTYPES:
             # Files of tensors have no such elements: those of complex128 are saved as pairs.
             if plain.dtype is not torch.complex128:
-                raise CheckpointError(f"{path} is a tensor of {dtype}, which no checkpoint holds")
+                raise CheckpointError(
+                    path, got=f"a tensor of {dtype}", expected="a dtype that safetensors has"
+                )
             plain, strides = torch.view_as_real(plain), {**strides, "dtype": dtype}
         key = self._name(path)
         self.tensors[key] = plain
@@ -115,8 +121,10 @@ class Encoder:
             tensor = torch.from_numpy(copy)
         except TypeError:
             raise CheckpointError(
-                f"{path} is a NumPy value of dtype {copy.dtype}, and only numbers of dtypes that "
-                "torch has are saved; keep such"
+                path,
+                got=f"a NumPy value of dtype {copy.dtype}",
+                expected="numbers of a dtype that torch has, which can be saved",
+                fix="keep such values",
             ) from None
         # Without dimensions, an array and a number are two things.
         is_array = {"is_array": True} if isinstance(value, np.ndarray) and not copy.ndim else {}
@@ -154,18 +162,18 @@ class Decoder:
             CheckpointError: it is no tree.
         """
         if isinstance(tree, float) and not math.isfinite(tree):
-            raise CheckpointError(f"no tree of values: {tree!r}")  # it is written as text
+            raise CheckpointError("no tree of values", f"{tree!r}")  # it is written as text
         if tree is None or isinstance(tree, bool | int | float | str):
             return tree
         if depth > MOST_DEEP or not isinstance(tree, dict) or not tree:
-            raise CheckpointError(f"no tree of values: {tree!r:.80}")
+            raise CheckpointError("no tree of values", f"{tree!r:.80}")
         kind, content = next(iter(tree.items()))
         try:
             return _KINDS[kind](self, tree, content, depth + 1)
         except CheckpointError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise CheckpointError(f"no tree of values: {tree!r:.80}: {error}") from error
+            raise CheckpointError("no tree of values", f"{tree!r:.80}: {error}") from error
 
     def _items(self, content: list[Any], depth: int) -> list[Any]:
         return [self.decode(item, depth) for item in content]
@@ -178,13 +186,13 @@ class Decoder:
             value = self._tensors[key]
             if tree.get("dtype") is not None:
                 if self._dtype(tree["dtype"]) is not torch.complex128:
-                    raise CheckpointError(f"tensor {key!r}: no pairs are {tree['dtype']!r:.80}")
+                    raise CheckpointError(f"tensor {key!r}", f"no pairs are {tree['dtype']!r:.80}")
                 value = torch.view_as_complex(value)
             made = value.clone()
             if (stride := tree.get("stride")) is not None:
                 made = torch.empty_strided(value.shape, stride, dtype=value.dtype)
                 if len(stride) != value.ndim or _span(made) != value.numel():
-                    raise CheckpointError(f"tensor {key!r}: no strides of it: {stride}")
+                    raise CheckpointError(f"tensor {key!r}", f"no strides of it: {stride}")
                 made.copy_(value)
             self._made[key] = made
         return self._made[key]
@@ -199,7 +207,7 @@ class Decoder:
     def _dtype(self, name: str) -> torch.dtype:
         dtype = getattr(torch, name)
         if not isinstance(dtype, torch.dtype):
-            raise CheckpointError(f"no dtype: {name!r}")
+            raise CheckpointError("no dtype", f"{name!r}")
         return dtype
 
 
@@ -234,14 +242,16 @@ def require_like(value: Any, example: Any, where: str) -> None:
     if isinstance(example, dict) and isinstance(value, dict):
         for key, inner in example.items():
             if key not in value:
-                raise CheckpointError(f"{where}: {key!r:.80} is missing")
+                raise CheckpointError(where, f"{key!r:.80} is missing")
             require_like(value[key], inner, f"{where}.{key}")
     elif type(example) in (list, tuple) and type(example) is type(value):
         for inner, own in zip(value, example, strict=False):
             require_like(inner, own, where)
     elif example is not None and not _is_like(value, example):
         raise CheckpointError(
-            f"{where}: got {value!r:.80}, expected a {type(example).__name__} like {example!r:.80}"
+            where,
+            got=f"{value!r:.80}",
+            expected=f"a {type(example).__name__} like {example!r:.80}",
         )
 
 

@@ -76,7 +76,9 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
-            f"weights of {path}: {'; '.join(wrong[:5])}{more}; give weights of this model"
+            f"weights of {path}",
+            f"{'; '.join(wrong[:5])}{more}",
+            fix="give weights of this model",
         )
     # 2. Their values.
     if file.suffix == ".safetensors":
@@ -99,7 +101,11 @@ def _file_in(folder: Path, say: Callable[[str], None]) -> Path:
         return folder / file
     sound = files.find(folder)
     if sound is None:
-        raise CheckpointError(f"weights of {folder}: there is no checkpoint in it; give a file")
+        raise CheckpointError(
+            f"weights of {folder}",
+            "there is no checkpoint in it",
+            fix="give a file",
+        )
     for wrong in sound.passed_over:
         say(f"skipped a checkpoint: {wrong}")
     return sound.path / file
@@ -122,8 +128,9 @@ def _readable(path: Path) -> Iterator[None]:
         if not isinstance(error, (OSError, RuntimeError, SafetensorError, UnpicklingError)):
             reason = f"{type(error).__name__}: {reason}"
         raise CheckpointError(
-            f"weights of {path}: got {reason}; expected a .safetensors file, or a state dict of "
-            "tensors by torch.save"
+            f"weights of {path}",
+            got=reason,
+            expected="a .safetensors file, or a state dict of tensors by torch.save",
         ) from error
 
 
@@ -153,7 +160,7 @@ def _require_bounded(path: Path, file: BufferedReader) -> None:
     """
     size = size_of(file)
     if reason := too_large(size):
-        raise CheckpointError(f"weights of {path}: reading it takes {reason}")
+        raise CheckpointError(f"weights of {path}", f"reading it takes {reason}")
     if not is_zipfile(file):  # as torch.save wrote it before 1.6: pickles, then the elements
         file.seek(0)
         pickles: list[IO[bytes]] = [file] * 5
@@ -166,7 +173,9 @@ def _require_bounded(path: Path, file: BufferedReader) -> None:
                 part.file_size for part in parts
             ):
                 raise CheckpointError(
-                    f"weights of {path}: got compressed parts, expected what torch.save writes"
+                    f"weights of {path}",
+                    got="compressed parts",
+                    expected="what torch.save writes",
                 )
             pickles = [
                 BytesIO(archive.read(part)) for part in parts if part.filename.endswith(".pkl")
@@ -176,7 +185,9 @@ def _require_bounded(path: Path, file: BufferedReader) -> None:
             # It takes a number of bytes, which weights_only lets through.
             if operation.name == "GLOBAL" and str(argument).endswith(" bytearray"):
                 raise CheckpointError(
-                    f"weights of {path}: got a bytearray, expected tensors by name"
+                    f"weights of {path}",
+                    got="a bytearray",
+                    expected="tensors by name",
                 )
 
 
@@ -188,12 +199,18 @@ def _conversions(
     for name in own:
         value = weights[name]
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            raise CheckpointError(f"weights: {name} is no dense tensor with values; save it as one")
+            raise CheckpointError(
+                f"weights: {name}",
+                "not a dense tensor with values",
+                fix="save the parameter as such a tensor",
+            )
         if value.dtype != own[name].dtype:
             if not torch.can_cast(value.dtype, own[name].dtype):
                 raise CheckpointError(
-                    f"weights: {name} is {value.dtype}, and the model has {own[name].dtype}, which "
-                    "cannot hold it"
+                    f"weights: {name}",
+                    got=f"{value.dtype}",
+                    expected=f"{own[name].dtype} as in the model, or a dtype that can be "
+                    "converted to it",
                 )
             others.setdefault((value.dtype, own[name].dtype), []).append(name)
     for (was, now), names in others.items():
@@ -210,8 +227,10 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:
     ):
         kind = type(content).__name__
         raise CheckpointError(
-            f"weights of {path}: got a {kind}, expected a state dict: tensors by name; save "
-            "model.state_dict()"
+            f"weights of {path}",
+            got=f"a {kind}",
+            expected="a state dict: tensors by name",
+            fix="save model.state_dict()",
         )
     return dict(content)
 

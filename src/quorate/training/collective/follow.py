@@ -83,8 +83,10 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     plan = from_json(record["plan"], loading.order, loading.sampling)
     if (rows := length(dataset)) != plan.rows:
         raise UserError(
-            f"rank {ranks.rank} has another dataset: got {rows} rows, expected {plan.rows} as on "
-            "rank 0; give every rank the same data"
+            f"rank {ranks.rank} has another dataset",
+            got=f"{rows} rows",
+            expected=f"{plan.rows} as on rank 0",
+            fix="give every rank the same data",
         )
     state, source = _opened(crew, dataset, plan, record, make_state)
     optimizer = state.optimizer
@@ -146,8 +148,10 @@ def _opened(
     decided = record["computing"]
     if decided["compile"] != crew.replicas.computing.compile:
         raise UserError(
-            f"compile: got {crew.replicas.computing.compile} on this rank, expected "
-            f"{decided['compile']} as on rank 0; install a compiler on every host, or on none"
+            "compile",
+            got=f"{crew.replicas.computing.compile} on this rank",
+            expected=f"{decided['compile']} as on rank 0",
+            fix="install a compiler on every host, or on none",
         )
     crew.replicas.compute_as(decided)
     state.average = None  # rank 0's alone

@@ -48,9 +48,11 @@ def compare(given: list[bytes], reads: Sequence[str] = ()) -> None:
         for name, value in first.items():
             if name != _KEPT and other[name] != value:
                 raise UserError(
-                    f"rank {rank} differs from rank 0 in {name}: got {other[name]:.40}, expected "
-                    f"{value:.40}{_why(first, other, reads)}; start the same script with the same "
-                    "arguments, data and packages on every rank"
+                    f"rank {rank} differs from rank 0 in {name}",
+                    got=f"{other[name]:.40}",
+                    expected=f"{value:.40}{_why(first, other, reads)}",
+                    fix="start the same script with the same arguments, data and packages on "
+                    "every rank",
                 )
 
 

@@ -179,4 +179,4 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: {reason}; start again, others may be sound") from error
+        raise CheckpointError(path, reason, fix="start again, others may be sound") from error

@@ -44,7 +44,9 @@ def put_back(copies: dict[str, torch.Tensor], state: State | None) -> None:
         mine, other = own.get(name), copies.get(name)
         if mine is None or other is None or (mine.shape, mine.dtype) != (other.shape, other.dtype):
             raise UserError(
-                f"weights: {name} is not the same in both; put back what weights() returned"
+                "weights",
+                f"{name} differs from what weights() returned",
+                fix="put back what weights() returned",
             )
     parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in Weights._fields}
     for name, value in copies.items():
@@ -87,7 +89,7 @@ def give_weights(path: Path, say: Say, state: State) -> None:
         if not exists(path / files.MARKER):
             sound = files.find(path)
             if sound is None:
-                raise CheckpointError(f"weights of {path}: there is no checkpoint in it")
+                raise CheckpointError(f"weights of {path}", "there is no checkpoint in it")
             path = sound.path
         take_weights(weights_in(path, files.check_named(path), state), state)
         return
@@ -101,7 +103,7 @@ def _found(run_dir: Path | None, which: str, say: Say) -> Path:
         raise SettingError("load", which, "a path, as there is no run_dir", "set it in Trainer")
     newest = files.find(run_dir)
     if newest is None:
-        raise CheckpointError(f"load: there is no checkpoint in {run_dir}; train first")
+        raise CheckpointError("load", f"there is no checkpoint in {run_dir}", fix="train first")
     for wrong in newest.passed_over:
         say(f"skipped a checkpoint: {wrong}")
     if which == NEWEST:
@@ -109,8 +111,9 @@ def _found(run_dir: Path | None, which: str, say: Say) -> Path:
     best = newest.record["account"]["best"]
     if best is None:
         raise CheckpointError(
-            f"load: no checkpoint in {run_dir} is the best of anything; train with "
-            "Validation(best='min:loss'), say"
+            "load",
+            f"no checkpoint in {run_dir} was saved as the best",
+            fix="train with Validation(best='min:loss'), for example",
         )
     path = files.checkpoint_of(run_dir, best["global_step"])
     files.check(path, best["global_step"])
@@ -119,5 +122,7 @@ def _found(run_dir: Path | None, which: str, say: Say) -> Path:
 
 def _there(state: State | None) -> State:
     if state is None:
-        raise UserError("there are no weights of a state yet: train or evaluate first")
+        raise UserError(
+            "weights", "there are no trained weights yet", fix="train or evaluate first"
+        )
     return state

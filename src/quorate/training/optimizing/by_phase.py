@@ -286,12 +286,13 @@ class PhaseStates:
         if [*saved] != [*ours]:
             was = ", ".join(map(printable, saved)) or "none"
             raise MisfitError(
-                f"{path}: it was trained with phases {was}, and this run has {', '.join(ours)}; "
-                "use the same, or choose another run_dir"
+                path,
+                f"it was trained with phases {was}, and this run has {', '.join(ours)}",
+                fix="use the same, or choose another run_dir",
             )
         odd = next((key for key in tensors if key.partition("/")[0] not in ours), None)
         if odd is not None:
-            raise MisfitError(f"{path}: optimizer state {odd!r:.80} is of no phase")
+            raise MisfitError(path, f"optimizer state {odd!r:.80} is of no phase")
         states = {}
         for name, own in ours.items():
             # A schedule counts the updates of its own phase.

@@ -141,8 +141,10 @@ def require_state_of(
             else:
                 continue
             raise CheckpointError(
-                f"optimizer state: {entry!r} of {name!r}: got {got}, and this run has "
-                f"{expects}; use the optimizer of the first run"
+                f"optimizer state: {entry!r} of {name!r}",
+                got=got,
+                expected=f"{expects} as in this run",
+                fix="use the optimizer of the first run",
             )
 
 

@@ -209,9 +209,11 @@ class FlatOptimizer:
         for memory in self._memories:
             if memory.is_written:
                 raise UserError(
-                    f"optimizer: {type(self.inner).__name__} put parameter {memory.name!r} into "
-                    "memory of its own (p.data = ...), and writes there in another step; workers "
-                    "read the parameter elsewhere: write into it, p.data.copy_(values)"
+                    "optimizer",
+                    f"{type(self.inner).__name__} moved parameter {memory.name!r} to other memory "
+                    "(p.data = ...) and writes there in a later step, but workers read the first "
+                    "memory",
+                    fix="write into the parameter: p.data.copy_(values)",
                 )
         away = left(self._homes)
         self._memories = [Memory(home.name, home.parameter.detach()) for home in away]
@@ -236,17 +238,21 @@ class FlatOptimizer:
             return
         if len(groups) != len(self.groups):
             raise UserError(
-                f"optimizer: got {len(groups)} groups, expected {len(self.groups)} as when "
-                "training began; make all groups where the optimizer is made, and switch "
-                "parameters off with requires_grad_(False) until their turn"
+                "optimizer",
+                got=f"{len(groups)} groups",
+                expected=f"{len(self.groups)} as when training began",
+                fix="make all groups where the optimizer is made, and switch parameters off "
+                "with requires_grad_(False) until their turn",
             )
         for number, (group, names) in enumerate(zip(groups, self.groups, strict=True)):
             held = (self._held.get(tensor, ["?"]) for tensor in group["params"])
             # By dtypes, tensors of a vector are in another order.
             if {name for some in held for name in some} != set(names):
                 raise UserError(
-                    f"optimizer: group {number} has other parameters than when training began; "
-                    "leave them there, and change the values of groups, group['lr'] say"
+                    "optimizer",
+                    f"group {number} has other parameters than when training began",
+                    fix="leave the parameters in their groups, and change values such as "
+                    "group['lr']",
                 )
         self._same_groups = ids
 
@@ -392,7 +398,8 @@ class FlatOptimizer:
         name = self.names.get(id(parameter))
         if name is None:
             raise UserError(
-                "optimizer: it holds a parameter that is not a trainable one of the model; use "
-                "the parameters that the function is given"
+                "optimizer",
+                "a parameter in its groups is not a trainable parameter of the model",
+                fix="use the parameters that the function receives",
             )
         return name

@@ -184,7 +184,7 @@ class OptimizerState:
             self._require_same_names(record, path)
         odd = [name for name, state in entries.items() if state and listed.count(name) != 1]
         if odd and "optimizer_groups" in record:
-            raise MisfitError(f"{path}: {odd[0]!r:.80} has optimizer state, and not one group")
+            raise MisfitError(path, f"{odd[0]!r:.80} has optimizer state, and not one group")
         try:
             if is_by_name:
                 by_name = self._optimizer.loadable(entries)
@@ -204,7 +204,7 @@ class OptimizerState:
                 require_like(schedule, self._update.scheduler.state_dict(), "schedule")
             return LoadableOptimizer(by_name, own, named, decoded, schedule, record)
         except CheckpointError as error:
-            raise MisfitError(f"{path}: {error}") from error
+            raise MisfitError(path, error) from error
 
     def load(self, saved: LoadableOptimizer) -> None:
         """Take what ``loadable`` gave, but for what the script makes otherwise now."""
@@ -261,7 +261,8 @@ class OptimizerState:
             self._require_trainable(path, name)
             if twice := entries[name].keys() & values.keys():
                 raise MisfitError(
-                    f"{path}: optimizer state {min(twice)!r} of {name!r} is there twice"
+                    path,
+                    f"optimizer state {min(twice)!r} of {name!r} is there twice",
                 )
             entries[name].update(values)
         return entries
@@ -280,8 +281,9 @@ class OptimizerState:
                 pair for pair in zip_longest(saved, own, fillvalue="none") if pair[0] != pair[1]
             )
             raise CheckpointError(
-                f"{path}: the optimizer had parameter {odd[0]!r} where it has {odd[1]!r} now; use "
-                "the groups and the frozen parameters of the first run"
+                path,
+                f"the optimizer had parameter {odd[0]!r} where this run has {odd[1]!r}",
+                fix="use the groups and the frozen parameters of the first run",
             )
 
     def _require_fitting(self, values: Mapping[str, Any]) -> None:
@@ -291,12 +293,12 @@ class OptimizerState:
             there = own[name].value if name in own else None
             if name not in own:
                 if self._optimizer.flat or place_of_new(self._inner, name) is None:
-                    raise CheckpointError(f"optimizer state: it has no attribute {name!r:.80}")
+                    raise CheckpointError("optimizer state", f"it has no attribute {name!r:.80}")
             elif isinstance(there, Optimizer):
                 _require_state_dict(value, there)
             elif isinstance(there, torch.Generator):
                 if not is_state_of(there, value):
-                    raise CheckpointError(f"optimizer state: {name} is no state of a generator")
+                    raise CheckpointError("optimizer state", f"{name} is no state of a generator")
             elif (state := state_of(there, self._optimizer.names)) is not there:
                 require_like(value, state, f"optimizer.{name}")
 
@@ -399,4 +401,4 @@ def _require_state_dict(state: Any, optimizer: Optimizer) -> None:
         or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
         or [len(group["params"]) for group in groups] != own
     ):
-        raise CheckpointError(f"no state dict of {type(optimizer).__name__}: {state!r:.80}")
+        raise CheckpointError(f"no state dict of {type(optimizer).__name__}", f"{state!r:.80}")

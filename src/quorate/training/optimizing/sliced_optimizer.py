@@ -339,9 +339,11 @@ class SlicedOptimizer(CutOptimizer):
         """
         if not self.is_sharded and not self._is_alone and marks(self.inner.state) != self._noted:
             raise UserError(
-                f"optimizer: the state of {type(self.inner).__name__} was changed between updates, "
-                "and each rank has it by itself; change it in the optimizer's step(), or pass "
-                "engine='processes'"
+                "optimizer",
+                f"the state of {type(self.inner).__name__} was changed between updates, but each "
+                "rank holds "
+                "its own part of the state",
+                fix="change the state in the optimizer's step(), or pass engine='processes'",
             )
 
     def _lend(self) -> None:

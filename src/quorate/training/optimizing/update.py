@@ -178,8 +178,10 @@ class Update:
         total = tree_sum(parts, leaves, join, present)
         if total.weight == 0:
             raise LossError(
-                f"weight: it is 0 in all {present} shards of update {n}; a mean over nothing has "
-                "no gradient: give at least one row of a batch a weight"
+                "weight",
+                got=f"0 in all {present} shards of update {n}",
+                expected="a positive weight in at least one shard",
+                fix="give at least one row of each batch a weight",
             )
         began = time.monotonic()
         mean = self._mean(total, additions)
@@ -276,8 +278,9 @@ class Update:
                 if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
-                        f"the loss or its gradient is not finite where {name} moved to in update "
-                        f"{n}; lower the learning rate, or go on from the newest checkpoint"
+                        f"the loss or its gradient is not finite where {name} moved the "
+                        f"parameters in update {n}",
+                        fix="lower the learning rate, or resume from the newest checkpoint",
                     )
                 self._take_beside(total, present)
                 self._clip(mean)

@@ -144,7 +144,8 @@ class PartedOptimizer(FlatOptimizer):
             self.close()
             raise ServerError(
                 f"the process of part {gone.number} of the optimizer ended in the middle of an "
-                "update; run the same command again: it goes on from the newest checkpoint"
+                "update",
+                fix="run the same command again: the run resumes from the newest checkpoint",
             ) from None
         if key == "failed":
             self.close()

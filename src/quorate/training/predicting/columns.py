@@ -62,16 +62,20 @@ class Columns:
             self._columns = [self._make(path, leaf) for path, leaf in found]
         if structure != self.structure:
             raise OutputError(
-                f"predict: rows {self._rows} to {self._rows + rows - 1} gave {structure}, and rows "
-                f"before them {self.structure}; return the same outputs for every batch"
+                "predict",
+                got=f"{structure} for rows {self._rows} to {self._rows + rows - 1}",
+                expected=f"{self.structure} as for the rows before",
+                fix="return the same outputs for every batch",
             )
         for (path, leaf), first, column in zip(found, self._first, self._columns, strict=True):
             if _kind(leaf) != first:
                 name = ".".join(path) or "the output"
                 raise OutputError(
-                    f"predict: {name}: got rows of {_words(_kind(leaf))} in rows {self._rows} to "
-                    f"{self._rows + rows - 1}, expected {_words(first)} as before; return a list "
-                    "of rows, [*tensor], where sizes differ"
+                    f"predict: {name}",
+                    got=f"rows of {_words(_kind(leaf))} in rows {self._rows} to "
+                    f"{self._rows + rows - 1}",
+                    expected=f"{_words(first)} as before",
+                    fix="return a list of rows, [*tensor], where sizes differ",
                 )
             column.put(leaf)
         self._rows += rows

@@ -129,7 +129,9 @@ class _Array:
             self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
         except TypeError as error:
             raise OutputError(
-                f"predict: {name}: got {dtype}, which files of NumPy do not have; return .float()"
+                f"predict: {name}",
+                got=f"{dtype}, which NumPy's files do not support",
+                fix="return .float()",
             ) from error
         self._file, self.name = file, name
         self._file.write(b"\0" * _HEADER_BYTES)
@@ -176,8 +178,9 @@ class _Ragged:
             kind = (item.dtype, item.ndim) if isinstance(item, torch.Tensor) else type(item)
             if kind != self._kind:
                 raise OutputError(
-                    f"predict: {self._values.name}: got an item of {kind} in row {self._rows}, "
-                    f"expected {self._kind} as before"
+                    f"predict: {self._values.name}",
+                    got=f"an item of {kind} in row {self._rows}",
+                    expected=f"{self._kind} as before",
                 )
             self._values.write(item.reshape(-1))
             self._shapes.write(torch.tensor(item.shape, dtype=torch.int64))
@@ -202,8 +205,11 @@ class _Lines:
                 self._file.write(json.dumps(item, ensure_ascii=False) + "\n")
             except TypeError as error:
                 raise OutputError(
-                    f"predict: {self._name}: {error}; a list that goes to files has tensors "
-                    "alone, or numbers, texts, and dicts and lists of these"
+                    f"predict: {self._name}",
+                    error,
+                    fix="a list that is written to files may contain tensors only, or numbers, "
+                    "texts, and dicts "
+                    "and lists of these",
                 ) from error
 
     def finish(self) -> str:

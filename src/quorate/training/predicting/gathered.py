@@ -39,8 +39,10 @@ class Gathered:
                 self._names = list(values)
             if list(values) != self._names:
                 raise OutputError(
-                    f"one shard's totals are {sorted(self._names)}, another's {sorted(values)}; "
-                    "return the same names for every shard"
+                    "totals",
+                    got=f"{sorted(self._names)} from one shard and {sorted(values)} from another",
+                    expected="the same names from every shard",
+                    fix="return each total for every shard",
                 )
             for name, value in values.items():
                 if isinstance(kept := self._kept[name], Collect):

@@ -64,12 +64,16 @@ def predict(
     """
     if function is not None and not callable(function):
         raise OutputError(
-            f"predict: got {type(function).__name__} as function, expected function(model, batch)"
+            "predict",
+            got=type(function).__name__,
+            expected="a function(model, batch)",
         )
     if function is not None and asks_for_at(function):
         raise OutputError(
-            "predict: got a function that asks for at, expected function(model, batch); a "
-            "prediction is no part of a run"
+            "predict",
+            got="a function with the argument at",
+            expected="function(model, batch)",
+            fix="leave the argument out, because a prediction belongs to no step",
         )
     if to is not None and crew.follows:
         return to  # rank 0 writes it
@@ -176,4 +180,4 @@ def _drive(
         for _ in drive(coordinator, channel, take, say=say, **told):
             pass
     if taken < plan.steps_per_epoch:
-        raise UserError(f"predict: it was stopped before its last row: {stops.reason}")
+        raise UserError("predict", f"stopped before the last row: {stops.reason}")

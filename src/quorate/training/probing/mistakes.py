@@ -67,8 +67,9 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
     if scaled is not None:
         raise LossError(
             f"the loss is multiplied by {scaled.scale:,g}, as a GradScaler scales it "
-            f"({scaled.line}); return the loss as it is, and pass precision='fp16' (or 'bf16'), "
-            "which scales the loss and unscales its gradients"
+            f"({scaled.line})",
+            fix="return the loss as it is, and pass precision='fp16' (or 'bf16'), which scales "
+            "the loss and unscales its gradients",
         )
 
 

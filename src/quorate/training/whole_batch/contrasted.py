@@ -110,8 +110,10 @@ class Contrast:
                 return Contrasted(outcome, [], {})
             if outcome.weight == 0:
                 raise LossError(
-                    f"weight: it is 0 for the whole batch of step {step}; a mean over nothing has "
-                    "no gradient: give at least one row of a batch a weight"
+                    "weight",
+                    got=f"0 for the whole batch of step {step}",
+                    expected="a positive weight",
+                    fix="give at least one row of each batch a weight",
                 )
             own = {n: p for n, p in self._trained.items() if p.requires_grad}
             inputs = [*wanted.values(), *own.values()]
@@ -119,8 +121,9 @@ class Contrast:
         of_rows = _named(wanted, found[: len(wanted)])
         if not of_rows:
             raise LossError(
-                "the loss has no gradient with respect to what represent returned; have contrast "
-                "compute it from its second argument, without detach() or no_grad()"
+                "the loss has no gradient with respect to what represent returned",
+                fix="compute the loss from the second argument of contrast, without detach() or "
+                "no_grad()",
             )
         return Contrasted(outcome, cut(of_rows, shards), _named(own, found[len(wanted) :]))
 
@@ -147,8 +150,8 @@ class Contrast:
         for name, buffer in now.items():
             if buffers.get(name) is not buffer or version(buffer) != before[name]:
                 raise LossError(
-                    f"contrast writes buffer {name!r}, and only a shard may; call the module that "
-                    "has it (BatchNorm, say) in represent"
+                    f"contrast writes buffer {name!r}, but only represent may write buffers",
+                    fix="call the module of the buffer (BatchNorm, for example) in represent",
                 )
 
 

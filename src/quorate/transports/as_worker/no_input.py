@@ -43,8 +43,10 @@ class NoInput(io.TextIOBase):
     def _refuse(self) -> NoReturn:
         line = line_of_caller(sys._getframe(1))
         raise InputError(
-            f"stdin: {line} reads it in a worker process, which has none; read it only where "
-            "quorate.is_worker() is False, or take what the script needs from its arguments"
+            "stdin",
+            f"{line} reads it in a worker process, which has none",
+            fix="read it only where quorate.is_worker() is False, or take what the script "
+            "needs from its arguments",
         )
 
 

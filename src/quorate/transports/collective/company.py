@@ -147,7 +147,7 @@ class Company:
         watch = None if self.ranks is None else self.ranks.watch
         gone = None if watch is None else watch.explained()
         if gone is not None and not gone.has_ended:  # it hangs, or is silent: that is all
-            return RankError(f"{gone.text}; {GO_ON}")
+            return RankError(gone.text, fix=GO_ON)
         how = None if gone is None else gone.text
         if (launched := self._launched) is not None:
             # Who was killed says most; that a rank has ended, more than what another one printed.
@@ -157,7 +157,7 @@ class Company:
         how = how or (None if watch is None else watch.farewell())
         if how is None or how in str(error):
             return error
-        return RankError(f"{how}; {error if watch is None else GO_ON}")
+        return RankError(how, fix=f"{error if watch is None else GO_ON}")
 
     @contextmanager
     def naming(self) -> Iterator[None]:

@@ -84,8 +84,10 @@ def require_alike(hellos: Sequence[Hello]) -> None:
         for rank, each in enumerate(hellos):
             if (got := getattr(each, field)) != expected:
                 raise UserError(
-                    f"rank {rank} differs from rank 0 in {name}: got {printable(got):.40}, "
-                    f"expected {printable(expected):.40}; {fix}"
+                    f"rank {rank} differs from rank 0 in {name}",
+                    got=f"{printable(got):.40}",
+                    expected=f"{printable(expected):.40}",
+                    fix=fix,
                 )
 
 

@@ -76,6 +76,7 @@ def _wait(watch: Watch, place: Place, timeout_s: float, ended: Callable[[], str 
             has_not = "has not" if len(missing) == 1 else "have not"
             raise RankError(
                 f"rank {which} of {place.size} {has_not} come to the training loop in "
-                f"{timeout_s:g} s; start the same script on every rank, or turn worker_timeout_s up"
+                f"{timeout_s:g} s",
+                fix="start the same script on every rank, or turn worker_timeout_s up",
             )
         time.sleep(_LOOK_S)

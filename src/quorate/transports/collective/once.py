@@ -54,7 +54,7 @@ def _store(endpoint: tuple[str, int]) -> Any | None:
         return dist.TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=_REACH_S))
     except RuntimeError as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RankError(f"the store of torchrun was not reached: {line:.300}") from error
+        raise RankError("the store of torchrun was not reached", f"{line:.300}") from error
 
 
 def _key(what: str) -> str:

@@ -185,7 +185,7 @@ class Ranks:
         """
         if self.watch.verdict is not None:
             self.watch.heed()
-            raise RankError(f"{self.watch.verdict.text}; {GO_ON}")
+            raise RankError(self.watch.verdict.text, fix=GO_ON)
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
@@ -333,8 +333,8 @@ class Ranks:
             text = str(error).strip() or type(error).__name__
             line = text.splitlines()[0].partition(". This is typically")[0]
             raise RankError(
-                f"rank {self.rank} of {self.size} waited for another {what}, and it is gone: "
-                f"{line:.300}"
+                f"rank {self.rank} of {self.size} waited for another {what}, and it is gone",
+                f"{line:.300}",
             ) from error
         except BaseException:  # of a signal, maybe in the midst of a message
             self._is_broken = True
@@ -350,7 +350,7 @@ def _refusing(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RankError(f"this rank waited {what}, in vain: {line:.300}") from error
+        raise RankError(f"this rank waited {what}, in vain", f"{line:.300}") from error
 
 
 class Swap:

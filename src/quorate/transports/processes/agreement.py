@@ -134,9 +134,10 @@ class Agreement:
             if answer["data"] != self._data[key]:
                 rows = abridged(job.plan.shard(0, 0))
                 raise UserError(
-                    f"a worker that ran the script again has another {self._name(job)}: its first "
-                    f"shard, rows {rows}, differs from the coordinator's; seed what the script "
-                    "draws, sort what it takes from a set, or use engine='towers'"
+                    f"a worker that ran the script again has another {self._name(job)}",
+                    f"its first shard, rows {rows}, differs from the coordinator's",
+                    fix="seed what the script draws, sort what it takes from a set, or use "
+                    "engine='towers'",
                 )
         if "error" in answer:
             error = remote_error.from_json(answer["error"])
@@ -153,8 +154,9 @@ class Agreement:
         if self._changes() == self._known_at:
             raise UserError(
                 "a worker that ran the script again computes another gradient from the same rows "
-                "and parameters: its model or loss differs in what is no parameter; seed what the "
-                "script draws, or use engine='towers'"
+                "and parameters",
+                "its model or loss differs in something that is not a parameter",
+                fix="seed what the script draws, or use engine='towers'",
             )
         # User code changed the model meanwhile: it may have computed with the one or the other.
         asked = sum(word.startswith("asked") for word in agreed) + 1

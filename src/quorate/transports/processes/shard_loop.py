@@ -123,9 +123,10 @@ class ShardLoop:
         dataset = self._program.datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
-                f"a worker that ran the script again made another {name}: got {rows} rows, "
-                f"expected {plan.rows} as in the coordinator; make the script repeatable, or use "
-                "engine='towers'"
+                f"a worker that ran the script again made another {name}",
+                got=f"{rows} rows",
+                expected=f"{plan.rows} as in the coordinator",
+                fix="make the script repeatable, or use engine='towers'",
             )
         kind = class_of(message["work"])
         parameters = self._arena.average if message["averaged"] else self._arena.parameters

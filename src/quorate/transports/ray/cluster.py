@@ -78,8 +78,10 @@ class Cluster:
                     self._closing.enter_context(connection)
             elif folder is not None:
                 raise UserError(
-                    "working_dir: the script is connected to Ray already; give it to ray.init, "
-                    "runtime_env={'working_dir': ...}, or let quorate connect with address="
+                    "working_dir",
+                    "the script is connected to Ray already",
+                    fix="give it to ray.init, runtime_env={'working_dir': ...}, or let quorate "
+                    "connect with address=",
                 )
             else:
                 address, say = "", self._closing.enter_context(_swept())
@@ -129,8 +131,10 @@ class Cluster:
         there = {name: float(number) for name, number in ray.cluster_resources().items()}
         if missing := demand.missing(there):
             raise UserError(
-                f"the Ray cluster has too little: {'; '.join(missing)}; use fewer workers, smaller "
-                "worker_resources, or workers='N:M', which waits for nodes that are yet to come"
+                "the Ray cluster has too little",
+                "; ".join(missing),
+                fix="use fewer workers, smaller worker_resources, or workers='N:M', which "
+                "waits for nodes that are yet to come",
             )
 
 
@@ -161,8 +165,9 @@ def session_folder() -> Iterator[str]:
             shutil.rmtree(folder, ignore_errors=True)
         return
     raise UserError(
-        "a local Ray cluster needs a folder with a short path, as Unix sockets lie in it: "
-        f"{'; '.join(refused)}; set RAY_TMPDIR to another folder"
+        "a local Ray cluster needs a folder with a short path, as Unix sockets lie in it",
+        "; ".join(refused),
+        fix="set RAY_TMPDIR to another folder",
     )
 
 

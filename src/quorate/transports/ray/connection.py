@@ -61,8 +61,8 @@ def _require_somebody(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"no Ray cluster is at {address} ({error}); start one with `ray start --head`, or "
-            "leave the address out for a local one"
+            f"no Ray cluster is at {address} ({error})",
+            fix="start one with `ray start --head`, or leave the address out for a local one",
         ) from error
 
 
@@ -73,7 +73,7 @@ def refusals(what: str) -> Iterator[None]:
         yield
     except (RayError, RuntimeError, ValueError, OSError) as error:
         # Ray's messages are long; the first sentences say what it is.
-        raise UserError(f"{what}: {' '.join(str(error).split())[:500]}") from error
+        raise UserError(what, " ".join(str(error).split())[:500]) from error
 
 
 @contextmanager

@@ -218,7 +218,8 @@ def started(
         if not run.ask("is_for", fields, options):
             raise UserError(
                 f"a detached run of {run_dir} is at {address} with another script, arguments or "
-                "options; give those to look on, stop it first, or choose another run_dir"
+                "options",
+                fix="give those to look on, stop it first, or choose another run_dir",
             )
         yield run
 

@@ -111,7 +111,7 @@ class RayServers:
                 place, there = self._node.get(hello)
             except RayError as error:
                 why = cut(" ".join(str(error).split()))
-                raise ServerError(f"server {number} cannot be started: {why}") from error
+                raise ServerError(f"server {number} cannot be started", why) from error
             if (differs := difference(here, there)) is not None:
                 raise UserError(f"server {number} is on {place}, where differs {differs}")
             where.append(place)
@@ -146,8 +146,9 @@ class RayServers:
     def _error(self, number: int) -> ServerError:
         return ServerError(
             f"server {number} of {self.count} on {self.where[number]} is lost, and its slice of "
-            "the parameters with it; run the same command again: it goes on from the newest "
-            "checkpoint, with as many servers as you like"
+            "the parameters with it",
+            fix="run the same command again: the run resumes from the newest checkpoint, with as "
+            "many servers as you like",
         )
 
 
