@@ -116,7 +116,7 @@ def test_the_cause_comes_before_what_follows_from_it() -> None:
     other = replace(recording("a", "b", "o", "p", "q", doubts=["the clock"]), twice=[twice])
     said = verdict([PLAIN, run("2 workers", other)])
     assert said.lines[0].startswith("same bits: no: computing is not repeatable: done twice by")
-    assert "aten.mul.Tensor was given 1, then 2" in said.lines[1]
+    assert "aten.mul.Tensor received 1, then 2" in said.lines[1]
     assert [line.startswith("same bits") for line in said.lines].count(True) == 1
     places = [
         next(n for n, line in enumerate(said.lines) if words in line)

@@ -32,6 +32,7 @@ from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.placement.placement import Placement
 from quorate.replica.streams import Stream
+from quorate.training import notices
 
 # As such, in place, with `out`, in a derivative alone, a view, one of two results, one made of
 # others that writes. Convolutions and random numbers a backend would have to bring by itself.
@@ -167,6 +168,7 @@ def computed(operator: Callable[[torch.Tensor], Any], device: torch.device) -> A
 def main() -> None:
     backend.register(LACKING)
     for words in sys.argv[1:]:
+        notices.forget()  # each training says what it would say alone
         try:
             said = train(*words.split())
         except Exception as error:

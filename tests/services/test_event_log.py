@@ -142,4 +142,4 @@ def test_a_log_that_cannot_be_written_stops_nobody(
     log = opened(tmp_path)
     log.add("lost")
     log.close()
-    assert "events.jsonl is not written, training goes on" in capsys.readouterr().out
+    assert "events.jsonl cannot be written, training continues" in capsys.readouterr().out

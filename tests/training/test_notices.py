@@ -32,7 +32,7 @@ def fitted(capsys: pytest.CaptureFixture[str], data: object = ROWS, workers: int
 
 
 def test_each_notice_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    fix = "; V = 2, from 2 workers: pass shards=2 for the same bits on any number"
+    fix = "; V = 2, from 2 workers: pass shards=2 for the same bits on any number of workers"
     first, *others = fitted(capsys)
     assert first.endswith(f", sync{fix}")
     assert fitted(capsys) == [first.removesuffix(fix)]  # each fit says what it does
