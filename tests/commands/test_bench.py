@@ -359,7 +359,7 @@ def test_updates_that_come_one_by_one_are_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bench_names_a_made_straggler_and_shows_the_same_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["--workers", "1,2", "--repeats", "1", "--seconds", "0.6", "--out", str(out)]
+    words = ["--workers", "1,2", "--repeats", "1", "--seconds", "1.5", "--out", str(out)]
     code, shown, error = WARM.run(["bench", str(SCRIPT), *words, "straggler"], os.environ, 120)
     assert (code, error) == (0, "")
     assert "\n2 workers: straggler: worker 1 (cpu) is slow: " in shown

@@ -397,7 +397,7 @@ def test_without_matplotlib_a_line_says_what_to_install(
         lambda name: None if name == "matplotlib" else find(name),
     )
     run_dir = write(tmp_path / "run", line(1, loss=1.0))
-    assert 'pip install "quorate-torch[report]"' in refused(capsys, str(run_dir))
+    assert "pip install 'quorate-torch[report]'" in refused(capsys, str(run_dir))
 
 
 def test_files_that_block_or_have_no_end_are_left_alone(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ def test_what_changes_nothing_is_a_note() -> None:
     other.shards[1, 1] = [shard(1, 1, samples=["row 12", "time 5"])]
     said = verdict([run("1 worker", recording()), run("2 workers", other)])
     assert said.is_same
-    assert said.lines[0] == "same bits on 1 worker and 2 workers, after each of 2 updates"
+    assert (
+        said.lines[0] == "same bits on 1 worker and 2 workers, after each of 2 updates of 2 shards"
+    )
     assert "row 13 of the dataset has other content on 2 workers" in said.lines[-1]
 
 
@@ -130,11 +132,11 @@ def test_rows_that_are_alike() -> None:
     assert alike(found) == [(Sighting(0, 0, 0, 0), Sighting(13, 0, 1, 1))]
     said = verdict([run("1 worker", found), run("2 workers", found)])
     assert said.is_same
-    assert "on every number of workers, row 13 (worker 0) holds what row 0" in said.lines[-1]
+    assert "row 13 (worker 0) has the content of row 0" in said.lines[-1]
     other = recording()
     other.shards[1, 1] = [shard(1, 1, worker=1, samples=["row 12", "row 0"])]
     said = verdict([run("1 worker", recording()), run("2 workers", other)])
-    assert "on 2 workers, and not on all, row 13 (worker 1) holds what row 0" in said.lines[1]
+    assert "on 2 workers, and not on all, row 13 (worker 1) has the content" in said.lines[1]
 
 
 def test_runs_that_fail() -> None:

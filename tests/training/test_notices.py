@@ -32,7 +32,8 @@ def fitted(capsys: pytest.CaptureFixture[str], data: object = ROWS, workers: int
 
 
 def test_each_notice_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    fix = "; V = 2, from 2 workers: pass shards=2 for the same bits on any number of workers"
+    fix = "pass shards=2 for the same bits on any number of workers"
+    fix = f"; no shards given, so 2, as many as workers: {fix}"
     first, *others = fitted(capsys)
     assert first.endswith(f", sync{fix}")
     assert fitted(capsys) == [first.removesuffix(fix)]  # each fit says what it does
@@ -41,5 +42,5 @@ def test_each_notice_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert head == first.removesuffix(fix)
     assert len(loaded) == 1
     assert fitted(capsys, DataLoader(ROWS, batch_size=8, shuffle=True)) == [head]
-    assert "; V = 1, from 1 worker: " in fitted(capsys, workers=1)[0]
+    assert "; no shards given, so 1, as many as workers: " in fitted(capsys, workers=1)[0]
     assert others == []

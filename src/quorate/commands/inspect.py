@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quorate.commands.command import Command
-from quorate.errors import SettingError
+from quorate.errors import UserError
 from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
             address, run_dir, [word for word, given in words.items() if given]
         )
     if run_dir is None:
-        raise SettingError("RUN_DIR", None, "a run directory", "name one, or a cluster: --address")
+        fix = "name one, as in quorate inspect runs/mine, or a cluster with --address"
+        raise UserError("inspect", "no run directory is given", fix=fix)
     from quorate.commands.newest_metrics import newest_update, newest_validation
     from quorate.commands.run_facts import facts_of
     from quorate.errors import CheckpointError
@@ -127,7 +128,7 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
         *_rows("validation", "none" if validation is None else _metrics(validation)),
         *_rows("best", _best(record["account"]["best"])),
         *_rows("setup", _setup(record)),
-        *_rows("same bits", _same_bits(facts.get("doubts"))),
+        *_rows("same bits", _same_bits(facts.get("doubts"), record["shards"])),
         *_rows("digest", facts["digest"]),
         *_rows("averaged_digest", facts.get("averaged_digest", [])),
         *_rows("checkpoints", _checkpoints(listed, record, shows_all=shows_all)),
@@ -225,10 +226,10 @@ def _setup(record: dict[str, Any]) -> str:
     return text
 
 
-def _same_bits(doubts: list[str] | None) -> Any:
+def _same_bits(doubts: list[str] | None, shards: int) -> Any:
     if doubts is None:
         return None
-    return [f"no, because {doubt}" for doubt in doubts] or "yes"
+    return [f"no, because {doubt}" for doubt in doubts] or f"yes, with shards={shards}"
 
 
 def _checkpoints(listed: Sequence[Listed], record: dict[str, Any], *, shows_all: bool) -> list[str]:
@@ -252,7 +253,7 @@ def _rest(facts: dict[str, Any], record: dict[str, Any]) -> Iterator[tuple[str, 
         facts["round"] = " ".join(record["round"]["phases"])
     facts["account"] = Tally(record["account"]["tally"]).summary()
     facts["saved_at"] = _time(record["saved_at"])
-    if (said := _same_bits(facts.pop("doubts", None))) is not None:
+    if (said := _same_bits(facts.pop("doubts", None), facts["shards"])) is not None:
         facts["same_bits"] = said
     yield from facts.items()
 

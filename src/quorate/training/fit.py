@@ -415,10 +415,8 @@ class Fit:
         """Return whether summaries can be written; else tell the user which extra is missing."""
         if find_spec("tensorboard") is not None:
             return True
-        self.say(
-            "no summaries for TensorBoard: the package tensorboard is not installed; "
-            "pip install 'quorate-torch[tensorboard]', or pass --summary-every-s none"
-        )
+        fix = "pip install 'quorate-torch[tensorboard]', or pass --summary-every-s none"
+        once(self.say)(RunEvent(f"no curves in TensorBoard, which is not installed: {fix}", NOTE))
         return False
 
     def _note_silence(self, where: str) -> None:

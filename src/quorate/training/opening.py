@@ -73,17 +73,16 @@ def opening(
 
 
 def whence(plan: Plan, workers: int | None, rule: Rule) -> str:
-    """Return where V came from, as the user gave none, and what keeps these bits elsewhere.
+    """Return where the number of shards came from, as the user gave none, and what keeps the bits.
 
     Args:
         workers: of this run, if it begins; None: it goes on with the V of its first loop.
     """
     if not rules.keeps_bits(rule, plan.shards):
         return ""
-    first = "the first loop of the run"
-    origin = first if workers is None else f"{workers} worker{'s' if workers > 1 else ''}"
+    origin = "as in the first loop of the run" if workers is None else "as many as workers"
     fix = f"pass shards={plan.shards} for the same bits on any number of workers"
-    return f"; V = {plan.shards}, from {origin}: {fix}"
+    return f"; no shards given, so {plan.shards}, {origin}: {fix}"
 
 
 def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[RunEvent]:

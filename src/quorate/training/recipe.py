@@ -43,6 +43,15 @@ __all__ = [
 
 
 def _a_loss(name: str, value: Loss) -> Loss:
+    kind = value if hasattr(value, "__qualname__") else type(value)  # a function, or a module
+    if kind.__module__ in ("torch.nn.functional", "torch.nn.modules.loss"):
+        of_torch = f"{kind.__module__.removesuffix('.modules.loss')}.{kind.__qualname__}"
+        call = of_torch if kind.__module__ == "torch.nn.functional" else f"{of_torch}()"
+        fix = (
+            "write def loss(model, batch): inputs, targets = batch; "
+            f"return {call}(model(inputs), targets)"
+        )
+        raise SettingError(name, of_torch, "a function of a model and a batch", fix)
     if asks_for_at(value):
         return function(name, value, "of a model, a batch and at", 3)
     return function(name, value, "of a model and a batch", 2)

@@ -74,12 +74,14 @@ def _compared(result: Result, other: Result) -> str:
 def _reason(result: Result) -> str:
     """Return why a contender is not faster."""
     finding = result.findings[0]
+    name, _, words = finding.words.partition(": ")
+    what = words.replace("it takes", f"{name} takes", 1)
     if finding.name in BY_ITSELF and len(result.findings) == 1:
-        return finding.words.partition(": ")[2]
+        return what
     shard = milliseconds(median(map(compute_s, result.runs)))
     beside = milliseconds(result.step_s * (1 - result.split["compute"]))
     part = max((part for part in PARTS if part != "compute"), key=lambda part: result.split[part])
-    first = finding.words.partition(": ")[2] + ", " if finding.name in BY_ITSELF else ""
+    first = f"{what}; " if finding.name in BY_ITSELF else ""
     return (
         f"{first}a shard takes {shard}, and an update costs {beside} beside the shards, mostly "
         f"{MOSTLY[part]}"

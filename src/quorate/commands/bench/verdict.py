@@ -113,12 +113,12 @@ def _parts(run: Measured, split: Split) -> list[Finding]:
     share = {part: f"{of:.0%} of a step" for part, of in split.items()}
     wait = "workers wait" if len(run.workers) > 1 else "the worker waits"
     loaders = run.loader_workers
-    rare = "a larger batch needs it less often"
+    rare = "a larger batch makes fewer updates"
     words = {
         "input": f"input: {wait} {share['input']} for rows; turn loader_workers up (it is "
         f"{loaders})" + (", as long as cores are free" if loaders else ""),
         "exchange": f"exchange: handing gradients over and adding them up takes {share['exchange']}"
-        f"; {rare}" + (", fewer shards are fewer vectors" if run.shards > len(run.workers) else ""),
+        f"; {rare}" + (", fewer shards make fewer sums" if run.shards > len(run.workers) else ""),
         "update": f"update: the optimizer takes {share['update']} on the coordinator, while "
         f"{wait}; {rare}",
         "other": f"other: what the program does between two updates takes {share['other']}: "

@@ -67,7 +67,7 @@ def _gpus(facts: Facts) -> Iterator[Row]:
         newest = "" if driver.cuda is None else f", for CUDA up to {driver.cuda}"
         yield Row("driver", f"{driver.version}{newest}")
     if driver.failure is not None:
-        yield Row("driver", f"no NVIDIA GPU: {driver.failure}")
+        yield Row("driver", f"no NVIDIA GPU found: {driver.failure}")
     for gpu in facts.gpus:
         yield Row("GPUs", _gpu(gpu))
         for holder in gpu.holders:

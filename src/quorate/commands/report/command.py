@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from quorate.commands.command import Command
-from quorate.errors import SettingError
+from quorate.errors import PackageError, SettingError
 
 NAME = "report.html"
-CURE = 'pip install "quorate-torch[report]"'
 HELP = """Write a run as an HTML page: curves, events, workers, checkpoints, settings.
 
 The page is one file that needs no network. Two run directories are compared: settings that differ,
@@ -33,7 +32,7 @@ def command(run_dirs: tuple[Path, ...], output: str | None) -> int:
         got = " ".join(map(str, run_dirs)) or None
         raise SettingError("RUN_DIR", got, "one run directory, or two to compare", "name them")
     if find_spec("matplotlib") is None:
-        raise SettingError("report", None, "matplotlib, which is not installed", CURE)
+        raise PackageError("matplotlib", "report", "reports")
     from quorate.commands.report.page import report
     from quorate.commands.report.run_history import run_history
     from quorate.machine.atomic_file import write_atomically

@@ -170,7 +170,8 @@ def _identity(history: RunHistory) -> str:
     elif doubts:
         same = "".join(f"no, because {text(doubt)}<br>" for doubt in doubts)
     else:
-        same = "yes: any number of workers, and a resume, give these weights"
+        shards = settings.get("shards")
+        same = f"yes: any number of workers with shards={shards}, and a resume, give these weights"
     rows.append(("same bits", same if doubts else text(same)))
     cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows)
     return f'<div class="scroll"><table class="facts">{cells}</table></div>'

@@ -164,7 +164,10 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     is_same = not lines
     if is_same:
         names = f"{', '.join(run.label for run in sound[:-1])} and {sound[-1].label}"
-        lines.append(f"same bits on {names}, after each of {_count(reference.updates, 'update')}")
+        shards = reference.recording.facts.get("shards")
+        each = "" if shards is None else f" of {_count(shards, 'shard')}"
+        made = _count(reference.updates, "update")
+        lines.append(f"same bits on {names}, after each of {made}{each}")
         lines += _computed_twice(runs)
     else:
         lines[0] = words.no(lines[0])

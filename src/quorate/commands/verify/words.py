@@ -197,10 +197,11 @@ def alike(pairs: Sequence[tuple[Sighting, Sighting]], where: str) -> list[str]:
     if not pairs:
         return []
     (before, here), more = pairs[0], len(pairs) - 1
-    rest = f", and {more} more such rows" if more else ""
+    rest = f", and {more} more rows equal another row" if more else ""
     return [
-        f"note: {where}, row {here.row} (worker {here.worker}) holds what row {before.row} "
-        f"(worker {before.worker}) holds{rest}"
+        f"note: {where}, row {here.row} (worker {here.worker}) has the content of row {before.row} "
+        f"(worker {before.worker}){rest}; look for a random generator that repeats, unless the "
+        "dataset has equal rows"
     ]
 
 

@@ -163,7 +163,7 @@ class SlowWorkers:
             )
             for number, worst in self._worst.items()
             if (times := self._counts[number]) >= LEAST_TIMES
-            or times >= LEAST_OFTEN * self._looks[number]
+            or times >= max(2, LEAST_OFTEN * self._looks[number])
         }
 
     def _learns(self, status: WorkerStatus) -> bool:

@@ -10,7 +10,6 @@ from quorate.errors import SettingError
 from quorate.settings import (
     AtResume,
     Settings,
-    a_function,
     about,
     between,
     function,
@@ -40,6 +39,12 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
         fix += ", or a dict of such functions where the loss has phases: docs/several-models.md"
     made: OptimizerFactory = function(name, value, "from parameters to a torch optimizer", 1, fix)
     return made
+
+
+def _schedule_function(name: str, value: Any) -> Any:
+    """Check the function that makes a schedule; of a scheduler, show the function to write."""
+    fix = f"pass {name}=lambda optimizer: {type(value).__name__}(optimizer, ...)"
+    return function(name, value, "from an optimizer to a scheduler", 1, fix)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Optimize(Settings):
         default=None,
         metadata=about(
             "function from the optimizer to a torch LR scheduler",
-            check=a_function("from an optimizer to a scheduler"),
+            check=_schedule_function,
         ),
     )
     schedule_metric: str | None = field(
