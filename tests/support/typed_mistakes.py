@@ -311,8 +311,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
     "Options of the remaining commands": [
         (
             "quorate inspect",
-            "quorate: RUN_DIR: got None, expected a run directory; name one, or a "
-            "cluster: --address",
+            "quorate: inspect: no run directory is given; name one, as in quorate inspect "
+            "runs/mine, or a cluster with --address",
         ),
         (
             "quorate inspect runs/a",
