@@ -43,7 +43,8 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
 
 def _schedule_function(name: str, value: Any) -> Any:
     """Check the function that makes a schedule; of a scheduler, show the function to write."""
-    fix = f"pass {name}=lambda optimizer: {type(value).__name__}(optimizer, ...)"
+    kind = type(value).__name__ if hasattr(value, "get_last_lr") else "CosineAnnealingLR"
+    fix = f"pass {name}=lambda optimizer: torch.optim.lr_scheduler.{kind}(optimizer, ...)"
     return function(name, value, "from an optimizer to a scheduler", 1, fix)
 
 
