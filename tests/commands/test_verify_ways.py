@@ -60,7 +60,7 @@ def test_a_run_that_is_stopped_and_resumed_is_compared_in_parts() -> None:
     said = verdict([PLAIN, stopped("a", "b", "c"), resumed("c", "d", "e")])
     assert said.is_same
     assert said.lines[0] == (
-        "same bits on 1 worker, 3 towers and 2 workers resumed, after each of 4 updates"
+        "same bits on 1 worker, 3 towers and 2 workers resumed, after each of 4 updates of 2 shards"
     )
 
 

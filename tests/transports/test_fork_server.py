@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -245,7 +247,10 @@ def test_a_fork_server_that_hangs_hides_no_death(starter: ForkServer, tmp_path: 
     late.close()
 
 
-def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, starter: ForkServer) -> None:
+def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_server = subprocess.Popen([sys.executable, "-c", ""])
+    of_server.wait()
+
     def fork() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -256,7 +261,7 @@ def test_a_fork_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, starter: Fo
     server = fork_server._ForkServer(there)
     assert not server._forks(theirs, fork_server._Task([], {}, *fds))
     server._selector.close()
-    process = _Forked(starter._server.process, report)  # type: ignore[union-attr]
+    process = _Forked(of_server, report)  # type: ignore[arg-type]
     assert process.has_ended()
     assert process.error == "[Errno 11] Resource temporarily unavailable"
     process.close()
