@@ -12,7 +12,9 @@ from support.trainings import golden
 from support.trainings.configuration import Configuration, parse
 from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="workers are forked")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="workers are forked, which needs /proc"
+)
 
 RUNS = golden.configurations()
 SAMPLE, REST = RUNS[:4], RUNS[4:]

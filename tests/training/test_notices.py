@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -44,3 +47,22 @@ def test_each_notice_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert fitted(capsys, DataLoader(ROWS, batch_size=8, shuffle=True)) == [head]
     assert "; no shards given, so 1, as many as workers: " in fitted(capsys, workers=1)[0]
     assert others == []
+
+
+def test_each_run_directory_logs_the_notices_of_its_fit(tmp_path: Path) -> None:
+    logged = []
+    for fold in ("a", "b"):
+        quorate.Trainer(
+            lambda: nn.Linear(3, 1),
+            loss,
+            optimizer=torch.optim.Adam,
+            batch_size=8,
+            shards=2,
+            devices="cpu",
+            run_dir=tmp_path / fold,
+        ).fit(DataLoader(ROWS, batch_size=8), epochs=1)
+        lines = (tmp_path / fold / "events.jsonl").read_text().splitlines()
+        texts = [json.loads(line)["text"] for line in lines]
+        logged.append([text for text in texts if "is a DataLoader" in text])
+    assert len(logged[0]) == 1
+    assert logged[1] == logged[0]

@@ -56,6 +56,12 @@ def as_note(line: str) -> RunEvent:
     return line if isinstance(line, RunEvent) else RunEvent(line, NOTE)
 
 
+def hidden(line: str) -> RunEvent:
+    """Return the event of a line that is logged and that the user does not see."""
+    event = line if isinstance(line, RunEvent) else RunEvent(line, WARNING)
+    return RunEvent(str(event), event.kind, event.worker, is_shown=False)
+
+
 def is_shown(line: str) -> bool:
     """Return whether the user sees a line."""
     return not isinstance(line, RunEvent) or line.is_shown

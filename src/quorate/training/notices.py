@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from quorate.coordination.run_event import hidden
+
 _shown: set[str] = set()  # in this process
 
 
@@ -20,11 +22,13 @@ def is_new(notice: str) -> bool:
 
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what says a line, unless the same line was said before in this process."""
+    """Return a function that says a line, hidden if this process said the same line before.
+
+    Each fit logs its notices in its own run directory.
+    """
 
     def say_once(notice: str) -> None:
-        if is_new(notice):
-            say(notice)
+        say(notice if is_new(notice) else hidden(notice))
 
     return say_once
 
