@@ -5,42 +5,59 @@ Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import fixed
+from support.messages import expect_error
 
-from quorate.coordination.plan import Plan, PlanByShard, abridged, permutation
-
-fixed = settings(max_examples=200, derandomize=True, deadline=None, database=None)
-
-plans = st.builds(
+from quorate.coordination.epochs import LAST, Round, takes_of
+from quorate.coordination.plan import (
+    Order,
     Plan,
-    rows=st.integers(1, 200),
-    batch_size=st.integers(1, 64),
-    shards=st.integers(1, 16),
-    seed=st.integers(0, 5),
-    shuffle=st.booleans(),
+    PlanByPhase,
+    PlanByShard,
+    Rows,
+    from_json,
+    home_shards,
+    permutation,
 )
+from quorate.errors import SettingError
+
+
+def even_first(rows: Rows) -> Rows:
+    return rows[np.argsort(rows % 2, kind="stable")]
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> dict[str, Any]:
+    rows = draw(st.integers(1, 150))
+    batch_size = draw(st.integers(1, min(40, rows)))
+    return {
+        "rows": rows,
+        "batch_size": batch_size,
+        "shards": draw(st.integers(1, min(8, batch_size))),
+        "seed": draw(st.integers(0, 5)),
+        "shuffle": draw(st.booleans()),
+        "last": draw(st.sampled_from(LAST)),
+        "order": draw(st.sampled_from([None, even_first])),
+    }
 
 
 # --- the order of an epoch ------------------------------------------------------------------------
 
 
 @given(st.integers(0, 500), st.integers(0, 2**63), st.integers(0, 1000))
-@fixed
+@fixed()
 def test_every_row_is_in_the_permutation_once(rows: int, seed: int, epoch: int) -> None:
     order = permutation(rows, seed, epoch)
     assert order.dtype == np.int64
     assert sorted(order.tolist()) == list(range(rows))
-
-
-def test_the_permutation_depends_on_seed_and_epoch_and_nothing_else() -> None:
-    order = permutation(1000, 1, 2)
-    assert np.array_equal(order, permutation(1000, 1, 2))
-    assert not np.array_equal(order, permutation(1000, 2, 2))
-    assert not np.array_equal(order, permutation(1000, 1, 1))
-    assert not np.array_equal(order, permutation(1000, 2, 1))
+    assert np.array_equal(order, permutation(rows, seed, epoch))
 
 
 @pytest.mark.parametrize(
@@ -51,122 +68,73 @@ def test_the_permutation_depends_on_seed_and_epoch_and_nothing_else() -> None:
         (10, 0, 1, [3, 5, 9, 6, 2, 8, 0, 4, 7, 1]),
         (10, 1, 0, [3, 0, 5, 9, 1, 4, 2, 8, 7, 6]),
         (60000, 42, 7, [48705, 48963, 56601, 26052, 29042, 8366, 17412, 43765, 24392, 32167]),
-        (
-            1000000,
-            2**63,
-            123,
-            [501302, 652063, 114648, 510487, 17924, 341487, 529802, 477926, 87359, 293872],
-        ),
+        (1000000, 2**63, 123, [501302, 652063, 114648, 510487, 17924]),
     ],
 )
 def test_the_permutation_never_changes_between_releases(
     rows: int, seed: int, epoch: int, expected: list[int]
 ) -> None:
     """A resume with a newer release would repeat some rows and miss others."""
-    assert permutation(rows, seed, epoch)[:10].tolist() == expected
-
-
-@pytest.mark.parametrize("place", [0, 4, 9])
-def test_every_row_is_as_often_at_a_place_as_any_other(place: int) -> None:
-    rows, draws = 10, 4000
-    by_seed = [permutation(rows, seed, 0)[place] for seed in range(draws)]
-    by_epoch = [permutation(rows, 0, epoch)[place] for epoch in range(draws)]
-    for drawn in (by_seed, by_epoch):
-        counts = np.bincount(drawn, minlength=rows)
-        chi_square = ((counts - draws / rows) ** 2).sum() / (draws / rows)
-        assert chi_square < 27.9  # 9 degrees of freedom: 1 in 1,000 is above
+    assert permutation(rows, seed, epoch)[: len(expected)].tolist() == expected
 
 
 # --- batches and shards ---------------------------------------------------------------------------
 
 
-@given(plans, st.integers(0, 3))
-@fixed
-def test_the_batches_of_an_epoch_have_each_row_once(plan: Plan, epoch: int) -> None:
-    first = epoch * plan.steps_per_epoch
-    steps = range(first, first + plan.steps_per_epoch)
-    batches = [plan.batch(step) for step in steps]
-    assert sorted(np.concatenate(batches).tolist()) == list(range(plan.rows))
-    assert {plan.epoch(step) for step in steps} == {epoch}
-    assert [len(batch) for batch in batches] == [plan.batch_rows(step) for step in steps]
-    assert all(len(batch) == plan.batch_size for batch in batches[:-1])
-    assert 1 <= len(batches[-1]) <= plan.batch_size
+@given(settings(), st.integers(0, 2))
+@fixed()
+def test_an_epoch_is_its_order_cut_into_batches_and_these_evenly_into_shards(
+    given: dict[str, Any], epoch: int
+) -> None:
+    rows, batch_size, last = given["rows"], given["batch_size"], given["last"]
+    plan, single = Plan(**given), PlanByShard(**given)
+    left = rows % batch_size
+    expected = permutation(rows, given["seed"], epoch) if given["shuffle"] else np.arange(rows)
+    expected = even_first(expected) if given["order"] else expected
+    expected = expected[: rows - left if last == "drop" else rows]
 
+    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+    sizes = [plan.batch_rows(step) for step in steps]
+    ends = {"short": left or batch_size, "drop": batch_size, "join": batch_size + left}
+    assert sizes == [batch_size] * (len(sizes) - 1) + [ends[last]]
+    assert np.array_equal(np.concatenate([plan.batch(step) for step in steps]), expected)
+    shards = []
+    for step in reversed(steps):  # a pure function of the position
+        own = [plan.shard(step, shard) for shard in range(plan.shards_of(step))]
+        assert np.array_equal(np.concatenate(own), plan.batch(step))
+        assert {max(map(len, own)) - min(map(len, own))} <= {0, 1}
+        assert len(own) == min(plan.shards, plan.batch_rows(step))
+        shards = own + shards
+    assert min(map(len, shards)) >= 1
 
-@given(plans, st.integers(0, 1000))
-@fixed
-def test_the_shards_of_a_step_are_its_batch_cut_evenly(plan: Plan, step: int) -> None:
-    shards = [plan.shard(step, shard) for shard in range(plan.shards_of(step))]
-    assert np.array_equal(np.concatenate(shards), plan.batch(step))
-    sizes = {len(shard) for shard in shards}
-    assert min(sizes) >= 1
-    assert max(sizes) - min(sizes) <= 1
-    assert len(shards) == min(plan.shards, plan.batch_rows(step))
+    # Under rules that apply shards one by one each of those is a step.
+    first = epoch * single.steps_per_epoch
+    assert single.steps_per_epoch == len(shards)
+    for step, own in enumerate(shards, start=first):
+        assert (single.shards_of(step), single.epoch(step)) == (1, epoch)
+        assert single.batch_rows(step) == len(own)
+        assert np.array_equal(single.shard(step, 0), own)
+        assert np.array_equal(single.batch(step), own)
 
-
-def test_the_last_batch_of_an_epoch_has_the_rows_that_are_left() -> None:
-    plan = Plan(rows=10, batch_size=4, shards=2, shuffle=False)
-    assert plan.steps_per_epoch == 3
-    assert [plan.batch_rows(step) for step in range(6)] == [4, 4, 2, 4, 4, 2]
-    assert [plan.epoch(step) for step in range(6)] == [0, 0, 0, 1, 1, 1]
-    assert plan.batch(2).tolist() == [8, 9]
-    assert plan.batch(3).tolist() == [0, 1, 2, 3]
+    for made in (plan, single):  # in a worker process
+        again = from_json(json.loads(json.dumps(made.to_json())), made.order)
+        assert (type(again), again.to_json()) == (type(made), made.to_json())
+        for step in (epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch):
+            assert np.array_equal(again.batch(step), made.batch(step))
+    other = Plan(**given | {"shards": 1 + given["shards"] % batch_size})
+    assert np.array_equal(other.batch(steps[-1]), plan.batch(steps[-1]))
 
 
 def test_a_last_batch_of_fewer_rows_than_shards_has_one_shard_per_row() -> None:
     plan = Plan(rows=11, batch_size=8, shards=5, shuffle=False)
     assert [plan.shards_of(step) for step in range(4)] == [5, 3, 5, 3]
-    assert [plan.shard(0, s).tolist() for s in range(5)] == [[0], [1, 2], [3], [4, 5], [6, 7]]
-    assert [plan.shard(1, s).tolist() for s in range(3)] == [[8], [9], [10]]
-
-
-def test_a_batch_larger_than_the_dataset_is_the_dataset() -> None:
-    plan = Plan(rows=3, batch_size=100, shards=2, shuffle=False)
-    assert plan.steps_per_epoch == 1
-    assert plan.batch(5).tolist() == [0, 1, 2]
-
-
-@given(st.integers(1, 100), st.integers(1, 20), st.integers(0, 50))
-@fixed
-def test_without_a_shuffle_the_rows_keep_their_order(rows: int, batch_size: int, step: int) -> None:
-    plan = Plan(rows=rows, batch_size=batch_size, shards=4, shuffle=False)
-    start = step % plan.steps_per_epoch * batch_size
-    assert plan.batch(step).tolist() == list(range(start, min(start + batch_size, rows)))
-
-
-def test_epochs_differ_and_a_step_is_always_the_same() -> None:
-    plan = Plan(rows=64, batch_size=64, shards=4, seed=3)
-    epochs = [plan.batch(step).tolist() for step in range(5)]
-    assert len({tuple(epoch) for epoch in epochs}) == 5
-    # Backwards, and by a plan that has never been asked before: position is a pure function.
-    for step in reversed(range(5)):
-        assert plan.batch(step).tolist() == epochs[step]
-        fresh = Plan(rows=64, batch_size=64, shards=4, seed=3)
-        assert fresh.batch(step).tolist() == epochs[step]
-
-
-@given(plans, st.integers(0, 100), st.integers(1, 16))
-@fixed
-def test_the_rows_of_a_batch_do_not_depend_on_the_shards(
-    plan: Plan, step: int, shards: int
-) -> None:
-    other = Plan(
-        rows=plan.rows,
-        batch_size=plan.batch_size,
-        shards=shards,
-        seed=plan.seed,
-        shuffle=plan.shuffle,
-    )
-    assert np.array_equal(plan.batch(step), other.batch(step))
-
-
-# --- row numbers for people -----------------------------------------------------------------------
-
-
-def test_a_few_row_numbers_are_shown_and_many_are_abridged() -> None:
-    assert abridged(np.array([4, 17, 2])) == "[4, 17, 2]"
-    assert abridged(np.arange(8)) == "[0, 1, 2, 3, 4, 5, 6, 7]"
-    assert abridged(np.arange(64), most=3) == "[0, 1, 2, ... 64 in all]"
+    full, short = [[0], [1, 2], [3], [4, 5], [6, 7]], [[8], [9], [10]]
+    assert [plan.shard(0, s).tolist() for s in range(5)] == full
+    assert [plan.shard(1, s).tolist() for s in range(3)] == short
+    single = PlanByShard(rows=11, batch_size=8, shards=5, shuffle=False)
+    assert [single.shard(step, 0).tolist() for step in range(8, 16)] == full + short
+    whole = Plan(rows=3, batch_size=100, shards=2, shuffle=False)  # larger than the dataset
+    assert (whole.steps_per_epoch, whole.batch(5).tolist()) == (1, [0, 1, 2])
 
 
 @pytest.mark.parametrize("kind", [Plan, PlanByShard])
@@ -184,3 +152,123 @@ def test_the_first_shard_with_a_single_row(kind: type[Plan]) -> None:
                         if len(plan.shard(step, shard)) == 1
                     ]
                     assert plan.row_alone(range(start, stop)) == (found[0] if found else None)
+
+
+# --- homes ----------------------------------------------------------------------------------------
+
+
+def test_with_more_workers_than_shards_the_first_have_a_home_each() -> None:
+    assert [list(home_shards((rank, 5), 3)) for rank in range(5)] == [[0], [1], [2], [], []]
+    assert [list(home_shards((rank, 3), 8)) for rank in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+# --- an order of the user's -----------------------------------------------------------------------
+
+
+def test_an_order_may_change_its_array_and_an_evaluation_has_none() -> None:
+    def in_place(rows: Rows) -> Rows:
+        rows.sort()
+        return rows
+
+    plan = Plan(rows=30, batch_size=10, shards=1, order=in_place)
+    assert plan.batch(1).tolist() == list(range(10, 20))
+    plain = Plan(rows=6, batch_size=6, shards=1, shuffle=False)
+    assert from_json(plain.to_json(), even_first).batch(0).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("order", "got"),
+    [
+        (lambda rows: rows[:-1], "int64 of shape (9,)"),
+        (lambda rows: rows[:, None], "int64 of shape (10, 1)"),
+        (lambda rows: rows / 1, "float64 of shape (10,)"),
+        (lambda rows: np.where(rows == 3, 4, rows), "row 3, 0 times"),
+        (lambda rows: np.where(rows == 4, 3, rows), "row 3, 2 times"),
+        (lambda rows: rows + 1, "row 10, 1 times"),
+        (lambda rows: rows - 1, "row -1, 1 times"),
+        (lambda rows: np.multiply(rows, 0, out=rows), "row 0, 10 times"),
+    ],
+)
+def test_rows_that_are_missing_or_there_twice_are_named(order: Order, got: str) -> None:
+    plan = Plan(rows=10, batch_size=5, shards=1, order=order)
+    with expect_error(SettingError, name="order", got=got):
+        plan.batch(0)
+
+
+# --- rounds of phases ----------------------------------------------------------------------------
+
+
+def a_round(text: str, **new_batch: bool) -> Round:
+    phases = tuple(text)
+    return Round(phases, takes_of(phases, [new_batch.get(name) for name in phases]))
+
+
+@pytest.mark.parametrize(
+    ("text", "new_batch", "takes"),
+    [
+        ("dg", {}, (0, 0)),
+        ("ddg", {}, (0, 1, 1)),
+        ("dddddg", {}, (0, 1, 2, 3, 4, 4)),
+        ("dgdg", {}, (0, 0, 1, 1)),
+        ("ddg", {"d": False}, (0, 0, 0)),
+        ("dg", {"g": True}, (0, 1)),
+        ("ddg", {"d": True, "g": True}, (0, 1, 2)),  # a round begins with a new one anyway
+        ("abc", {}, (0, 0, 0)),
+        ("d", {}, (0,)),
+    ],
+)
+def test_which_batch_each_update_takes(
+    text: str, new_batch: dict[str, bool], takes: tuple[int, ...]
+) -> None:
+    assert a_round(text, **new_batch).takes == takes
+
+
+@pytest.mark.parametrize("text", ["dg", "ddg", "dgdg", "dddddg", "ddgg"])
+@pytest.mark.parametrize("rows", [25, 33, 47])
+def test_an_epoch_is_that_of_a_plain_loop(text: str, rows: int) -> None:
+    """A loop over the batches of each epoch, with a round that begins anew with it."""
+    round_ = a_round(text)
+    plain = Plan(rows=rows, batch_size=5, shards=2, seed=4)
+    plan = PlanByPhase(rows=rows, batch_size=5, shards=2, seed=4, round=round_)
+    expected = []
+    for epoch in range(3):
+        for batch in range(plain.steps_per_epoch):
+            of_round = batch % round_.batches
+            expected += [
+                (epoch, name, plain.batch(epoch * plain.steps_per_epoch + batch).tolist())
+                for name, take in zip(round_.phases, round_.takes, strict=True)
+                if take == of_round
+            ]
+    made = [
+        (plan.epoch(step), plan.phase(step), plan.batch(step).tolist())
+        for step in range(3 * plan.steps_per_epoch)
+    ]
+    assert made == expected
+    for name in set(text):
+        per_epoch = sum(phase == name for _, phase, _ in expected) / 3
+        assert plan.updates_of(name) == per_epoch
+    for step, (_, _, rows_of) in enumerate(expected):
+        assert plan.batch_rows(step) == len(rows_of)
+        shards = [plan.shard(step, s).tolist() for s in range(plan.shards_of(step))]
+        assert [row for shard in shards for row in shard] == rows_of
+
+
+def test_a_plan_is_told_to_another_process() -> None:
+    plan = PlanByPhase(rows=47, batch_size=5, shards=2, seed=3, round=a_round("ddg"))
+    again = from_json(json.loads(json.dumps(plan.to_json())))
+    for step in range(40):
+        assert again.phase(step) == plan.phase(step)
+        assert again.batch(step).tolist() == plan.batch(step).tolist()
+
+
+def test_an_epoch_that_is_too_short_for_a_round() -> None:
+    with expect_error(SettingError, name="batch_size", got="5 of 5 rows"):
+        PlanByPhase(rows=5, batch_size=5, shards=1, round=a_round("ddg"))
+    PlanByPhase(rows=5, batch_size=5, shards=1, round=a_round("ddg", d=False))
+
+
+def test_updates_of_a_phase_that_there_is_not() -> None:
+    with expect_error(SettingError, name="phase", got="e"):
+        PlanByPhase(rows=20, batch_size=5, shards=1, round=a_round("ddg")).updates_of("e")
+    with expect_error(SettingError, name="phase", got="d"):
+        Plan(rows=20, batch_size=5, shards=1).updates_of("d")

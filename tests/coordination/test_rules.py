@@ -1,44 +1,40 @@
-"""The names of update rules, and what the coordinator has to know of them."""
+"""The names of update rules, what the coordinator knows of them, and the tally of what counted."""
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
 import pytest
 from support.messages import expect_error
 
 from quorate.coordination import rules
-from quorate.coordination.rules import Async, Bounded, Quorum, Sync
+from quorate.coordination.tally import Tally
 from quorate.errors import SettingError
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    ("text", "needed", "staleness", "copies"),
     [
-        ("sync", Sync),
-        (" sync ", Sync),
-        ("quorum:1", Quorum),
-        ("quorum:12", Quorum),
-        ("async", Async),
-        ("bounded:0", Bounded),
-        ("bounded:4", Bounded),
+        ("sync", [1, 3, 5], 0, True),
+        (" sync ", [1, 3, 5], 0, True),
+        ("quorum:3", [1, 3, 3], 0, True),  # all of a last batch that has fewer
+        ("quorum:12", [1, 3, 5], 0, True),
+        ("async", [1], math.inf, True),
+        ("bounded:0", [1], 0, False),
+        ("bounded:2", [1], 2, False),
     ],
 )
-def test_a_rule_has_the_name_that_it_is_asked_for_by(text: str, kind: type) -> None:
+def test_what_the_coordinator_knows_of_a_rule(
+    text: str, needed: list[int], staleness: float, copies: bool
+) -> None:
     rule = rules.parse(text)
-    assert type(rule) is kind
     assert rule.name == text.strip()
-
-
-def test_what_the_coordinator_has_to_know() -> None:
-    named = {text: rules.parse(text) for text in ("sync", "quorum:3", "async", "bounded:2")}
-    assert {n: [r.needed(v) for v in (1, 3, 5)] for n, r in named.items() if not r.by_shard} == {
-        "sync": [1, 3, 5],
-        "quorum:3": [1, 3, 3],  # all of a last batch that has fewer
-    }
-    assert {n: r.needed(1) for n, r in named.items() if r.by_shard} == {"async": 1, "bounded:2": 1}
-    assert [rule.staleness for rule in named.values()] == [0, 0, math.inf, 2]
-    assert [rule.copies for rule in named.values()] == [True, True, True, False]
+    assert rule.by_shard == (len(needed) == 1)
+    shards = (1, 3, 5)[: len(needed)]
+    assert ([rule.needed(v) for v in shards], rule.staleness) == (needed, staleness)
+    assert rule.copies is copies
 
 
 @pytest.mark.parametrize(
@@ -60,32 +56,37 @@ def test_a_rule_that_may_leave_something_out_or_reorder_does_not_keep_the_bits(
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "Sync",
-        "sync:1",
-        "async:",
-        "hogwild",
-        "quorum",
-        "bounded",
-        "qurom:3",
-        "bonded",
-        "quorum:",
-        "quorum:all",
-        "quorum:2.5",
-        "quorum:0",
-        "quorum:-1",
-        "bounded:3:4",
-        "bounded:-1",
+        *("", "Sync", "sync:1", "async:", "hogwild", "quorum", "bounded", "qurom:3", "bonded"),
+        *("quorum:", "quorum:all", "quorum:2.5", "quorum:0", "quorum:-1"),
+        *("bounded:3:4", "bounded:-1", None, 3, ["sync"]),
     ],
 )
-def test_another_text_is_a_mistake_in_one_line_that_names_all_rules(text: str) -> None:
+def test_something_else_is_a_mistake_in_one_line_that_names_all_rules(text: Any) -> None:
     known = "sync, quorum:R, async, bounded:K"
     with expect_error(SettingError, name="update", got=text, expected=known) as caught:
         rules.parse(text)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [None, 3, ["sync"]])
-def test_what_is_not_a_text_is_a_mistake_too(value: object) -> None:
-    with expect_error(SettingError, name="update"):
-        rules.parse(value)  # type: ignore[arg-type]
+def test_a_tally_counts_each_shard_of_each_worker_once_also_over_a_resume() -> None:
+    tally = Tally()
+    assert Tally(tally.to_json()).to_json() == tally.to_json()
+    assert tally.summary() == "staleness: mean 0.0, max 0; dropped: none"
+    for worker, staleness in ((0, 0), (2, 3), (2, 1)):
+        tally.applied(worker, staleness)
+    tally = Tally(json.loads(json.dumps(tally.to_json())))
+    for _ in range(1234):
+        tally.lost(1, dropped=True)
+    tally.lost(2, dropped=True)
+    tally.lost(2, dropped=False)  # a copy is nobody's loss
+    assert tally.to_json() == {
+        "fresh": [1, 0, 0],
+        "stale": [0, 0, 2],
+        "dropped": [0, 1234, 1],
+        "copies": [0, 0, 1],
+        "staleness": [4, 3],
+    }
+    assert [tally.of(worker).begun for worker in range(3)] == [1, 1234, 4]
+    assert tally.summary() == (
+        "staleness: mean 1.3, max 3; dropped: worker 1: 1,234 of 1,234, worker 2: 1 of 4"
+    )

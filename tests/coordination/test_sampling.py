@@ -8,21 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import fixed
 from support.messages import expect_error
 
 from quorate.coordination.plan import Plan, PlanByShard, from_json
-from quorate.coordination.sampling import Rows, Sampling, _log, repeats, sampling_of
+from quorate.coordination.sampling import Sampling, repeats, sampling_of
 from quorate.errors import SettingError
 
-fixed = settings(max_examples=150, derandomize=True, deadline=None, database=None)
 weights = st.lists(
     st.one_of(st.just(0.0), st.floats(1e-6, 1e6), st.integers(0, 9).map(float)),
     min_size=1,
@@ -31,7 +30,7 @@ weights = st.lists(
 
 
 @given(weights, st.integers(1, 200), st.integers(0, 2**63), st.integers(0, 99))
-@fixed
+@fixed(60)
 def test_only_rows_with_a_weight_are_drawn(
     given_weights: list[float], rows: int, seed: int, epoch: int
 ) -> None:
@@ -49,32 +48,6 @@ def test_only_rows_with_a_weight_are_drawn(
     assert sorted(every) == [row for row, weight in enumerate(given_weights) if weight > 0]
     few = Sampling(given_weights, replacement=False, rows=1 + len(every) // 2)
     assert np.array_equal(few.drawn(seed, epoch), every[: 1 + len(every) // 2])
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_rows_come_as_often_as_their_weights_say(replacement: bool) -> None:
-    """The first row of an epoch: of both kinds it is row r with probability w_r / sum of w."""
-    given_weights = np.array([1.0, 0.0, 3.0, 0.5, 5.5])
-    sampling = Sampling(given_weights, rows=3, replacement=replacement)
-    epochs = 6_000
-    first = np.array([sampling.drawn(7, epoch)[0] for epoch in range(epochs)])
-    counts = np.bincount(first, minlength=5)
-    expected = given_weights / given_weights.sum()
-    deviation = np.sqrt(epochs * expected * (1 - expected))
-    assert (np.abs(counts - epochs * expected) <= 4 * deviation).all()
-    assert counts[1] == 0
-
-
-def test_the_second_row_without_replacement_is_of_those_that_are_left() -> None:
-    """P(second = b | first = a) = w_b / (sum of w - w_a)."""
-    given_weights = [1.0, 2.0, 5.0]
-    sampling = Sampling(given_weights, rows=2, replacement=False)
-    pairs = [tuple(sampling.drawn(1, epoch).tolist()) for epoch in range(8_000)]
-    for a in range(3):
-        for b in {0, 1, 2} - {a}:
-            p = given_weights[a] / 8 * given_weights[b] / (8 - given_weights[a])
-            deviation = math.sqrt(len(pairs) * p * (1 - p))
-            assert abs(pairs.count((a, b)) - len(pairs) * p) <= 4 * deviation
 
 
 @pytest.mark.parametrize("labels", [[0] * 90 + [1] * 9 + [7], ["a"] * 90 + ["b"] * 9 + ["c"]])
@@ -98,23 +71,6 @@ def test_what_is_drawn_is_the_same_for_ever() -> None:
     assert found == {"True": "7b1b6dd3286bacf4", "False": "7a05429614d586ac"}
 
 
-def test_logarithms_are_right_to_the_last_bits() -> None:
-    chance = random.Random(0)
-    values = [chance.random() for _ in range(20_000)] + [2.0**-53, 1.0, 0.5, math.sqrt(0.5)]
-    values += [1 - 2.0**-53, 1 - 2.0**-52]
-    ours = _log(np.array(values))
-    for value, log in zip(values, ours.tolist(), strict=True):
-        assert abs(log - math.log(value)) <= 4e-16 * abs(math.log(value)), value
-    assert _log(np.array([1.0]))[0] == 0.0
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-@fixed
-def test_repeats_count_what_was_there_before(rows: list[int]) -> None:
-    expected = [rows[:place].count(row) for place, row in enumerate(rows)]
-    assert repeats(np.array(rows, dtype=np.int64)).tolist() == expected
-
-
 @given(
     st.sampled_from([Plan, PlanByShard]),
     st.integers(1, 60),
@@ -123,7 +79,7 @@ def test_repeats_count_what_was_there_before(rows: list[int]) -> None:
     st.integers(1, 8),
     st.integers(0, 3),
 )
-@fixed
+@fixed(60)
 def test_the_batches_of_an_epoch_are_what_is_drawn_cut(
     kind: type[Plan], rows: int, drawn: int, batch_size: int, shards: int, epoch: int
 ) -> None:
@@ -152,19 +108,6 @@ def test_other_weights_in_a_worker_process_are_refused() -> None:
     # An evaluation has none, whatever the script has.
     plain = Plan(rows=4, batch_size=2, shards=1, shuffle=False)
     assert from_json(plain.to_json(), None, Sampling([1, 1, 1, 2])).sampling is None
-
-
-def test_an_order_gets_what_was_drawn_and_returns_the_same() -> None:
-    sampling = Sampling([1, 1, 8, 0, 3], rows=12)
-
-    def sort(rows: Rows) -> Rows:
-        return np.sort(rows)
-
-    plan = Plan(rows=5, batch_size=12, shards=1, sampling=sampling, order=sort)
-    assert plan.batch(0).tolist() == sorted(sampling.drawn(0, 0).tolist())
-    wrong = Plan(rows=5, batch_size=12, shards=1, sampling=sampling, order=np.zeros_like)
-    with expect_error(SettingError, name="order", got="row 0, 12 times"):
-        wrong.batch(0)
 
 
 @pytest.mark.parametrize(

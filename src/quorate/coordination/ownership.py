@@ -1,59 +1,45 @@
-"""Ownership: which shards and which stretches of the vectors each rank of a collective has.
+"""Ownership: the shards and slices of vectors of each rank, and the sums of each host.
 
-A rank owns at most one whole subtree of the tree of shards. So it hands over one sum, whatever the
-number of its shards: on N ranks (N-1)/N of a vector each, as in a ring. Runs of equal length would
-cost more where V is no multiple of N: of 8 shards on 3 ranks, five sums in the place of three.
+A rank owns at most one whole subtree of the tree of shards (``tree.py``). So a rank hands over one
+sum, for any number of shards: on N ranks (N-1)/N of a vector each, as in a ring. Runs of equal
+length would cost more where V is no multiple of N: of 8 shards on 3 ranks, five sums, not three.
 
-Vectors are cut into buckets, which are exchanged one after the other, and each bucket among the
-ranks, so that in every exchange each of them has its part. All cuts are between blocks of one fixed
-size. What is summed over a vector, a norm, is summed over each block first, so that it does not
-depend on where vectors are cut.
+Vectors are cut into buckets, exchanged in order, and each bucket among the ranks: every rank takes
+part in every exchange. All cuts are between blocks of a fixed size. A sum over a
+vector, such as a norm, is first taken over each block, and so does not depend on the cuts.
+
+Messages inside a host are cheap, messages between hosts are not. A host with all shards of a
+subtree adds them up, and a single vector leaves the host. Workers of a place have neighboring
+ranks, and so neighboring shards: with a shard per worker and a power of two of workers on each
+host, all sums but the last log2(hosts) are made on hosts.
+
+Legend: V shards of a step, N ranks.
 """
 
 from __future__ import annotations
 
-from quorate.coordination.tree import Node
+from collections import defaultdict
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
+
+from quorate.coordination.tree import Node, TreeSum, leaves, subtrees
 
 BLOCK = 1 << 16  # elements: 256 KB of float32
 _MESSAGE = 4  # blocks that one rank sends another at a time, at most: 1 MB of float32
 _BUCKETS = 8  # at least, where each rank still has a block of each
 
 
-def subtrees(shards: int, ranks: int, below: Node | None = None) -> list[Node]:
-    """Return the nodes that ranks own, in order, covering each shard once.
-
-    The node with the most shards is halved, the leftmost of several, until there is one for each
-    rank, or each is a shard. Ranks beyond that own none.
-
-    Args:
-        below: the node whose shards they are. Default: all.
-    """
-    root: Node = below or ((shards - 1).bit_length(), 0)
-    nodes = [root]
-    while len(nodes) < min(len(leaves(root, shards)), ranks):
-        place = max(range(len(nodes)), key=lambda n: (len(leaves(nodes[n], shards)), -n))
-        nodes[place : place + 1] = _halves(nodes[place], shards)
-    return nodes
-
-
-def leaves(node: Node, shards: int) -> range:
-    """Return the shards below a node."""
-    level, index = node
-    return range(index << level, min((index + 1) << level, shards))
-
-
 def buckets(size: int, blocks: int) -> list[range]:
-    """Return the buckets of a vector: so many blocks each, but for the last one."""
+    """Return the buckets of a vector, each of ``blocks`` blocks; the last may be shorter."""
     span = BLOCK * max(1, blocks)
     return [range(start, min(size, start + span)) for start in range(0, size, span)]
 
 
 def blocks_of_bucket(size: int, ranks: int, most: int) -> int:
-    """Return how many blocks a bucket of a vector has, where its parts go from host to host.
+    """Return the number of blocks of a bucket, for parts sent from host to host.
 
-    Vectors of which a large layer is the most are to be on their way while backward makes the rest.
-    And two long messages that share one connection, one each way, take up to twice the time of
-    short ones: see docs/several-machines.md.
+    A vector dominated by a large layer should travel while backward computes the rest. And two long
+    messages on a shared connection, in opposite directions, take up to twice the time of short
+    messages: see docs/several-machines.md.
 
     Args:
         most: blocks, of any bucket.
@@ -63,10 +49,10 @@ def blocks_of_bucket(size: int, ranks: int, most: int) -> int:
 
 
 def slices(bucket: range, ranks: int, turn: int = 0) -> list[range]:
-    """Return the stretch of a bucket that each rank owns: whole blocks, but for a vector's last.
+    """Return the slice of a bucket owned by each rank: whole blocks, but for a vector's last.
 
     Args:
-        turn: which bucket it is. Where blocks do not come out even, others have one more each turn.
+        turn: number of the bucket. Where blocks are no multiple of ranks, the surplus moves on.
     """
     blocks = -(-len(bucket) // BLOCK)
     ends = [bucket[: BLOCK * (blocks * (n + 1) // ranks)].stop for n in range(ranks)]
@@ -74,7 +60,100 @@ def slices(bucket: range, ranks: int, turn: int = 0) -> list[range]:
     return [cut[(rank + turn) % ranks] for rank in range(ranks)]
 
 
-def _halves(node: Node, shards: int) -> list[Node]:
-    level, index = node
-    left, right = (level - 1, 2 * index), (level - 1, 2 * index + 1)
-    return [left, right] if leaves(right, shards) else _halves(left, shards)
+def together(shard: int, among: Container[int], shards: int) -> range:
+    """Return the shards of the largest subtree around a shard with all shards in ``among``.
+
+    Args:
+        among: shards, including ``shard``.
+        shards: V.
+    """
+    node: Node = (0, shard)
+    while len(leaves(node, shards)) < shards:
+        level, index = node
+        if not all(other in among for other in leaves((level, index ^ 1), shards)):
+            break
+        node = (level + 1, index >> 1)
+    return leaves(node, shards)
+
+
+def whole_subtrees(among: Iterable[int], shards: int) -> list[Node]:
+    """Return the largest subtrees with all shards in ``among``; they cover each shard once."""
+    tree: TreeSum[bool] = TreeSum(shards, lambda _, __: True)
+    for shard in among:
+        tree.put((0, shard), True)
+    return sorted(tree.parts)
+
+
+def vectors(held: Mapping[int, Hashable], shards: int) -> int:
+    """Return how many vectors leave the hosts after all additions within hosts.
+
+    Args:
+        held: the host of the result of each shard.
+        shards: V.
+    """
+    by_host: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for shard, host in held.items():
+        by_host[host].append(shard)
+    return sum(len(whole_subtrees(each, shards)) for each in by_host.values())
+
+
+class Hosts:
+    """The ranks by host.
+
+    Args:
+        names: the host of each rank.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        known = list(dict.fromkeys(names))
+        self.of = [known.index(name) for name in names]
+        self.ranks = [
+            [r for r, of in enumerate(self.of) if of == host] for host in range(len(known))
+        ]
+
+    def deal(self, shards: int) -> list[Node | None]:
+        """Return the node of the tree owned by each rank; None: the rank has no shard.
+
+        The nodes cover each shard once. The nodes of a host make up a subtree, unless this would
+        give the busiest rank more shards.
+        """
+        ranks = [rank for own in self.ranks for rank in own]
+        flat: list[Node | None] = [None] * len(ranks)
+        for rank, node in zip(ranks, subtrees(shards, len(ranks)), strict=False):
+            flat[rank] = node
+        by_host: list[Node | None] = [None] * len(ranks)
+        nodes = sorted(
+            subtrees(shards, len(self.ranks)), key=lambda n: (-len(leaves(n, shards)), n)
+        )
+        for own, node in zip(sorted(self.ranks, key=len, reverse=True), nodes, strict=False):
+            for rank, part in zip(own, subtrees(shards, len(own), node), strict=False):
+                by_host[rank] = part
+        return by_host if most(by_host, shards) <= most(flat, shards) else flat
+
+    def sums(self, dealt: Sequence[Node | None], host: int, shards: int) -> list[Node]:
+        """Return the nodes of a host's sums after all additions within the host."""
+        tree: TreeSum[bool] = TreeSum(shards, lambda _, __: True)
+        for rank in self.ranks[host]:
+            if (node := dealt[rank]) is not None:
+                tree.put(node, True)
+        return sorted(tree.parts)
+
+    def hand(self, host: int, rank: int) -> int:
+        """Return the rank on a host in charge of a rank: on the rank's own host, the rank itself.
+
+        The rank in charge adds up the host's sums for the rank, and receives the rank's messages.
+        """
+        if self.of[rank] == host:
+            return rank
+        mates = self.ranks[host]
+        return mates[self.ranks[self.of[rank]].index(rank) % len(mates)]
+
+
+def most(dealt: Sequence[Node | None], shards: int) -> int:
+    """Return how many shards the busiest rank has."""
+    return max(len(leaves(node, shards)) for node in dealt if node is not None)
+
+
+def slowest_factor(dealt: Sequence[Node | None], shards: int) -> float:
+    """Return the number of shards of the busiest rank, relative to an even distribution."""
+    return most(dealt, shards) / -(-shards // len(dealt))

@@ -5,7 +5,7 @@ the rows of step t are a slice of it, and the rows of a shard are a slice of tho
 knows how many devices there are, so a resume, another device count or a reissued shard need no
 state beyond the step.
 
-Legend: R rows of the dataset, D rows that an epoch has (R, unless they are sampled), B rows of a
+Legend: R rows of the dataset, D rows of an epoch (R, unless they are sampled), B rows of a
 batch, V shards, t step, s shard.
 """
 
@@ -16,10 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from quorate.coordination.course import Course
-from quorate.coordination.epochs import SHORT, batch_bounds, batches_per_epoch, steps_per_epoch
+from quorate.coordination.epochs import (
+    SHORT,
+    Course,
+    Round,
+    batch_bounds,
+    batches_per_epoch,
+    steps_per_epoch,
+)
 from quorate.coordination.keys import hashes, key
-from quorate.coordination.rounds import Round
 from quorate.coordination.sampling import EpochRows, repeats
 from quorate.coordination.sampling import Rows as Rows
 from quorate.errors import SettingError
@@ -65,7 +70,7 @@ def ordered(rows: Rows, order: Order) -> Rows:
 def home_shards(rank_of: tuple[int, int], shards: int) -> range:
     """Return the home shards of a worker, (rank, number of workers): a contiguous run.
 
-    With more workers than shards the first have one each, and the others none.
+    With more workers than shards, the first V workers have a shard each, and the rest none.
     """
     rank, workers = rank_of[0], min(rank_of[1], shards)
     if rank >= workers:
@@ -76,15 +81,15 @@ def home_shards(rank_of: tuple[int, int], shards: int) -> range:
 def next_home(
     homes: Callable[[tuple[int, int], int], range], rank_of: tuple[int, int], step: int, end: int
 ) -> int:
-    """Return the first step from ``step`` on of which a worker has home shards; at most ``end``."""
+    """Return the first step from ``step`` on with home shards of a worker; at most ``end``."""
     return next((t for t in range(step, end) if homes(rank_of, t)), end)
 
 
 class Plan:
     """Rows of every step and shard of a run over one dataset.
 
-    The last batch of an epoch has the rows that are left, so each row counts once per epoch, unless
-    ``last`` or ``sampling`` say otherwise. A batch of fewer rows than shards has one shard per row.
+    The last batch of an epoch has the remaining rows, so each row counts once per epoch, unless
+    ``last`` or ``sampling`` say otherwise. A batch of fewer rows than shards has a shard per row.
     """
 
     by_shard = False
@@ -123,7 +128,7 @@ class Plan:
         self._last_size = (-1, 0, 0, 0)  # of ``_size``, which is asked a dozen times for each step
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``from_json`` makes this plan of, but for order and sampling."""
+        """Return the argument of ``from_json``, without order and sampling."""
         return {
             "rows": self.rows,
             "dealt_rows": self.dealt_rows,
@@ -154,16 +159,16 @@ class Plan:
         return self.steps_per_epoch
 
     def epoch(self, step: int) -> int:
-        """Return the epoch that step t belongs to, from 0."""
+        """Return the epoch of step t, from 0."""
         return step // self.steps_per_epoch
 
     def batch_rows(self, step: int) -> int:
-        """Return B of step t: ``batch_size``, or that of the last batch of an epoch."""
+        """Return B of step t: ``batch_size``, or the size of the last batch of an epoch."""
         _, start, stop, _ = self._size(step)
         return stop - start
 
     def shards_of(self, step: int) -> int:
-        """Return V of step t: ``shards``, or B where that is less."""
+        """Return V of step t: the smaller of ``shards`` and B."""
         return self._size(step)[3]
 
     def batch(self, step: int) -> Rows:
@@ -185,7 +190,7 @@ class Plan:
         return rows[shard * b // v : (shard + count) * b // v]
 
     def repeats(self, step: int, shard: int) -> Rows | None:
-        """Return how often each row of a shard was dealt in its epoch before; None: never."""
+        """Return how often each row of a shard was dealt before in the same epoch; None: never."""
         if self.sampling is None or not self.sampling.replacement:
             return None
         epoch, (_, start, stop, _) = self.epoch(step), self._size(step)
@@ -197,11 +202,11 @@ class Plan:
         return times[start + shard * b // v : start + (shard + 1) * b // v]
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
-        """Return the shards of step t that a worker computes if nothing unusual happens."""
+        """Return the shards of step t of a worker if nothing unusual happens."""
         return home_shards(rank_of, self.shards_of(step))
 
     def next_home(self, rank_of: tuple[int, int], step: int, end: int) -> int:
-        """Return the first step from ``step`` on that is at a worker's home; at most ``end``."""
+        """Return the first step from ``step`` on with home shards of a worker; at most ``end``."""
         return next_home(self.home_shards, rank_of, step, end)
 
     def row_alone(self, steps: range) -> tuple[int, int] | None:
@@ -222,7 +227,7 @@ class Plan:
         return None
 
     def _size(self, step: int) -> tuple[int, int, int, int]:
-        """Return a step, where its rows begin and end in the order of its epoch, and its V."""
+        """Return a step, begin and end of the step's rows in the order of the epoch, and V."""
         size = self._last_size  # one tuple, as several threads ask
         if size[0] != step:
             start, stop = self._bounds(step)
@@ -230,7 +235,7 @@ class Plan:
         return size
 
     def _bounds(self, step: int) -> tuple[int, int]:
-        """Return where in the order of its epoch the rows of step t are."""
+        """Return begin and end of the rows of step t in the order of the epoch."""
         batch = step % self.steps_per_epoch
         return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
 
@@ -266,13 +271,13 @@ class PlanByShard(Plan):
         self.lookahead = 2 * self.shards
 
     def _where(self, step: int) -> tuple[int, int, int]:
-        """Return of which batch of its epoch step u is a shard: which one, of how many."""
+        """Return the batch and shard of step u in the epoch, and V of the batch."""
         batch, shard = divmod(step % self.steps_per_epoch, self.shards)
         is_last = batch + 1 == self.batches_per_epoch
         return batch, shard, self._last_shards if is_last else self.shards
 
     def _bounds(self, step: int) -> tuple[int, int]:
-        """Return where in the order of its epoch the rows of step u are."""
+        """Return begin and end of the rows of step u in the order of the epoch."""
         batch, shard, shards = self._where(step)
         start, stop = batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
         rows = stop - start
@@ -283,12 +288,12 @@ class PlanByShard(Plan):
         return 1
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
-        """Return the one shard of step u where it is at home, and none elsewhere."""
+        """Return the single shard of step u at the shard's home, and none elsewhere."""
         _, shard, shards = self._where(step)
         return range(1) if shard in home_shards(rank_of, shards) else range(0)
 
     def next_home(self, rank_of: tuple[int, int], step: int, end: int) -> int:
-        """Return the first step from ``step`` on that is at a worker's home; at most ``end``."""
+        """Return the first step from ``step`` on with home shards of a worker; at most ``end``."""
         while step < end:
             _, shard, shards = self._where(step)
             home = home_shards(rank_of, shards)
@@ -306,7 +311,7 @@ class PlanByPhase(Plan):
         plain: as for ``Plan``.
 
     Raises:
-        SettingError: an epoch has so few batches that a phase would never be.
+        SettingError: an epoch has too few batches for a phase.
     """
 
     def __init__(self, *, round: Round, **plain: Any) -> None:
@@ -336,7 +341,7 @@ class PlanByPhase(Plan):
         return self.round.updates(self.batches_per_epoch, phase)
 
     def _bounds(self, step: int) -> tuple[int, int]:
-        """Return where in the order of its epoch the rows of the batch of step t are."""
+        """Return begin and end of the rows of step t's batch in the order of the epoch."""
         batch = self.round.at(step % self.steps_per_epoch)[1]
         return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
 
@@ -344,10 +349,10 @@ class PlanByPhase(Plan):
 def from_json(
     arguments: dict[str, Any], order: Order | None = None, sampling: EpochRows | None = None
 ) -> Plan:
-    """Return the plan that ``Plan.to_json`` described, with its order and sampling, if it had any.
+    """Return the plan from a result of ``Plan.to_json``, with the order and sampling, if any.
 
     Raises:
-        SettingError: rows are sampled in another way here than where it was made.
+        SettingError: rows are sampled differently from the plan's.
     """
     kind = PlanByShard if arguments.pop("is_apart") else Plan
     is_ordered, drawn_by = arguments.pop("is_ordered"), arguments.pop("sampling")

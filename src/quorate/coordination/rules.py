@@ -1,9 +1,9 @@
-"""Update rules: which gradients make an update, and how old they may be. A rule is a small class.
+"""Update rules: the gradients of an update, and how old they may be. A rule is a small class.
 
-A step is computed from the parameters of one moment and applied later. How many updates are made
-in between is its staleness. The coordinator asks a rule for three things: of how many shards a step
-is made, how many of them must be in, and how stale it may be; transports do not know the rule. To
-add one, write a class and list it in ``RULES``.
+The staleness of a gradient is the number of updates between its parameters and its application. The
+coordinator asks a rule how many shards make a step, how many of them the update needs, and how
+stale a gradient may be; transports do not know the rule. To add a rule, write a class and list the
+class in ``RULES``.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from quorate.errors import SettingError, nearest
 
 
 class Rule(Protocol):
-    """What the coordinator has to know of an update rule."""
+    """The coordinator's view of an update rule."""
 
     @property
     def name(self) -> str:
-        """What the user types."""
+        """The name on the command line."""
 
     @property
     def staleness(self) -> float:
-        """The most updates between parameters and gradient; 0: steps are computed one by one."""
+        """The most updates between parameters and gradient; 0: a single step is open."""
 
     @property
     def by_shard(self) -> bool:
-        """Whether each shard of a batch is a step, and so an update, of its own."""
+        """True if each shard of a batch is a step, and so an update, of its own."""
 
     @property
     def least_shards(self) -> int:
-        """How many shards a batch must have."""
+        """The least number of shards of a batch."""
 
     @property
     def copies(self) -> bool:
-        """Whether an idle worker may compute what another is slow with, perhaps in vain."""
+        """True if an idle worker may compute a slow worker's shard too, perhaps in vain."""
 
     def needed(self, shards: int) -> int:
         """Return how many shards of a step with ``shards`` must be in before the update."""
@@ -76,12 +76,12 @@ class Quorum:
         self.least_shards = least
 
     def needed(self, shards: int) -> int:
-        """Return R, or all shards of a last batch that has fewer."""
+        """Return R, or all shards of a smaller last batch."""
         return min(self.least_shards, shards)
 
 
 class Async:
-    """Every shard's gradient as it comes, however old."""
+    """Every shard's gradient on arrival, however old."""
 
     name = "async"
     form = name
@@ -91,14 +91,14 @@ class Async:
     copies = True  # there is other work until the very end
 
     def needed(self, shards: int) -> int:
-        """Return all: a step has one shard."""
+        """Return all: a step has a single shard."""
         return shards
 
 
 class Bounded:
-    """Every shard's gradient as it comes, but none older than K updates (Ho et al., NIPS 2013).
+    """Every shard's gradient on arrival, but none older than K updates (Ho et al., NIPS 2013).
 
-    Whoever would be too far ahead waits; nothing is computed that could not be applied.
+    A worker too far ahead waits; nothing is computed in vain.
     """
 
     form = "bounded:K"
@@ -113,7 +113,7 @@ class Bounded:
         self.staleness = float(most)
 
     def needed(self, shards: int) -> int:
-        """Return all: a step has one shard."""
+        """Return all: a step has a single shard."""
         return shards
 
 
@@ -121,7 +121,7 @@ RULES = (Sync, Quorum, Async, Bounded)
 
 
 def parse(text: str) -> Rule:
-    """Return the rule that a user named: ``sync``, or a name and a number as in ``quorum:3``.
+    """Return the rule of a name: ``sync``, or a name and a number as in ``quorum:3``.
 
     Raises:
         SettingError: there is no such rule.

@@ -1,8 +1,7 @@
-"""Events of a run: lines for the user that carry a kind and a worker.
+"""Events of a run: lines for the user, with a kind and a worker.
 
-A ``RunEvent`` is a ``str``, so that every function that shows a line takes an event unchanged. The
-log of events (``services/event_log.py``) reads the kind and the worker. A plain ``str`` that a run
-shows counts as a warning.
+A ``RunEvent`` is a ``str``: functions for lines take events unchanged. The log of events
+(``services/event_log.py``) reads the kind and the worker. A plain ``str`` counts as a warning.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class RunEvent(str):
 
     Args:
         text: the line.
-        kind: one of the constants of this module.
-        worker: the number of the worker that the event is about, if it is about one.
+        kind: a constant of this module.
+        worker: the number of the worker concerned, if any.
         is_shown: whether the user sees the line. Every event is logged.
     """
 
@@ -41,23 +40,23 @@ class RunEvent(str):
     def __new__(
         cls, text: str, kind: str, worker: int | None = None, *, is_shown: bool = True
     ) -> RunEvent:
-        """Make an event from its text."""
+        """Make an event of a text."""
         event = super().__new__(cls, text)
         event.kind, event.worker, event.is_shown = kind, worker, is_shown
         return event
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made from."""
+        """Return the parts of a copy."""
         return RunEvent, (str(self), self.kind, self.worker), self.__dict__
 
 
 def as_note(line: str) -> RunEvent:
-    """Return an event as it is, and a plain line as a note."""
+    """Return an event unchanged, and a plain line as a note."""
     return line if isinstance(line, RunEvent) else RunEvent(line, NOTE)
 
 
 def hidden(line: str) -> RunEvent:
-    """Return the event of a line that is logged and that the user does not see."""
+    """Return the event of a line for the log alone, not for the user."""
     event = line if isinstance(line, RunEvent) else RunEvent(line, WARNING)
     return RunEvent(str(event), event.kind, event.worker, is_shown=False)
 
@@ -68,7 +67,7 @@ def is_shown(line: str) -> bool:
 
 
 def showing(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that passes on the lines that the user sees."""
+    """Return a function to pass on the lines for the user."""
 
     def say_shown(line: str) -> None:
         if is_shown(line):

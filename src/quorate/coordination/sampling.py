@@ -1,6 +1,6 @@
-"""Sampling: which rows an epoch has, drawn by their weights. A pure function of seed and epoch.
+"""Sampling: the rows of an epoch, drawn by weights. A pure function of seed and epoch.
 
-Legend: R rows of the dataset, D rows that an epoch has.
+Legend: R rows of the dataset, D rows of an epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TERMS = 12  # of atanh, up to 0.172: what is left out is below 2e-19 of it
 
 
 class EpochRows(Protocol):
-    """Which rows an epoch has: a pure function of seed and epoch."""
+    """The rows of an epoch: a pure function of seed and epoch."""
 
     @property
     def rows(self) -> int:
@@ -34,7 +34,7 @@ class EpochRows(Protocol):
 
     @property
     def replacement(self) -> bool:
-        """Whether a row may be in an epoch twice."""
+        """True if a row may be in an epoch twice."""
 
     def require_rows(self, rows: int) -> None:
         """Require a dataset of so many rows; raises SettingError."""

@@ -1,6 +1,6 @@
-"""Spans: what a worker or a coordinator was at, from when to when. A log of them, for traces.
+"""Spans: the activities of a worker or coordinator with their times; a log of them, for traces.
 
-Times are in seconds of the monotonic clock of the host that they were taken on.
+Times are in seconds of the monotonic clock of the worker's host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ANSWERING = "answering"  # what a phase ends with in which spans are handed over
 
 
 class Span(NamedTuple):
-    """One thing, from its begin to its end."""
+    """An activity, from begin to end."""
 
     name: str  # "forward"
     job: str  # what it was done for: "training", "evaluation"; "" of a coordinator
@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 
 class SpanLog:
-    """Spans of one worker that nobody has taken yet. One thread adds, any other may take."""
+    """Spans of a worker, until taken. A single thread adds, any thread may take."""
 
     def __init__(self) -> None:
         self.job: str | None = None  # what the worker computes for; None: nothing is noted
@@ -34,14 +34,14 @@ class SpanLog:
         self._cut_at = 0.0
 
     def begin(self, job: str | None, step: int, shard: int) -> None:
-        """Note what a run of shards is for, which begins with this one; None: note nothing."""
+        """Note the purpose of a run of shards from ``shard`` on; None: note nothing."""
         self.job, self._at = job, (step, shard)
 
     def stage(self, name: str, stage: int, place: int, begin: float, end: float) -> None:
-        """Add what a stage of the worker's replica did, by a clock of this host.
+        """Add an activity of a stage of the worker's replica, by a clock of this host.
 
         Args:
-            place: of the shard, in the run that the worker was given.
+            place: of the shard, in the run of the worker.
         """
         if self.job is not None:
             step, first = self._at
@@ -49,7 +49,7 @@ class SpanLog:
             self._spans.append(Span(name, self.job, step, first + place, begin, end, track))
 
     def phase(self, name: str, step: int, shard: int, begin: float, end: float) -> None:
-        """Add a phase of a worker that is over; what was cut off of it is not there again."""
+        """Add a finished phase of a worker, without any part already added by ``cut``."""
         if self.job is None:
             return
         if begin < self._cut_at:
@@ -57,11 +57,11 @@ class SpanLog:
         self._spans.append(Span(name, self.job, step, shard, begin, end))
 
     def cut(self, name: str, step: int, shard: int, begin: float, now: float) -> None:
-        """Add what is over of a phase in which an answer is given; the rest has another name."""
+        """Add the finished part of a phase at an answer; the rest is called ``ANSWERING``."""
         self.phase(name, step, shard, begin, now)
         self._cut_at = now
 
     def take(self) -> list[Span]:
-        """Return the spans, in the order in which they ended, and forget them."""
+        """Return the spans in the order of their ends, and forget them."""
         # By number: others may be added meanwhile.
         return [self._spans.popleft() for _ in range(len(self._spans))]

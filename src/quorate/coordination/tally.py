@@ -1,6 +1,6 @@
-"""The tally: what became of the shards that each worker began. Pure counts.
+"""The tally: counts of the fates of each worker's shards.
 
-A shard counts once, when its update is made or when it is known that it will be in none.
+A shard counts once: when the update is made, or when the shard is known to be in no update.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Count:
-    """What became of one worker's shards."""
+    """The fates of a worker's shards."""
 
     fresh: int = 0  # applied to the parameters that they were computed from
     stale: int = 0  # applied after other updates had changed those
@@ -25,7 +25,7 @@ class Count:
 
 
 class Tally:
-    """Counts per worker, and the staleness of every gradient that was applied."""
+    """Counts per worker, and the staleness of all applied gradients."""
 
     def __init__(self, saved: Mapping[str, Sequence[int]] | None = None) -> None:
         self._counts: list[Count] = []
@@ -42,7 +42,7 @@ class Tally:
         return self._counts[worker]
 
     def applied(self, worker: int, staleness: int, shards: int = 1) -> None:
-        """Count shards of a worker in an update that comes so many updates after their values."""
+        """Count shards of a worker in an update, ``staleness`` updates after their parameters."""
         count = self.of(worker)
         if staleness:
             count.stale += shards
@@ -52,7 +52,7 @@ class Tally:
         self.staleness_max = max(self.staleness_max, staleness)
 
     def lost(self, worker: int, *, dropped: bool) -> None:
-        """Count a shard of a worker that is in no update: it was too late, or a copy."""
+        """Count a shard of a worker in no update: too late, or a copy."""
         if dropped:
             self.of(worker).dropped += 1
         else:
@@ -68,7 +68,7 @@ class Tally:
         )
 
     def to_json(self) -> dict[str, list[int]]:
-        """Return counts per worker, by what became of its shards; staleness: sum and max."""
+        """Return counts per worker by fate; staleness: sum and max."""
         return {
             "fresh": [count.fresh for count in self._counts],
             "stale": [count.stale for count in self._counts],

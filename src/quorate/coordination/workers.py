@@ -1,0 +1,210 @@
+"""Workers of a run: their ranks, their assignments, and the usual time of a shard on each of them.
+
+All orders are plain sorted lists: workers by rank, idle workers, usual times, and deadlines of
+answers. Finding an entry takes O(log N). An insertion moves
+the entries behind the new entry, a few microseconds among ten thousand.
+
+Legend: N workers, w worker, t step, s shard; a version is the number of updates made when a shard
+was dealt. Times are in seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+RECENT = 15  # shards whose median is the usual time of a worker
+
+_RankKey = tuple[bool, int, str, int]  # see ``Workers._rank_key``
+
+
+def remove(ordered: list[Any], entry: Any) -> None:
+    """Remove an entry from a sorted list."""
+    del ordered[bisect_left(ordered, entry)]
+
+
+@dataclass(eq=False, slots=True)
+class Assignment:
+    """A shard, or a run of shards, computed by a worker; later it stands for the result."""
+
+    worker: int
+    step: int
+    shard: int  # the first
+    version: int
+    since: float
+    count: int = 1
+    usual_s: float | None = None  # usual time of a shard on the worker, if known at the start
+    is_lost: bool = False  # counted as being in no update: the worker may have been told so
+    shards: range = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shards = range(self.shard, self.shard + self.count)
+
+
+@dataclass(eq=False, slots=True)
+class WorkerRecord:
+    """A life of a worker, from ``Joined`` to ``Left``."""
+
+    place: str = ""  # workers of one place are neighbors; "" is the place of the coordinator
+    assignment: Assignment | None = None
+    is_replaced: bool = False  # the worker is being ended: it may still report, and gets no shard
+    silent_at: float = inf  # when an answer is overdue
+    times_s: list[float] = field(default_factory=list)  # of the last ``RECENT`` shards
+    usual_s: float | None = None  # median of ``times_s``; None before the first shard is done
+    rank_of: tuple[int, int] = (0, 1)  # rank, number of workers
+    rank_as_of: int = -1  # value of ``Workers.rank_changes`` when ``rank_of`` was computed
+    home: range = range(0)  # home shards
+    home_as_of: tuple[int, int] = (-1, -1)  # step of ``home``, and ``rank_changes``
+
+
+class Workers:
+    """The present workers.
+
+    Args:
+        timeout_s: a worker is silent for too long after this time in an assignment, and after 3
+            times the usual time. None: no worker ever is.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self.by_number: dict[int, WorkerRecord] = {}
+        self.rank_changes = 0
+        self.idle: list[int] = []  # workers that can receive a shard, sorted
+        self.idle_usual_s: list[float] = []  # usual times of idle workers, where known, sorted
+        self._usual_s: list[float] = []  # usual times of all workers, where known, sorted
+        self._timeout_s = timeout_s
+        self._overdue: list[tuple[float, float]] = []  # (silent_at, worker) of busy workers, sorted
+        self._sizes: Counter[str] = Counter()  # number of workers by place
+        self._by_rank: list[_RankKey] = []  # sorted
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the workers, sorted."""
+        return tuple(sorted(self.by_number))
+
+    def join(self, worker: int, place: str = "") -> None:
+        """Add an idle worker. Ranks change."""
+        self._resize(place, 1)
+        self.by_number[worker] = record = WorkerRecord(place)
+        insort(self._by_rank, self._rank_key(place, worker))
+        self._add_idle(worker, record)
+
+    def leave(self, worker: int) -> Assignment | None:
+        """Remove a worker, and return the worker's assignment. Ranks change."""
+        record = self.by_number[worker]
+        self._remove_idle_or_overdue(worker, record)
+        if record.usual_s is not None:
+            remove(self._usual_s, record.usual_s)
+        remove(self._by_rank, self._rank_key(record.place, worker))
+        del self.by_number[worker]
+        self._resize(record.place, -1)
+        return record.assignment
+
+    def are_among(self, workers: list[int]) -> bool:
+        """Return whether every worker is in a list, perhaps beside workers long gone."""
+        return self.by_number.keys() <= set(workers)
+
+    # --- ranks ------------------------------------------------------------------------------------
+
+    def rank_of(self, worker: int) -> tuple[int, int]:
+        """Return (rank, number of workers) of a worker."""
+        record = self.by_number[worker]
+        if record.rank_as_of != self.rank_changes:
+            rank = bisect_left(self._by_rank, self._rank_key(record.place, worker))
+            record.rank_of = rank, len(self.by_number)
+            record.rank_as_of = self.rank_changes
+        return record.rank_of
+
+    def _rank_key(self, place: str, worker: int) -> _RankKey:
+        # Large places come first, at the beginning of subtrees of a power of two: a place adds up
+        # its shards of one subtree. The coordinator's place comes last, as nothing travels from it.
+        return not place, -self._sizes[place] if place else 0, place, worker
+
+    def _resize(self, place: str, by: int) -> None:
+        """Change the number of workers of a place, and move the place among the ranks."""
+        self.rank_changes += 1
+        first = bisect_left(self._by_rank, self._rank_key(place, -1))
+        end = first + self._sizes[place] - (by < 0)
+        self._sizes[place] += by
+        if place and first < end:  # the coordinator's place is last, whatever its size
+            mates = [self._rank_key(place, key[3]) for key in self._by_rank[first:end]]
+            del self._by_rank[first:end]
+            first = bisect_left(self._by_rank, mates[0])
+            self._by_rank[first:first] = mates
+
+    # --- assignments ------------------------------------------------------------------------------
+
+    def assign(self, worker: int, assignment: Assignment) -> None:
+        """Record the assignment of an idle worker."""
+        record = self.by_number[worker]
+        self._remove_idle_or_overdue(worker, record)
+        record.assignment = assignment
+        if self._timeout_s is not None:
+            usual_s = (record.usual_s or 0.0) * assignment.count
+            record.silent_at = assignment.since + max(self._timeout_s, 3 * usual_s)
+            insort(self._overdue, (record.silent_at, worker))
+
+    def finish(self, worker: int, took_s: float | None = None) -> None:
+        """Record a worker's answer, and the time of a shard, unless None."""
+        record = self.by_number[worker]
+        if took_s is not None:
+            record.times_s.append(took_s)
+            del record.times_s[:-RECENT]
+            if record.usual_s is not None:
+                remove(self._usual_s, record.usual_s)
+            record.usual_s = _median(sorted(record.times_s))
+            insort(self._usual_s, record.usual_s)
+        self._remove_idle_or_overdue(worker, record)
+        record.assignment = None
+        if not record.is_replaced:
+            self._add_idle(worker, record)
+
+    def _add_idle(self, worker: int, record: WorkerRecord) -> None:
+        insort(self.idle, worker)
+        if record.usual_s is not None:
+            insort(self.idle_usual_s, record.usual_s)
+
+    def _remove_idle_or_overdue(self, worker: int, record: WorkerRecord) -> None:
+        if record.silent_at < inf:
+            remove(self._overdue, (record.silent_at, worker))
+            record.silent_at = inf
+        elif record.assignment is None and not record.is_replaced:
+            remove(self.idle, worker)
+            if record.usual_s is not None:
+                remove(self.idle_usual_s, record.usual_s)
+
+    # --- times ------------------------------------------------------------------------------------
+
+    @property
+    def usual_s_of_all(self) -> float:
+        """The median of the workers' usual times; infinite before any is known."""
+        return _median(self._usual_s) if self._usual_s else inf
+
+    def expected_s(self, worker: int) -> float:
+        """Return how long a shard takes a worker; before its first, as long as on all workers."""
+        own_s = self.by_number[worker].usual_s
+        return self.usual_s_of_all if own_s is None else own_s
+
+    @property
+    def silent_at(self) -> float:
+        """The time at which the next worker will have been silent for too long; infinite: never."""
+        return self._overdue[0][0] if self._overdue else inf
+
+    def replace_silent(self, now: float) -> list[Assignment]:
+        """Mark workers silent for too long as replaced, and return their assignments by worker."""
+        overdue = self._overdue[: bisect_right(self._overdue, (now, inf))]
+        silent = []
+        for worker in sorted(int(worker) for _, worker in overdue):
+            record = self.by_number[worker]
+            self._remove_idle_or_overdue(worker, record)
+            record.is_replaced = True
+            assert record.assignment is not None
+            silent.append(record.assignment)
+        return silent
+
+
+def _median(ordered: list[float]) -> float:
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
