@@ -29,7 +29,7 @@ GROUPS = {
     "Output": ("quiet", "log_every", "log_format"),
     "Workers": ("engine", "threads", "loader_workers", "worker_timeout_s", "memory_fraction"),
     "Computation": (
-        *("compile", "kernels", "deterministic", "strict", "spot_check_every"),
+        *("compile", "kernels", "deterministic", "random", "strict", "spot_check_every"),
         *("soft_placement", "log_placement", "split", "pipeline"),
     ),
     "Updates": ("clip_norm", "ema_decay", "nonfinite"),

@@ -71,19 +71,18 @@ def oom_kills(
 ) -> int:
     """Return a count that rises when the kernel kills a process for memory; 0 if none is to be had.
 
-    It counts in this process's groups, where the limit of one is reached, and on the machine.
+    It counts this process's control group, whichever limit was reached: others on the machine may
+    run out of memory too. Only without a group it is the count of the whole machine.
     """
-    files = [vmstat]
-    for group in _groups("memory", root, membership):
-        files += [group / "memory.events", group / "memory.oom_control"]
-    counts = 0
-    for file in files:
+    groups = _groups("memory", root, membership)
+    files = (group / name for group in groups for name in ("memory.events", "memory.oom_control"))
+    for file in (*files, vmstat):
         try:
             entries = dict(line.split() for line in file.read_text().splitlines())
-            counts = max(counts, int(entries.get("oom_kill", 0)))
-        except (OSError, ValueError):
+            return int(entries["oom_kill"])
+        except (OSError, ValueError, KeyError):
             pass  # no such group, or an old kernel
-    return counts
+    return 0
 
 
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:

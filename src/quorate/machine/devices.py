@@ -2,7 +2,8 @@
 
 `--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
 ``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two. Workers are
-dealt over the list in turn. TensorFlow's names (``gpu:1``, ``/device:GPU:1``) are understood.
+dealt over the list in turn. This file names CUDA: why there is none can be said of it alone.
+TensorFlow's names (``gpu:1``, ``/device:GPU:1``) are understood.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -85,9 +87,19 @@ def kinds(groups: Sequence[Group]) -> set[str]:
     """Return the sorts of devices, of GPUs the models: two sorts give different bits."""
 
     def kind(device: torch.device) -> str:
-        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        if device.type == "cpu":
+            return device.type
+        name = getattr(torch.get_device_module(device), "get_device_name", None)
+        return device.type if name is None else str(name(device))
 
     return {"+".join(map(kind, group)) for group in groups}
+
+
+@cache
+def device_types() -> tuple[str, ...]:
+    """Return the types of device that this process may compute on: "cpu", and its accelerator's."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
@@ -97,7 +109,18 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     )
 
 
+def has_streams(device: torch.device) -> bool:
+    """Return whether work for a device runs in streams, beside the host: on GPUs, but for MPS."""
+    return device.type != "cpu" and hasattr(torch.get_device_module(device), "Stream")
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64; elsewhere the host does."""
+    return device.type != "mps"
+
+
 def _default_devices(workers: int | None) -> list[Group]:
+    # No other accelerator: MPS and XPU lack kernels, so they are for who names them.
     if torch.cuda.is_available():
         return _parse("cuda")
     cores = min(usable_cores(), MOST_CPU_WORKERS)

@@ -1,4 +1,4 @@
-"""The environment: read here and nowhere else, and never written, but for two variables.
+"""The environment: read here and nowhere else, and never written, but for three variables.
 
 And by a process that is forked for somebody: it takes what that one has.
 """
@@ -33,6 +33,11 @@ def kernel_environment() -> dict[str, str]:
 def device_environment() -> dict[str, str]:
     """Return the variables that are set and that devices, threads and interfaces depend on."""
     return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
+
+
+def set_device_variable(name: str, value: str) -> None:
+    """Set a variable for libraries of this process that read it later, and for its children."""
+    os.environ[name] = value
 
 
 MALLOC_VARIABLES = (

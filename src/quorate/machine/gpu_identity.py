@@ -53,6 +53,7 @@ class Nvml:
             return None
         try:
             device = torch.device(name)
+            # Only CUDA tells a UUID.
             index = torch.cuda.current_device() if device.index is None else device.index
             uuid = torch.cuda.get_device_properties(index).uuid
         except (AssertionError, AttributeError, RuntimeError):

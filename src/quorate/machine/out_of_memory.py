@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from quorate.machine.devices import has_streams
 from quorate.machine.gpu_identity import processes
 from quorate.machine.shared_memory import free_bytes
 
@@ -49,10 +50,10 @@ def note(
 
 def _held(device: torch.device, parameter_bytes: int | None) -> str:
     parts = []
-    if device.type == "cuda":
-        left, total = torch.cuda.mem_get_info(device)
-        tensors = torch.cuda.memory_allocated(device)
-        kept = torch.cuda.memory_reserved(device) - tensors
+    if has_streams(device):  # and an allocator of torch's that counts
+        left, total = torch.accelerator.get_memory_info(device)
+        tensors = torch.accelerator.memory_allocated(device)
+        kept = torch.accelerator.memory_reserved(device) - tensors
         fraction = _fraction(device)
         parts.append(f"{_mib(left)} free of {_mib(total)}")
         parts.append(f"this process has {_mib(tensors)} in tensors")
@@ -75,10 +76,12 @@ def _held(device: torch.device, parameter_bytes: int | None) -> str:
 
 
 def _fraction(device: torch.device) -> float:
-    try:
-        cuda = device.type == "cuda"
-        return torch.cuda.get_per_process_memory_fraction(device) if cuda else 1.0
-    except (AssertionError, RuntimeError):  # CUDA itself has failed
+    if device.type == "cpu":
+        return 1.0
+    try:  # torch.accelerator has no name for it
+        module = torch.get_device_module(device)
+        return float(module.get_per_process_memory_fraction(device))
+    except (AssertionError, AttributeError, RuntimeError):  # the device itself has failed
         return 1.0
 
 

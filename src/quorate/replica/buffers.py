@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import UserError
+from quorate.machine.devices import has_float64
 from quorate.replica.torch_internals import buffers_of, copy_all, version
 
 
@@ -306,7 +307,7 @@ class _Part:
                 fix="call the model once on a batch before training, or keep the tensor in a "
                 "plain attribute",
             )
-        if found[0].device.type == "mps":  # it has no float64
+        if not has_float64(found[0].device):
             found = [tensor.cpu() for tensor in found]
         if len({tensor.dtype for tensor in found}) > 1:
             found = [tensor.to(torch.float64) for tensor in found]
@@ -413,10 +414,11 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _device(values: torch.Tensor | None, counters: _Part) -> torch.device:
-    if values is None:
-        (*_, last) = _together(counters.tensors())
-        return last.device
-    return values.device
+    """Return where sums of buffers are made, in float64."""
+    if values is not None:
+        return values.device
+    (*_, last) = _together(counters.tensors())
+    return last.device if has_float64(last.device) else torch.device("cpu")
 
 
 def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:

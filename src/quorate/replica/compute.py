@@ -9,6 +9,7 @@ from quorate.errors import SettingError
 from quorate.replica.kernels import MEASURED, ONEDNN, TORCH
 from quorate.settings import AtResume, Settings, about, at_least, one_of, switch
 
+DEVICE, HOST = "device", "host"  # where random numbers of accelerators are drawn
 ORDERS = ("1f1b", "gpipe", "interleaved", "zero-bubble")
 
 
@@ -48,6 +49,12 @@ class Compute(Settings):
             True under "sync" on GPUs and with more than one intra-op thread; one CPU thread always
             adds in one order. Set to False if deterministic operators are too slow, or missing, and
             you do not need the same bits.
+        random: where random numbers of the forward pass are drawn for an accelerator, such as
+            dropout masks. "device": on the device, where they depend on the model of the GPU.
+            "host": on the CPU, as a run on CPUs draws them, and copied, which takes longer. Use
+            "host" if runs on different models of GPUs must draw the same numbers. A fused operator
+            that draws within its kernel, as of attention with dropout, is then an error. Cannot be
+            combined with ``compile``; changes nothing on CPUs. Default: "device".
         strict: whether to end the run with an error when a reason is found why the bits may differ
             on another number of workers or after a resume, or when the values are in doubt: a loss
             that is a sum over rows, a tensor that is never trained, a queue that is averaged.
@@ -108,6 +115,16 @@ class Compute(Settings):
             "use deterministic algorithms (default under sync: on GPUs, or with --threads above 1)",
             kind=bool,
             check=lambda _, value: None if value is None else bool(value),
+            at_resume=AtResume.SAID,
+        ),
+    )
+    random: str = field(
+        default=DEVICE,
+        metadata=about(
+            "where random numbers of accelerators are drawn: device, or host, alike for all models",
+            kind=str,
+            metavar="WORD",
+            check=lambda name, value: one_of(name, value, (DEVICE, HOST)),
             at_resume=AtResume.SAID,
         ),
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from quorate.errors import UserError
+from quorate.replica.compute import DEVICE
 from quorate.replica.kernels import ONEDNN, TORCH, products
 from quorate.replica.precision import FP32, Precision
+from quorate.replica.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Computing:
     log_placement: bool = False
     deterministic: bool = False
     kernels: str = TORCH  # or ONEDNN
+    random: str = DEVICE  # or HOST
     split: tuple[str, ...] | None = None  # modules before which stages begin, if it has such
 
     @property
@@ -32,6 +37,14 @@ class Computing:
     def products(self) -> AbstractContextManager[None]:
         """Return a context for a shard: products of float32 are made by the chosen kernels."""
         return products.by(self.kernels)
+
+    def draws(
+        self, stream: Stream, devices: Sequence[torch.device]
+    ) -> AbstractContextManager[None]:
+        """Return a context for a shard: where random numbers of the devices are drawn."""
+        if self.random == DEVICE:
+            return nullcontext()
+        return stream.of_devices(frozenset(device.type for device in devices) - {"cpu"})
 
     @property
     def decided(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ the same kernels would have drawn (torch's notes on CUDA semantics, "CUDA Graphs
 
 Nothing of Python is replayed. So what cannot be seen to be the same each time is not recorded, and
 the shard is computed as ever; the reason is noted once.
+
+This file uses ``torch.cuda``: ``torch.accelerator.Graph``, of all devices, came after torch 2.10.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Number
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from quorate.errors import UserError
 from quorate.replica.compiled import reason, signature
 from quorate.replica.nested import leaves, mapped, tensors
 from quorate.replica.notes import Notes
@@ -38,6 +42,15 @@ class Step(NamedTuple):
 Replay = Callable[[], None]
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Return whether ``CudaRecord`` records on a device."""
+    return device.type == "cuda"
+
+
+class CaptureError(UserError):
+    """A recording that torch cannot end, and so cannot compute after."""
+
+
 class Record(Protocol):
     """Makes graphs on a device."""
 
@@ -47,7 +60,12 @@ class Record(Protocol):
         """Run a step, and say why it cannot be recorded, if that shows."""
 
     def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:
-        """Run a step for the record. A replay leaves its results where those of this run are."""
+        """Run a step for the record. A replay leaves its results where those of this run are.
+
+        Raises:
+            CaptureError: it failed, and nothing can be computed in this process any more.
+            Exception: as the step; the recording is ended, and the step can run without it.
+        """
 
 
 class _Graph(NamedTuple):
@@ -136,6 +154,8 @@ class ShardGraphs:
                     begin()
                     made, replay = self._record(lambda: step(mapped(held, _itself)))
                     return _Graph(held, made, replay, owner)
+            except CaptureError:
+                raise
             except Exception as error:  # user code: without a graph it raises again, or works
                 why = f"recording failed: {reason(error)}"
         self._notes.add(f"shards are computed without a CUDA graph: {why}")
@@ -233,11 +253,7 @@ class CudaRecord:
         return made, None
 
     def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:
-        """Record a step.
-
-        Raises:
-            RuntimeError: it waits for the device, say, to read a number from it.
-        """
+        """Record a step: see ``Record``."""
         with torch.cuda.device(self.device):
             if self._side is None:
                 self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -247,13 +263,41 @@ class CudaRecord:
             try:
                 # Of this thread alone it is an error to wait for the device: threads that load
                 # rows may pin memory meanwhile.
-                with torch.cuda.graph(
+                capture = torch.cuda.graph(
                     graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
-                ):
-                    made = step()
+                )
+                made = captured(capture, step)
             except BaseException:
                 torch.cuda.set_stream(current)  # a failure leaves the side stream in its place
                 self._side = None  # and half a recording in stream and pool
+                graph.reset()
                 raise
             current.wait_stream(self._side)
         return made, graph.replay
+
+
+def captured(capture: AbstractContextManager[object], step: Callable[[], Step]) -> Step:
+    """Run a step within a recording, which ends whatever the step does.
+
+    Raises:
+        CaptureError: the recording is void and cannot be ended. torch's allocator of memory and its
+            generators still take themselves to be recorded: draws raise, and freed memory is kept.
+        Exception: as the step, after the recording has ended.
+    """
+    failed: BaseException | None = None
+    try:
+        with capture:
+            try:
+                made = step()
+            except BaseException as error:  # it is raised again, once the recording has ended
+                failed = error
+    except RuntimeError as error:
+        raise CaptureError(
+            "compile=True",
+            f"a shard waits for the GPU while it is recorded as a CUDA graph, after which torch "
+            f"cannot go on: {reason(failed or error)}",
+            fix="pass compile=False, or change what waits in the model or the loss function",
+        ) from (failed or error)
+    if failed is not None:
+        raise failed
+    return made

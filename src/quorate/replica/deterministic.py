@@ -2,16 +2,19 @@
 
 cuDNN has several algorithms for a convolution. Some add up with atomics, in the order in which
 threads come; and with ``benchmark`` the fastest is chosen by a measurement, in each process anew.
-Within ``deterministic`` neither is allowed. For matrix products nothing is done: as far as is known
-torch gives cuBLAS a workspace per thread and stream.
+Within ``deterministic`` neither is allowed.
 
 What is left are operators of torch that add in whatever order threads come: on GPUs with atomics
 (``index_add``, ``scatter_add``, the backward pass of bilinear interpolation and of most fused
 attention), on CPUs with several intra-op threads (``index_put`` with ``accumulate``).
 ``torch.use_deterministic_algorithms`` replaces them, or refuses those that have no other version.
 
-cuDNN's recurrent layers have a cuBLAS of their own, which takes its workspace from the environment;
-torch's notes on ``torch.nn.LSTM`` say what to set. Not measured on a GPU yet.
+cuBLAS takes the sizes of its workspaces from the environment when CUDA starts. With two sizes, as
+by default, a product may take either, and the kernel that suits. So ``fix_workspace`` sets one size
+in time. cuDNN's recurrent layers have a cuBLAS of their own, which does the same; torch's notes on
+``torch.nn.LSTM`` say so. Not measured on a GPU yet.
+
+This file names CUDA: cuBLAS and cuDNN are NVIDIA's, and torch has no such switch for all devices.
 """
 
 from __future__ import annotations
@@ -23,14 +26,57 @@ from typing import Any
 import torch
 
 from quorate.errors import UserError
-from quorate.machine.environment import device_environment
+from quorate.machine.environment import device_environment, set_device_variable
 from quorate.replica.computing import Computing
 from quorate.replica.precision import float32_products
 from quorate.replica.shared.code import user_line_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+ONE_SIZE = (":4096:8", ":16:8")  # the values with which torch's flag lets products pass
 ERROR = 2  # of torch's deterministic debug mode: refused, and not only warned of
 REFUSED = " does not have a deterministic implementation, but you set"
+
+# Whether CUDA started in this process before ``fix_workspace``: a fact of the process.
+_is_too_late = False
+
+
+def are_any_nvidia(devices: Sequence[torch.device]) -> bool:
+    """Return whether one of the devices is a GPU whose libraries are cuBLAS and cuDNN."""
+    return any(device.type == "cuda" for device in devices)
+
+
+def fix_workspace(devices: Sequence[torch.device]) -> str | None:
+    """Give cuBLAS workspaces of one size, in this process and in those that it starts.
+
+    To be called before quorate uses a GPU. A value that the user has set stays.
+
+    Returns:
+        Why the bits are in doubt: CUDA has started, or the user's value has two sizes.
+    """
+    global _is_too_late
+    if not are_any_nvidia(devices):
+        return None
+    value = device_environment().get(WORKSPACE)
+    if value is None:
+        set_device_variable(WORKSPACE, ONE_SIZE[0])
+        _is_too_late = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if _is_too_late:
+        return (
+            "torch only warns of operators without a fixed order: the script uses a GPU before it "
+            f"makes the Trainer, which sets {WORKSPACE}; make the Trainer first, or set "
+            f"{WORKSPACE}={ONE_SIZE[0]} before the program starts"
+        )
+    if value is not None and value not in ONE_SIZE:
+        return (
+            f"torch only warns of operators without a fixed order: {WORKSPACE} is {value!r}, "
+            f"expected {' or '.join(ONE_SIZE)}; set it so, or leave the variable out"
+        )
+    return None
+
+
+def _products_pass() -> bool:
+    """Return whether torch's flag lets products on GPUs pass in this process."""
+    return not _is_too_late and device_environment().get(WORKSPACE) in ONE_SIZE
 
 
 @contextmanager
@@ -42,14 +88,11 @@ def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
     before = torch.get_deterministic_debug_mode()
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
-    # With the flag torch refuses each product on a GPU without this variable, which is read once.
-    warns = any(d.type == "cuda" for d in devices) and WORKSPACE not in device_environment()
+    # With the flag torch refuses each product on a GPU whose workspaces may have two sizes.
+    warns = are_any_nvidia(devices) and not _products_pass()
     said = "deterministic=True: every operator adds in a fixed order, which takes longer"
     if warns:
-        said += (
-            "; torch only warns of operators without a fixed order, because the environment lacks "
-            f"{WORKSPACE}=:4096:8"
-        )
+        said += "; torch only warns of operators without a fixed order"
     try:
         if before != ERROR:
             torch.use_deterministic_algorithms(True, warn_only=warns)
@@ -94,7 +137,7 @@ def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
 
     Yields what to say: that a choice of the script's is off.
     """
-    if all(device.type != "cuda" for device in devices):
+    if not are_any_nvidia(devices):
         yield []
         return
     cudnn: Any = torch.backends.cudnn
@@ -130,10 +173,9 @@ def repeatable(computing: Computing, devices: Sequence[torch.device]) -> Iterato
 def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str]:
     """Return what to say of a model whose bits depend on what the environment lacks."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
-    on_gpu = any(device.type == "cuda" for device in devices)
-    if not on_gpu or not recurrent or WORKSPACE in device_environment():
+    if not are_any_nvidia(devices) or not recurrent or WORKSPACE in device_environment():
         return []
     return [
         "the model has recurrent layers, and some versions of cuDNN compute different bits each "
-        f"time; set {WORKSPACE}=:4096:2 in the environment before the program starts"
+        f"time; set {WORKSPACE}={ONE_SIZE[0]} in the environment before the program starts"
     ]

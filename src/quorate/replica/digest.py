@@ -60,5 +60,30 @@ def flat_bytes(values: torch.Tensor) -> torch.Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
+def same_bits(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Return for each two tensors, of any devices, whether shape, dtype and bits are the same.
+
+    Waits once for each accelerator that the first of two lie on.
+    """
+    import torch
+
+    found: list[bool] = []
+    late: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}  # by number, whether it is so
+    for number, (one, other) in enumerate(pairs):
+        found.append(False)
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            continue
+        mine, theirs = flat_bytes(one.detach()), flat_bytes(other.detach()).to(one.device)
+        if one.device.type == "cpu":
+            found[number] = torch.equal(mine, theirs)
+        else:
+            late.setdefault(one.device, []).append((number, (mine == theirs).all()))
+    for answers in late.values():
+        told = torch.stack([answer for _, answer in answers]).tolist()
+        for (number, _), answer in zip(answers, told, strict=True):
+            found[number] = answer
+    return found
+
+
 def _bytes_of(name: str, tensor: torch.Tensor) -> TensorBytes:
     return TensorBytes(name, tuple(tensor.shape), str(tensor.dtype), (content(tensor).data,))

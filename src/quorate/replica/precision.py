@@ -180,6 +180,7 @@ def rounds_factors() -> bool:
 def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
     """Return what to say of devices that a precision does not suit."""
     kinds = {device.type for device in devices}
+    # TF32 is NVIDIA's.
     if precision.tf32 and kinds != {"cuda"}:
         other = ", ".join(sorted(kinds - {"cuda"}))
         return [f"precision='tf32' has no effect on {other}: only NVIDIA GPUs have it"]
@@ -198,7 +199,7 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
 
     Yields what to say: which of them was on and is off now.
     """
-    before = [backend.fp32_precision for backend in _backends()]
+    before = [backend.fp32_precision for backend in float32_backends()]
     on_gpu = "tf32" if precision.tf32 else "ieee"
     on_cpu = "bf16" if precision.is_bf32 else "ieee"
     said = []
@@ -208,21 +209,28 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
     if "bf16" in before[3:] and not precision.is_bf32 and rounds_factors():
         said.append(f"BF32 is off, because precision={precision.name!r}; pass 'bf32' to use BF32")
     try:
-        _set([on_gpu] * 3 + [on_cpu] * 3)
+        set_float32([on_gpu] * 3 + [on_cpu] * 3)
         yield said
     finally:
-        _set(before)
+        set_float32(before)
 
 
-def _backends() -> list[Any]:
+def float32_backends() -> list[Any]:
+    """Return what has a precision of products of float32: three on GPUs, then three on CPUs.
+
+    Matrix products, convolutions and recurrent layers each have a switch. Those of GPUs are CUDA's:
+    no other device of torch has one.
+    """
     cudnn: Any = torch.backends.cudnn
     onednn: Any = torch.backends.mkldnn
     gpu = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     return [*gpu, onednn.matmul, onednn.conv, onednn.rnn]
 
 
-def _set(values: Sequence[str]) -> None:
-    """Set the flags by torch's older names first, then exactly.
+def set_float32(values: Sequence[str]) -> None:
+    """Set the precision of each of ``float32_backends``.
+
+    The flags are set by torch's older names first, then exactly.
 
     Where the two disagree torch raises when the older ones are read: ``torch.backends.cudnn.flags``
     reads them, and so does inductor.
@@ -231,5 +239,5 @@ def _set(values: Sequence[str]) -> None:
     torch.backends.cudnn.allow_tf32 = values[1] == "tf32"
     if values[3] == "bf16":
         torch.set_float32_matmul_precision("medium")
-    for backend, value in zip(_backends(), values, strict=True):
+    for backend, value in zip(float32_backends(), values, strict=True):
         backend.fp32_precision = value

@@ -22,7 +22,8 @@ from quorate.replica.buffers import Buffers, copier
 from quorate.replica.compiled import Compiled
 from quorate.replica.compiling import UserCompiles, as_given, eagerly, is_compiled_by_script
 from quorate.replica.computing import Computing
-from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward
+from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward, has_graphs
+from quorate.replica.device_generators import AloneOn, reseed_devices
 from quorate.replica.flat import Flat
 from quorate.replica.loss import NONE, Called, Loss, Outcome, Wanted
 from quorate.replica.model import Modes, bind, laid_out, take_grads
@@ -34,7 +35,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared.alone import Alone
 from quorate.replica.shared.copies import copy_of
 from quorate.replica.spread import Spread, working_copy
-from quorate.replica.streams import Seed, Stream, alone_on, reseed_devices
+from quorate.replica.streams import Seed, Stream
 from quorate.replica.torch_internals import compiler_is_in_use
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
 from quorate.replica.turns import Reseed, Turns
@@ -135,7 +136,7 @@ class Replica:
         moves = written or parameters.layout.by_rows or self._turn.has_phases
         moves = moves or self.called.reads_numbers
         may_record = not (spread or computing.precision.is_scaled or moves)
-        if computing.compile and self.device.type == "cuda" and may_record:
+        if computing.compile and has_graphs(self.device) and may_record:
             buffers = self.model.buffers
             self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)
 
@@ -225,7 +226,7 @@ class Replica:
                 if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
                     if gradient is not None and scale == 1.0:
                         gradient.expect(self._trainable, outcome.weight)
-                    derive(outcome.loss, scale)
+                    self._derive(outcome.loss, scale)
                 grads = take_grads(self._trainable)
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE
                 if not may_rescale or not overflows(outcome.metrics["loss"], grads.values()):
@@ -382,23 +383,33 @@ class Replica:
 
         def run() -> T:
             if self._is_on_host and self._computing.are_products_torchs:
-                return self.alone.run(placed)
-            with alone_on(self.group), self._computing.products():
+                with self.called.shared.reading():
+                    return self.alone.run(placed)
+            # In this order: what autograd's thread of a device reads is that of who is alone on it.
+            with (
+                AloneOn(self.group),
+                self._computing.products(),
+                self._computing.draws(stream, self.group),
+                self.called.shared.reading(),
+            ):
                 return self.alone.run(placed)
 
-        with self.called.shared.reading():
-            try:
-                return run()
-            except WrittenError:  # only here: what loads rows may have to wait for its turn
-                assert reload is not None
-                fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
-                return run()
+        try:
+            return run()
+        except WrittenError:  # only here: what loads rows may have to wait for its turn
+            assert reload is not None
+            fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
+            return run()
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
         """Call the loss function, and check what it returns."""
         with self._computing.precision.operations(self.group):
             returned = self.called(function, self._given, batch, training=training)
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
+
+    def _derive(self, value: torch.Tensor, scale: float) -> None:
+        """Compute the backward pass of a loss."""
+        derive(value, scale)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
         """Return the CUDA graphs, unless operators are watched, or draws are Python's."""

@@ -11,8 +11,8 @@ other, is not taken.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -21,8 +21,7 @@ import torch
 
 from quorate.coordination.keys import Seed as Seed
 from quorate.coordination.keys import made
-from quorate.machine.devices import Group
-from quorate.replica import torch_internals
+from quorate.replica import host_draws, torch_internals
 from quorate.replica.torch_internals import Promise
 
 # The operations that draw random numbers on the CPU, with the position of their generator: every
@@ -112,6 +111,7 @@ class Stream:
         self._generator = torch.Generator()
         self._seed: Seed | None = None
         self._guard: AbstractContextManager[object] | None = None  # of any number of times
+        self.kinds: frozenset[str] = frozenset()  # of devices whose draws are the stream's too
 
     def reseed(self, seed: Seed) -> None:
         """Start over from a 64-bit key. Costs nothing until something is drawn."""
@@ -148,6 +148,21 @@ class Stream:
         _local.stream = self._outer
         assert self._guard is not None
         self._guard.__exit__(kind, error, trace)
+
+    @contextmanager
+    def of_devices(self, kinds: frozenset[str]) -> Iterator[None]:
+        """Within the block draws for these kinds of devices are the stream's: see ``host_draws``.
+
+        A backward pass, which may compute a part of the forward pass again, runs in the calling
+        thread, and not in those of torch's for the devices, which are no stream's.
+        """
+        _intercept_fused()
+        outer, self.kinds = self.kinds, kinds
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            self.kinds = outer
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -218,16 +233,61 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
         if given is None or torch_internals.is_same_generator(given, torch.default_generator):
             first = next((a for a in args if isinstance(a, torch.Tensor)), kwargs.get("out"))
             device = kwargs.get("device") or (None if first is None else first.device)
-            if device is None or device.type == "cpu":
-                # None in a thread of autograd, which has the key of the thread that called it.
-                # It runs what a checkpoint computes again, with the state that this restored.
-                stream = getattr(_local, "stream", None)
-                if stream is not None and not torch_internals.is_traced():
+            # None in a thread of autograd, which has the key of the thread that called it.
+            # It runs what a checkpoint computes again, with the state that this restored.
+            stream = getattr(_local, "stream", None)
+            if stream is not None and not torch_internals.is_traced():
+                if device is None or device.type == "cpu":
                     runs, kwargs["generator"] = taking or operator, stream.generator
+                elif device.type in stream.kinds:
+                    kwargs.pop("generator", None)
+                    with torch_internals.passed_on():
+                        runs = taking or operator
+                        return host_draws.draw(runs, args, kwargs, device, stream.generator)
         with torch_internals.passed_on():
             return runs(*args, **kwargs)
 
     return draw
+
+
+@cache
+def _intercept_fused() -> torch.library.Library:
+    """Register, once per process, the kernels of operators that draw on devices alone."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    replaced = {"native_dropout": host_draws.dropout}
+    for name in (*replaced, *host_draws.FUSED):
+        if (operator := _overload(name)) is not None:
+            kernel = _fused_kernel(operator, replaced.get(name), host_draws.FUSED.get(name, ""))
+            library.impl(name, kernel, torch_internals.STREAM_KEY)
+    kept: torch.library.Library = library
+    return kept
+
+
+def _fused_kernel(
+    operator: Any, instead: Callable[..., Any] | None, fix: str
+) -> Callable[..., Any]:
+    """Return a kernel of an operator that draws on devices alone.
+
+    Args:
+        instead: computes the same from draws on the host; None: the operator is refused.
+        fix: what to do about a refusal.
+    """
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        stream = getattr(_local, "stream", None)
+        if (
+            stream is not None
+            and stream.kinds
+            and not torch_internals.is_traced()
+            and host_draws.draws(operator, args, kwargs)
+        ):
+            if instead is not None:
+                return instead(*args, **kwargs)
+            host_draws.refuse(operator, fix)
+        with torch_internals.passed_on():
+            return operator(*args, **kwargs)
+
+    return compute
 
 
 @contextmanager
@@ -243,33 +303,3 @@ def without_stream() -> Iterator[None]:
             yield
     finally:
         _local.stream = outer
-
-
-@contextmanager
-def alone_on(group: Group) -> Iterator[None]:
-    """Wait until no other replica computes on these devices; within the block none does.
-
-    Replicas on one accelerator share its generator, and so compute their shards in turn.
-
-    The lock covers queuing the kernels; on the CPU every thread has a stream of its own.
-    """
-    with ExitStack() as stack:
-        # Replicas of several devices take them in one order; two stages may be on one device.
-        for device in sorted({*group}, key=str):
-            if device.type != "cpu":
-                stack.enter_context(lock_of(device))
-        yield
-
-
-@cache
-def lock_of(_device: torch.device) -> threading.Lock:
-    """Return the lock that whoever computes on an accelerator holds; see ``alone_on``."""
-    return threading.Lock()
-
-
-def reseed_devices(group: Sequence[torch.device], seed: Seed) -> None:
-    """Seed the generators of the accelerators that a replica computes on."""
-    for device in group:
-        if device.type != "cpu":
-            with torch.accelerator.device_index(device.index or 0):
-                torch.get_device_module(device).manual_seed(made(seed))

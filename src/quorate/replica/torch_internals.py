@@ -12,10 +12,12 @@ Where torch has a public way in all versions that the package works with, that i
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.utils.parametrize  # which torch does not import by itself
+import torch.utils.checkpoint
 
 # A dispatch key that torch itself uses in tests alone, and that a thread can switch on for itself.
 STREAM_KEY = "TESTING_ONLY_GenericMode"
@@ -419,6 +422,46 @@ def last_forward_call() -> int:
 
 
 # --- groups of ranks ----------------------------------------------------------------------------
+# torch.distributed makes what belongs to a device for groups that it registers, and for no others.
+
+
+def new_backend(device_type: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return the backend of torch.distributed for a kind of device, for a group of ranks. Blocks.
+
+    Raises:
+        ValueError: there is none.
+    """
+    dist: Any = torch.distributed
+    name = backend_name(device_type)
+    if name in _BUILT_IN:
+        make = getattr(dist, _BUILT_IN[name])
+        return make(store, rank, size, timeout=timeout)
+    plugin = dist.Backend._plugins[name.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)
+    options = _C._distributed_c10d._DistributedBackendOptions()
+    options.store, options.timeout, options.group_id = store, timeout, ""
+    options.group_rank, options.group_size = rank, size
+    options.global_ranks_in_group = []  # all of them
+    return plugin.creator_fn(options, None)
+
+
+def backend_name(device_type: str) -> str:
+    """Return the name of the backend for a kind of device: of torch, or of a plug-in for it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    dist: Any = torch.distributed
+    name = str(dist.get_default_backend_for_device(device_type))
+    is_there = hasattr(dist, _BUILT_IN.get(name, "")) or name.upper() in dist.Backend._plugins
+    # torch names gloo for MPS too, whose memory gloo does not read.
+    if not is_there or (name == "gloo") != (device_type == "cpu"):
+        raise ValueError(f"torch {torch.__version__} has no collectives for {device_type!r}")
+    return name
+
+
+_BUILT_IN = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
 
 def sent_together(
@@ -453,6 +496,30 @@ def run_inductor(
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(graph, inputs, config_patches=dict(options))
+
+
+@contextmanager
+def checkpoint_body(other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Within the block ``torch.utils.checkpoint.checkpoint`` calls another function.
+
+    Scripts import ``checkpoint`` by name, so another one in its module would not be called. torch
+    wraps what it compiles nothing of, and keeps the wrapped function as an attribute of the inner
+    one. Without that attribute models with checkpoints are not cut.
+
+    Args:
+        other: is given the function that ``checkpoint`` wraps, and returns the other one.
+    """
+    body: Any = inspect.unwrap(torch.utils.checkpoint.checkpoint)
+    name, none = "__dynamo_disable", object()
+    before = getattr(body, name, none)
+    setattr(body, name, other(body))
+    try:
+        yield
+    finally:
+        if before is none:
+            delattr(body, name)
+        else:
+            setattr(body, name, before)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Transfers of batches to a GPU: from page-locked memory, on a stream of their own.
+"""Transfers of batches to an accelerator: from page-locked memory, on a stream of their own.
 
 A copy from page-locked memory runs beside the kernels of the shard before it; from other memory the
 driver copies it on the host first, and the thread waits. Elsewhere a batch is moved as ever.
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from quorate.machine.devices import current, has_streams
 from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
 from quorate.replica.torch_internals import version, versions
 
@@ -24,9 +25,10 @@ _DEVICE, _IS_INFERENCE = attrgetter("device"), torch.Tensor.is_inference
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return the batch with every tensor in it on the device; those that are there stay."""
+    is_late = device.type != "cpu"  # the host would read memory before the copy has written it
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+        return tensor if tensor.device == device else tensor.to(device, non_blocking=is_late)
 
     if type(batch) is list and _is_of_tensors(batch):  # the usual one, without a walk
         return batch.copy() if {*map(_DEVICE, batch)} == {device} else [*map(moved, batch)]
@@ -35,9 +37,9 @@ def move(batch: Any, device: torch.device) -> Any:
 
 def pinned(batch: Any, device: torch.device) -> Any:
     """Return the batch in page-locked memory, if that helps a transfer to the device."""
-    if device.type != "cuda":
+    if not has_streams(device):
         return batch
-    with torch.cuda.device(device):  # or another GPU may be given a context for it
+    with current(device):  # or another GPU may be given a context for it
         return mapped(batch, lambda t: t.pin_memory() if t.device.type == "cpu" else t)
 
 
@@ -46,8 +48,8 @@ class Transfers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_cuda = device.type == "cuda"
-        self._side: Any = None  # the stream
+        self._has_streams = has_streams(device)
+        self._side: torch.Stream | None = None
         # By step and shard: rows that will be wanted once more in this step, as they were loaded.
         self.kept: dict[tuple[int, int], Any] = {}
         # Batches, what they become, and events: one that is taken at once, and the one after it.
@@ -61,20 +63,19 @@ class Transfers:
 
     def begin(self, batch: Any) -> None:
         """Begin to move a batch that may be taken soon. Does not wait."""
-        if not self._is_cuda or any(t.device.type != "cpu" for t in tensors(batch)):
+        if not self._has_streams or any(t.device.type != "cpu" for t in tensors(batch)):
             return
         if any(known is batch for known, _, _ in self._begun):
             return
-        with torch.cuda.device(self._device):
-            if self._side is None:
-                self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self._side):
-                moved = move(batch, self._device)
-                self._begun.append((batch, moved, self._side.record_event()))
+        if self._side is None:
+            self._side = torch.Stream(self._device)
+        with self._side:
+            moved = move(batch, self._device)
+            self._begun.append((batch, moved, self._side.record_event()))
 
     def take(self, batch: Any) -> Any:
         """Return the batch on the device, for the current stream."""
-        if not self._is_cuda:
+        if not self._has_streams:
             return move(batch, self._device)
         self.begin(batch)
         begun = next((each for each in self._begun if each[0] is batch), None)
@@ -82,10 +83,10 @@ class Transfers:
             return move(batch, self._device)
         self._begun = deque((each for each in self._begun if each is not begun), maxlen=2)
         _, moved, event = begun
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(event)
+        stream = torch.accelerator.current_stream(self._device)
+        stream.wait_event(event)
         for tensor in tensors(moved):
-            tensor.record_stream(current)  # its memory is the side stream's
+            tensor.record_stream(stream)  # its memory is the side stream's
         return moved
 
 

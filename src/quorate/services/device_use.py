@@ -72,7 +72,7 @@ class Gauges:
         nothing = DeviceUse(worker.number, worker.device, None, None, None, None)
         if worker.is_elsewhere:
             return nothing
-        if worker.device.startswith("cuda"):
+        if worker.device.startswith("cuda"):  # NVML knows no others
             self._gpus = self._gpus or _Gpus()
             return self._gpus.use(nothing)
         if worker.device != "cpu":

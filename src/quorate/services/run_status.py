@@ -129,8 +129,9 @@ WRITTEN = (RUNNING, FINISHED, STOPPED, FAILED)
 
 def _script() -> str | None:
     """Return the path of this process's script; None: there is none, as in a notebook's cell."""
-    path = Path(sys.argv[0] if sys.argv else "")
-    return str(path.absolute()) if path.is_file() else None
+    path = sys.argv[0] if sys.argv else ""
+    # Not ``Path.is_file``, which raises where this user may not look into the folder.
+    return os.path.abspath(path) if os.path.isfile(path) else None  # noqa: PTH100, PTH113
 
 
 def _looked_for(record: dict[str, Any]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Any
 
-from quorate.coordination import host_sums
+from quorate.coordination import ownership
 from quorate.coordination.rules import Rule
 from quorate.errors import SettingError
 from quorate.settings import Settings, about, one_of, whole
@@ -290,7 +290,7 @@ class Network(Settings):
             return len({*held.values()})  # they are in the coordinator's memory, or come as one
         if self.servers or not waits_for_all:
             return len(held)  # each goes to servers; or nobody knows which will be in the update
-        return host_sums.vectors({s: w // per_host for s, w in held.items()}, shards)
+        return ownership.vectors({s: w // per_host for s, w in held.items()}, shards)
 
     def exchange_s(self, vectors: int, hosts: int) -> float:
         """Return the seconds of an update that go into the exchange.

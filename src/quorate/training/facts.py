@@ -38,6 +38,7 @@ def facts_of(
         "compile": crew.replicas.computing.compile,
         "deterministic": crew.replicas.computing.deterministic,
         "kernels": crew.replicas.computing.kernels,
+        "random": crew.replicas.computing.random,
         **({} if plan.round is None else {"round": plan.round.to_json()}),
         **update.facts(),
         "engine": crew.engine,

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.coordination.course import Course
-from quorate.coordination.epochs import SHORT
+from quorate.coordination.epochs import SHORT, Course
 from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
 from quorate.data import dataloader
 from quorate.data.source import length

@@ -13,9 +13,11 @@ from quorate.coordination import rules
 from quorate.coordination.run_event import NOTE, WARNING, RunEvent
 from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
-from quorate.replica import precision
+from quorate.replica import host_draws, precision
 from quorate.replica.buffers import Buffers
+from quorate.replica.compute import DEVICE
 from quorate.replica.computing import Computing
+from quorate.replica.deterministic import are_any_nvidia, fix_workspace
 from quorate.replica.kernels import choice
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
@@ -38,8 +40,7 @@ def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
     if recipe.compute.deterministic is not None:
         return recipe.compute.deterministic
     keeps_bits = rules.keeps_bits(rules.parse(recipe.update), recipe.shards or 0)
-    on_gpu = any(device.type == "cuda" for device in devices)
-    return keeps_bits and (on_gpu or recipe.workers.threads > 1)
+    return keeps_bits and (are_any_nvidia(devices) or recipe.workers.threads > 1)
 
 
 class Replicas:
@@ -61,8 +62,11 @@ class Replicas:
             soft_placement=recipe.compute.soft_placement,
             log_placement=recipe.compute.log_placement,
             deterministic=_deterministic(recipe, devices),
+            # On CPUs there is nothing to choose: the bits are the same.
+            random=recipe.compute.random if any(d.type != "cpu" for d in devices) else DEVICE,
         )
         placement.check(self.computing, devices)
+        host_draws.check(self.computing)
         self.totals = Totals(recipe.totals)
         self.notes = Notes()
         self.spread: Spread | Split | None = None
@@ -71,6 +75,8 @@ class Replicas:
         self._turns = Turns(side_by_side=True)
         self._sharing: Sharing | None = None
         self._obstacle: str | None = None
+        if self.computing.deterministic and (why := fix_workspace(devices)) is not None:
+            self.notes.doubt(why)
 
     def obstacle(self, model: torch.nn.Module) -> str | None:
         """Look at a model and the loss function: return why towers cannot have copies, if so."""

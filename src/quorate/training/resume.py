@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quorate.coordination.course import Course
+from quorate.coordination.epochs import Course
 from quorate.coordination.run_event import NOTE, RESUME, RunEvent
 from quorate.errors import MisfitError
 from quorate.machine.printable import printable

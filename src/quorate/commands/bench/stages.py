@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from quorate.coordination.schedules import SCHEDULES, Rows, Work
-from quorate.coordination.schedules.memory import in_flight
-from quorate.coordination.schedules.timeline import Times, bubble, makespan
+from quorate.coordination.pipeline_schedules import SCHEDULES, Rows, Work
+from quorate.coordination.schedule_times import Times, bubble, in_flight, makespan
 from quorate.coordination.spans import Span
 from quorate.errors import SettingError
 from quorate.services.display.shard_time import duration

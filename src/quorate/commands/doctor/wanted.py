@@ -27,7 +27,7 @@ def named_devices(text: str) -> tuple[str, ...]:
 def accelerators(facts: Facts, wanted: Wanted) -> list[Accelerator]:
     """Return the accelerators that the run would use; none: it would use the CPU."""
     names = wanted.devices
-    if names is None:
+    if names is None:  # as ``quorate.machine.devices`` chooses
         return [a for a in facts.accelerators if a.device.startswith("cuda")]
     return [
         a for a in facts.accelerators if a.device in names or a.device.partition(":")[0] in names

@@ -179,7 +179,7 @@ class Digest(NamedTuple):
 SETTINGS = (
     *("batch_size", "shards", "seed", "update", "precision", "threads", "compile"),
     *("deterministic", "is_augmented", "is_ordered", "sampling", "last", "clip_norm"),
-    *("ema_decay", "rows", "shuffle", "sampled_rows", "last_step", "kernels", "schedule"),
+    *("ema_decay", "rows", "shuffle", "sampled_rows", "last_step", "kernels", "random", "schedule"),
     *("engine", "devices", "device_types", "processors", "workers", "torch", "python"),
 )
 

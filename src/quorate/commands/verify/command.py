@@ -72,7 +72,8 @@ go to the script. After --, all words go to the script.
 @setting_options(
     *("devices", "split", "pipeline", "shards", "engine", "threads", "address"),
     "worker_resources",
-    *("update", "seed", "precision", "kernels", "memory_fraction", "compile", "soft_placement"),
+    *("update", "seed", "precision", "kernels", "memory_fraction", "compile", "random"),
+    "soft_placement",
 )
 def command(
     script: str,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from quorate.coordination.course import Course
+from quorate.coordination.epochs import Course
 from quorate.coordination.plan import Plan
 from quorate.errors import UserError
 

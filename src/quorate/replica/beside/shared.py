@@ -195,15 +195,16 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_newest: ref[Reader] | None = None  # of this process, if it computes
+_newest: dict[int, ref[Reader]] = {}  # of this process, by the device that its thread is at
 
 
 @contextmanager
 def read_by(reader: Reader) -> Iterator[None]:
     """Within the block this thread computes a shard, and reads what the reader has."""
-    global _newest
     before, _local.reader = _local.reader, reader
-    _newest = ref(reader)
+    at = _device()
+    _newest.pop(at, None)  # the newest is the last
+    _newest[at] = ref(reader)
     try:
         yield
     finally:
@@ -213,11 +214,17 @@ def read_by(reader: Reader) -> Iterator[None]:
 def _of_autograd() -> Reader | None:
     """Return what a thread of autograd's reads, in which a checkpointed forward runs once more.
 
-    It is no thread of Python's, and one for all replicas of a device.
+    It is no thread of Python's. An accelerator has one, which works for the replica that is alone
+    on it; of a replica of several devices any of them may be at work.
     """
-    if _newest is None or not isinstance(threading.current_thread(), threading._DummyThread):
+    if not _newest or not isinstance(threading.current_thread(), threading._DummyThread):
         return None
-    return _newest()
+    return (_newest.get(_device()) or [*_newest.values()][-1])()
+
+
+def _device() -> int:
+    """Return the number of the accelerator that this thread is at; -1 where there is none."""
+    return torch.accelerator.current_device_index() if torch.accelerator.is_available() else -1
 
 
 # --- for whoever carries them --------------------------------------------------------------------

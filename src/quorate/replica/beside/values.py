@@ -15,7 +15,7 @@ import torch
 
 from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.shared import SIMPLE, Simple, are_any, everyone, live, tensors_of
-from quorate.replica.digest import flat_bytes
+from quorate.replica.digest import same_bits
 from quorate.replica.flat import Flat, Layout
 
 Plain = Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
@@ -76,11 +76,14 @@ class Newest:
 
     def __init__(self) -> None:
         self.values = NO_VALUES
+        # Copies of tensors on accelerators, which are compared where they lie: by ``name.key``.
+        self._copies: dict[str, torch.Tensor] = {}
 
     def look(self) -> Values:
         """Return the values as they are; the same object if nothing was changed.
 
-        One pass over the tensors: a write through ``.data`` leaves no other trace.
+        One pass over the tensors: a write through ``.data`` leaves no other trace. An accelerator
+        tells the host once whether its tensors are as they were.
 
         Raises:
             UserError: there is no memory for them.
@@ -93,7 +96,9 @@ class Newest:
     def _look(self) -> Values:
         known = self.values
         plain, tensors = _looked_at()
-        is_stored = _are_same(tensors, known.tensors.views)
+        before = {**known.tensors.views, **self._copies}
+        pairs = zip(tensors.values(), before.values(), strict=False)
+        is_stored = [*tensors] == [*before] and all(same_bits(pairs))
         if is_stored and repr(plain) == repr(known.plain):  # 0.0 and -0.0 are two, nan is one
             return known
         stored = known.tensors
@@ -101,6 +106,8 @@ class Newest:
             stored = Layout(tensors.items()).shared()
             for name, tensor in tensors.items():
                 stored.views[name].copy_(tensor)
+            on_accelerators = (each for each in tensors.items() if each[1].device.type != "cpu")
+            self._copies = {name: tensor.detach().clone() for name, tensor in on_accelerators}
         self.values = Values(known.number + 1, plain, known.stored + (not is_stored), stored)
         return self.values
 
@@ -121,18 +128,6 @@ def _looked_at() -> tuple[Plain, dict[str, torch.Tensor]]:
             else:
                 tensors |= tensors_of(f"{name}.{key}", value)
     return plain, tensors
-
-
-def _are_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether names, shapes, dtypes and bits are."""
-    return [*one] == [*other] and all(
-        (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(_bits(a), _bits(b))
-        for a, b in zip(one.values(), other.values(), strict=True)
-    )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return flat_bytes(tensor.detach().cpu())
 
 
 def _described(layout: Layout) -> list[list[Any]]:

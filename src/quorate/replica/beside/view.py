@@ -119,7 +119,8 @@ class View:
             memo[id(parameter)] = torch.nn.Parameter(parameter.data, requires_grad=False)
         memo |= {id(buffer): buffer.data for buffer in original.buffers()}
         try:
-            return copy.deepcopy(original, memo)
+            # On the device from the start: torch lets ``.data`` move between few kinds of devices.
+            return copy.deepcopy(original, memo).to(self._device)
         except Exception as error:
             raise SharedError(
                 f"Shared {where}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quorate.coordination.rounds import Round, takes_of
+from quorate.coordination.epochs import Round, takes_of
 from quorate.errors import LossError, SettingError
 from quorate.replica.beside.composed import Composed
 from quorate.replica.phases.phase import Phase

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+from quorate.replica.digest import same_bits
 from quorate.replica.precision import NORMS
 
 
@@ -35,9 +36,14 @@ class Restored:
     @torch.no_grad()
     def __call__(self, _buffers: object = None) -> None:
         """Put the values in."""
-        for name, buffer in [*self._model.named_buffers()]:
-            value = self._values.get(name)
-            if value is None or are_same(buffer, value):
+        found = [
+            (name, buffer, self._values[name])
+            for name, buffer in self._model.named_buffers()
+            if name in self._values
+        ]
+        is_there = same_bits((buffer, value) for _, buffer, value in found)
+        for (name, buffer, value), is_same in zip(found, is_there, strict=True):
+            if is_same:
                 continue
             if name in self._norms:
                 module, short = self._norms[name]
@@ -50,7 +56,4 @@ def are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Return whether two tensors, of whatever devices, have the same bits."""
     if one is None or other is None:
         return one is other
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    one, other = (each.detach().contiguous().view(-1).view(torch.uint8) for each in (one, other))
-    return torch.equal(one, other.to(one.device))
+    return same_bits([(one, other)])[0]

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import LossError
+from quorate.machine.devices import Group, device_types
 from quorate.replica.loss import Loss
 from quorate.replica.pipeline.cut import cut
+from quorate.replica.pipeline.followed import autocast
 from quorate.replica.pipeline.stage import FIX
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
-
-KINDS = ("cpu", "cuda")  # of devices that autocast is switched on for, each by itself
 
 
 class Call(NamedTuple):
@@ -25,13 +25,13 @@ class Call(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    autocast: tuple[tuple[bool, torch.dtype], ...]  # of each of KINDS
+    autocast: tuple[tuple[bool, torch.dtype], ...]  # of each of ``device_types()``
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         """Within the block the model may be called as it was."""
         with ExitStack() as stack:
-            for kind, (is_on, dtype) in zip(KINDS, self.autocast, strict=True):
+            for kind, (is_on, dtype) in zip(device_types(), self.autocast, strict=True):
                 if is_on or torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_on))
             yield
@@ -49,8 +49,7 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
     calls: list[Call] = []
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        casts = ((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in KINDS)
-        calls.append(Call(args, kwargs, tuple(casts)))
+        calls.append(Call(args, kwargs, autocast()))
 
     def afresh(function: Loss) -> Callable[..., Any]:
         def loss(*args: Any) -> Any:
@@ -70,10 +69,12 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
     return calls[0]
 
 
-def cut_by(model: torch.nn.Module, names: Sequence[str], call: Call) -> tuple[StageGraph, ...]:
+def cut_by(
+    model: torch.nn.Module, names: Sequence[str], call: Call, devices: Group | None
+) -> tuple[StageGraph, ...]:
     """Cut a model at named modules, by a call of it; as ``cut``.
 
     In a turn: threads that load rows draw from generators, which the cut looks at.
     """
     with call.surroundings():
-        return Turns().run(lambda _: cut(model, names, call.args, call.kwargs))
+        return Turns().run(lambda _: cut(model, names, *call[:2], devices or ()))

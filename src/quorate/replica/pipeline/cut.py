@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from quorate.errors import CutError, nearest
+from quorate.machine.devices import device_types, has_streams
 from quorate.replica.model import unchanged
 from quorate.replica.pipeline.deal import dealt
 from quorate.replica.pipeline.stage_graph import StageGraph, arguments
@@ -32,6 +33,7 @@ def cut(
     split: Sequence[str],
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
+    devices: Sequence[torch.device] = (),
 ) -> tuple[StageGraph, ...]:
     """Cut a model into one stage more than there are split points.
 
@@ -42,6 +44,7 @@ def cut(
         split: names of modules; a stage begins with the first call of each.
         args: of a call of the model: those of one shard.
         kwargs: likewise.
+        devices: of the stages, in turn; none: the host.
 
     Returns:
         Stages, in the order in which forward calls them.
@@ -55,12 +58,12 @@ def cut(
         if name in points:
             raise CutError(f"{name} is named twice", "name each module once")
         points[name] = _named(model, name)
-    with _traced(model, points, args, kwargs) as trace:
+    with _traced(model, points, args, kwargs, devices=devices) as trace:
         missed = [name for name in points if name not in trace.reached]
         if missed:
             called = _called_below(model, missed[0], args, kwargs)
             why = f"forward does not call {missed[0]} with this batch"
-            of_functions = {module for _, module in trace.inside_functions}
+            of_functions = {used for _, used in trace.inside_functions}
             if not of_functions.isdisjoint({points[missed[0]], *_around(model, missed[0])}):
                 why = (
                     f"{missed[0]} is called by a function, as torch's checkpoint, which is not cut"
@@ -112,12 +115,13 @@ def _traced(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     inside: Sequence[str] = (),
+    devices: Sequence[torch.device] = (),
 ) -> Iterator[Trace]:
     """Within the block there is a trace; after it, however it ends, nothing of its values."""
     named = arguments(model, args, kwargs)
-    trace = Trace(model, points, inside)
+    trace = Trace(model, points, inside, devices)
     try:
-        with unchanged(model), torch.random.fork_rng(devices=_gpus(model)), torch.enable_grad():
+        with unchanged(model), _draws_undone(model), torch.enable_grad():
             trace.run(named, lambda given: _call(model, given))
         yield trace
     finally:
@@ -128,12 +132,15 @@ def _call(model: nn.Module, given: dict[str, Any]) -> Any:
     """Call a model with arguments by name, those that can only be given by place too."""
     signature = inspect.signature(model.forward)
     bound = inspect.BoundArguments(signature, OrderedDict(given))
-    return model(*bound.args, **bound.kwargs)
+    # Not its hooks: each call of the model runs them, around what a stage computes.
+    return model.forward(*bound.args, **bound.kwargs)
 
 
-def _gpus(model: nn.Module) -> list[int]:
-    devices = {parameter.device for parameter in model.parameters()}
-    return [device.index for device in devices if device.type == "cuda"]
+def _draws_undone(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a block after which the generators of the model's devices are as they were."""
+    devices = {p.device for p in model.parameters() if has_streams(p.device)}
+    numbers = [device.index for device in devices]
+    return torch.random.fork_rng(numbers, device_type=device_types()[-1])
 
 
 def _named(model: nn.Module, name: str) -> nn.Module:

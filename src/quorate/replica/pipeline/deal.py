@@ -36,8 +36,11 @@ def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
     used = [
         [*_tensors(model, trace, own, free)] for own, (_, free) in zip(nodes, needed, strict=True)
     ]
-    for stage, module in trace.inside_functions:
-        used[stage] += [*module.parameters(), *module.buffers()]
+    for stage, each in trace.inside_functions:
+        if isinstance(each, torch.Tensor):
+            used[stage].append(each)
+        else:
+            used[stage] += [*each.parameters(), *each.buffers()]
     users: dict[str, list[int]] = {}
     for stage, tensors in enumerate(used):
         for tensor in tensors:

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from quorate.machine.devices import device_types
+
 _OUTSIDE = Path(torch.__file__).parent, Path(__file__).parents[2]  # of what is user code
 _LIBRARY = Path(os.__file__).parent
 
@@ -100,11 +102,10 @@ def noticing_draws(is_noting: Callable[[], bool]) -> Iterator[list[str]]:
             setattr(np.random, name, function)
 
 
-def autocast() -> object:
-    """Return what is computed in which precision by itself."""
-    kinds = ("cpu", "cuda")
+def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    """Return whether autocast is on, and its dtype, of each of ``device_types()``."""
     return tuple(
-        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
+        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types()
     )
 
 

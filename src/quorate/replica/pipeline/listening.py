@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.recorded import is_recorded, recorded_in, value_of
+from quorate.replica.torch_internals import checkpoint_body
 
 # Functions of torch's that make tensors of numbers: its parser of arguments takes no stand-ins.
 FACTORIES = """
@@ -43,8 +44,8 @@ class Listener(Protocol):
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Note and make a call of a module."""
 
-    def inside(self, module: nn.Module) -> None:
-        """Hear of a module that something calls which is noted as a whole, or another thread."""
+    def inside(self, used: nn.Module | torch.Tensor) -> None:
+        """Hear of what something uses that is noted as a whole, or another thread."""
 
     def attribute(self, tensor: torch.Tensor) -> Any:
         """Return what stands for a tensor that a module has."""
@@ -66,7 +67,8 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
     # Of functions with a backward of their own: forward would be followed, and that forgotten.
     apply: Any = vars(torch.autograd.Function)["apply"]
     factories = [(torch, name, getattr(torch, name)) for name in FACTORIES.split()]
-    factories.append((torch.utils.checkpoint, "checkpoint", torch.utils.checkpoint.checkpoint))
+    # Scripts import ``checkpoint`` by name, so what it calls is another: see ``checkpoint_body``.
+    checkpoint = torch.utils.checkpoint.checkpoint
     modes = {module: module.training for module in followed}
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +82,10 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
             training = modes[module]
             return listener.mode(module, training) if listener.is_noting else training
         value = read(module, name)
-        if is_recorded(value) or not isinstance(value, torch.Tensor) or not listener.is_noting:
+        if is_recorded(value) or not isinstance(value, torch.Tensor):
+            return value
+        if not listener.is_noting:
+            listener.inside(value)
             return value
         return listener.attribute(value)
 
@@ -98,11 +103,13 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
             return listener.function(checks.Call(kind.__name__, own), args, kwargs)
         return own(*args, **kwargs)
 
-    def noticing(factory: Callable[..., Any]) -> Callable[..., Any]:
+    def noticing(
+        factory: Callable[..., Any], body: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
         def made(*args: Any, **kwargs: Any) -> Any:
             if listener.is_noting and any(True for _ in recorded_in((args, kwargs))):
                 return listener.function(factory, args, kwargs)
-            return factory(*args, **kwargs)
+            return (body or factory)(*args, **kwargs)
 
         return made
 
@@ -115,7 +122,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
     for owner, name, factory in factories:
         setattr(owner, name, noticing(factory))
     try:
-        with _Mode(listener):
+        with _Mode(listener), checkpoint_body(lambda body: noticing(checkpoint, body)):
             yield
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]

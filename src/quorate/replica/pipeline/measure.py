@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quorate.machine.devices import has_streams
 from quorate.replica import nested
 from quorate.replica.model import unchanged
 from quorate.replica.pipeline.stage_graph import StageGraph, arguments
@@ -134,6 +135,6 @@ def _place(tensor: torch.Tensor) -> int:
 def _now(model: nn.Module) -> float:
     """Return the time at which all that was begun is done."""
     parameter = next(model.parameters(), None)
-    if parameter is not None and parameter.is_cuda:
-        torch.cuda.synchronize(parameter.device)
+    if parameter is not None and has_streams(parameter.device):
+        torch.accelerator.synchronize(parameter.device)
     return time.perf_counter()

@@ -43,6 +43,7 @@ from quorate.replica.pipeline.recorded import (
 )
 from quorate.replica.torch_internals import version
 
+_HOST = torch.device("cpu")
 FREE = -1  # the stage of what every stage has by itself: arguments, parameters, constants
 
 # Values that code compares and branches on; it gets them as they are, and they are checked.
@@ -68,10 +69,16 @@ class Trace:
         model: in the mode that it is to be traced in.
         split: modules before whose first calls a stage ends, by name.
         inside: names of further modules whose forward is to be followed.
+        devices: of the stages, which are dealt to them in turn. The example lies on the host, and
+            forward is told that its tensors lie on these; none: that they lie on the host.
     """
 
     def __init__(
-        self, model: nn.Module, split: Mapping[str, nn.Module], inside: Sequence[str] = ()
+        self,
+        model: nn.Module,
+        split: Mapping[str, nn.Module],
+        inside: Sequence[str] = (),
+        devices: Sequence[torch.device] = (),
     ) -> None:
         self.graph = fx.Graph()
         self.stages: dict[fx.Node, int] = {}
@@ -80,7 +87,8 @@ class Trace:
         self.uses: list[Use] = []  # in order
         self.lines: dict[fx.Node, str] = {}  # of user code
         self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write them
-        self.inside_functions: list[tuple[int, nn.Module]] = []  # modules, with their stages
+        # What functions use that are noted as a whole (a checkpoint), with the stages of these.
+        self.inside_functions: list[tuple[int, nn.Module | torch.Tensor]] = []
         self.reached: list[str] = []  # split points, in the order of their first calls
         self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
         self.reads_mode: set[str] = set()  # names of followed modules
@@ -90,6 +98,7 @@ class Trace:
         self._split = {module: name for name, module in split.items()}
         self._paths = {module: name for name, module in model.named_modules()}
         self._stage = 0
+        self._devices = [*devices] or [_HOST]
         self._tensors: dict[int, Recorded] = {}  # parameters, buffers and constants, by id
         self._kept: list[object] = []  # what an id stands for must not go
         self._inside: list[str] = []  # followed modules that are being called
@@ -194,10 +203,10 @@ class Trace:
                 self.written_buffers.setdefault(f"{path}.{name}", set()).add(self._stage)
         return result
 
-    def inside(self, module: nn.Module) -> None:
-        """Note a module that a function calls which is noted as a whole: a checkpoint, say."""
+    def inside(self, used: nn.Module | torch.Tensor) -> None:
+        """Note a module or tensor that a function uses which is noted as a whole."""
         if self._in_function and threading.get_ident() == self._thread:
-            self.inside_functions.append((self._stage, module))
+            self.inside_functions.append((self._stage, used))
 
     def attribute(self, tensor: torch.Tensor) -> Recorded:
         """Return a parameter or buffer of a module, as every stage reads it for itself."""
@@ -255,7 +264,8 @@ class Trace:
         read = [*recorded_in((args, kwargs))]
         before = [[_written(t) for t in nested.tensors(value_of(value))] for value in read]
         self._in_function = kind != "call_module"
-        result = call(*mapped(args, value_of), **mapped(kwargs, value_of))
+        result = call(*self._of_host(target, args), **self._of_host(target, kwargs))
+        result = self._of_stage(target, args, result)
         self._in_function = False
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
@@ -273,6 +283,32 @@ class Trace:
                 self._check(recorded, _value, result)
             return result
         return recorded
+
+    def _of_host(self, target: Any, given: Any) -> Any:
+        """Return arguments with the example's values, which lie on the host."""
+        given = mapped(given, value_of)
+        if target is getattr or getattr(target, "__module__", "") == "_operator":
+            return given  # a device's type, say: of the stage's
+        kind = self._devices[0].type
+
+        def hosts(name: object, value: Any) -> Any:
+            is_device = isinstance(value, torch.device) or (
+                isinstance(value, str) and (name == "device" or target == "to")
+            )
+            return _HOST if is_device and torch.device(value).type == kind else value
+
+        if isinstance(given, dict):
+            return {name: hosts(name, value) for name, value in given.items()}
+        return [hosts(None, value) for value in given]
+
+    def _of_stage(self, target: Any, args: Any, result: Any) -> Any:
+        """Return what a call returned, or told of a tensor's device, for the stage's device."""
+        tensor = value_of(args[0]) if args and is_recorded(args[0]) else next(iter(args), None)
+        device = self._devices[self._stage % len(self._devices)]
+        if target is not getattr or not isinstance(tensor, torch.Tensor) or tensor.device != _HOST:
+            return result
+        told = {"device": device, "is_cpu": device == _HOST, f"is_{device.type}": True}
+        return told.get(args[1], result)
 
     def _node(self, kind: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
         node = self.graph.create_node(kind, target, args, kwargs)

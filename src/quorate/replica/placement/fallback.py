@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from quorate.replica.nested import leaves, mapped, mapped_leaves, tensors
+from quorate.replica.nested import leaves, tensors
+from quorate.replica.on_host import CPU, on_host
 from quorate.replica.placement.call_site import CallSite, CallSites
 from quorate.replica.placement.schema import arguments
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import OperatorMode, is_composite, schema_arguments
-
-CPU = torch.device("cpu")
 
 
 def is_lacking(error: RuntimeError) -> bool:
@@ -118,36 +117,12 @@ class SoftPlacement(OperatorMode):
             return returned
 
     def _on_cpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        device = _device(args, kwargs)
-        # By id: a tensor that is given twice is one there too.
-        copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            args, kwargs = _drawing(func, args, kwargs, self._stream)
+            with self._stream.lent():
+                return func(*args, **kwargs)
 
-        def copied(value: Any) -> Any:
-            if isinstance(value, torch.device):
-                return CPU
-            if not isinstance(value, torch.Tensor) or value.device == CPU:
-                return value
-            if id(value) not in copies:
-                copies[id(value)] = value, value.to(CPU)
-            return copies[id(value)][1]
-
-        args_there, kwargs_there = mapped_leaves((args, kwargs), copied)
-        args_there, kwargs_there = _drawing(func, args_there, kwargs_there, self._stream)
-        with self._stream.lent():
-            returned = func(*args_there, **kwargs_there)
-        for value, written, _ in arguments(func, args, kwargs):
-            for original in tensors(value) if written else ():
-                if id(original) in copies:
-                    copy = copies[id(original)][1]
-                    if original.shape != copy.shape:  # an `out`
-                        original.resize_(copy.shape)
-                    original.copy_(copy)
-        originals = {id(copy): original for original, copy in copies.values()}
-
-        def placed(value: torch.Tensor) -> torch.Tensor:
-            return originals[id(value)] if id(value) in originals else value.to(device)
-
-        return mapped(returned, placed)
+        return on_host(func, args, kwargs, _device(args, kwargs), run=run)
 
 
 def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

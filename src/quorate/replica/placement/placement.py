@@ -15,8 +15,9 @@ import torch
 from quorate.errors import SettingError
 from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
+from quorate.replica.on_host import CPU
 from quorate.replica.placement.call_site import CallSites
-from quorate.replica.placement.fallback import CPU, Key, Lacking, SoftPlacement, is_lacking
+from quorate.replica.placement.fallback import Key, Lacking, SoftPlacement, is_lacking
 from quorate.replica.placement.log import PlacementLog
 from quorate.replica.streams import Stream
 

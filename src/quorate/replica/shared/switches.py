@@ -7,7 +7,7 @@ one for a while sets it for every tower of the process, and may find it as anoth
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,17 +16,30 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from quorate.machine.devices import device_types
 from quorate.replica.deterministic import refusals
-from quorate.replica.quick.torch_calls import reader
+from quorate.replica.precision import float32_backends, set_float32
+from quorate.replica.quick.torch_calls import float32_reader, reader
 from quorate.replica.shared.code import is_module_of, user_line
 from quorate.replica.torch_internals import cache_parametrizations, parametrizations_are_cached
 
 if TYPE_CHECKING:
     from quorate.replica.shared.code import Use
 
+# Attention and products of CUDA have switches by its name; torch has none for all devices.
 _cuda: Any = torch.backends.cuda
 _cudnn: Any = torch.backends.cudnn
 _mkldnn: Any = torch.backends.mkldnn
+FLOAT32_ON_GPUS = "the precision of float32 on GPUs"
+
+
+def _float32_on_gpus() -> tuple[str, ...]:
+    return tuple(backend.fp32_precision for backend in float32_backends()[:3])
+
+
+def _set_float32_on_gpus(values: Sequence[str]) -> None:
+    set_float32([*values, *(backend.fp32_precision for backend in float32_backends()[3:])])
+
 
 # Name -> how it is read, and how it is set.
 SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -35,6 +48,8 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     ),
+    # After the one above, which sets it too. TF32 is one of its values.
+    FLOAT32_ON_GPUS: (_float32_on_gpus, _set_float32_on_gpus),
     "deterministic algorithms": (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
@@ -47,9 +62,14 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "plain attention": (_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
     "cuDNN's attention": (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
     "oneDNN": (lambda: _mkldnn.enabled, lambda on: _mkldnn.set_flags(on)),
-    "cuDNN": (lambda: _cudnn.enabled, lambda on: _cudnn.set_flags(_enabled=on)),
+    # Not by ``set_flags``, which also sets the precision of float32.
+    "cuDNN": (lambda: _cudnn.enabled, lambda on: setattr(_cudnn, "enabled", on)),
     "the cache of parametrizations": (parametrizations_are_cached, cache_parametrizations),
-    "cudnn.benchmark": (lambda: _cudnn.benchmark, lambda on: _cudnn.set_flags(_benchmark=on)),
+    "cudnn.benchmark": (lambda: _cudnn.benchmark, lambda on: setattr(_cudnn, "benchmark", on)),
+    "cudnn.deterministic": (
+        lambda: _cudnn.deterministic,
+        lambda on: setattr(_cudnn, "deterministic", on),
+    ),
 }
 # The same for those that torch reads by one call of its own: twice around every run of shards.
 _CALLS = {
@@ -61,10 +81,13 @@ _CALLS = {
     "oneDNN": "_get_mkldnn_enabled",
     "cuDNN": "_get_cudnn_enabled",
     "cudnn.benchmark": "_get_cudnn_benchmark",
+    "cudnn.deterministic": "_get_cudnn_deterministic",
 }
-_READERS = tuple(
-    reader(read, _CALLS[name]) if name in _CALLS else read for name, (read, _) in SWITCHES.items()
-)
+_QUICK: Mapping[str, Callable[[], Any]] = {
+    **{name: reader(SWITCHES[name][0], call) for name, call in _CALLS.items()},
+    FLOAT32_ON_GPUS: float32_reader(_float32_on_gpus),
+}
+_READERS = tuple(_QUICK.get(name, read) for name, (read, _) in SWITCHES.items())
 _SETTERS: tuple[object, ...] = (
     *(set_ for _, set_ in SWITCHES.values()),
     *(
@@ -146,16 +169,22 @@ class ThreadModes:
 
     def __init__(self) -> None:
         self._gradients, self._threads = torch.is_grad_enabled(), torch.get_num_threads()
-        self._autocast = torch.is_autocast_enabled("cpu")
+        self._autocast = _autocast()
 
     def restore(self) -> None:
-        """Set what is otherwise now: half a microsecond, if nothing is."""
+        """Set what is otherwise now: less than a microsecond, if nothing is."""
         if torch.is_grad_enabled() is not self._gradients:
             torch.set_grad_enabled(self._gradients)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        if torch.is_autocast_enabled("cpu") is not self._autocast:
-            torch.set_autocast_enabled("cpu", self._autocast)
+        if _autocast() != self._autocast:
+            for kind, is_on in zip(device_types(), self._autocast, strict=True):
+                torch.set_autocast_enabled(kind, is_on)
+
+
+def _autocast() -> tuple[bool, ...]:
+    """Return whether autocast is on, for each of ``device_types()``."""
+    return tuple(map(torch.is_autocast_enabled, device_types()))
 
 
 def setter_name(use: Use) -> str | None:

@@ -27,8 +27,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from quorate.coordination import rounds, rules
-from quorate.coordination.epochs import steps_per_epoch
+from quorate.coordination import epochs, rules
 from quorate.errors import SettingError
 from quorate.machine.printable import printable
 
@@ -95,7 +94,7 @@ class Group(Struct, forbid_unknown_fields=True):
 
 
 class Round(Struct, forbid_unknown_fields=True):
-    """The updates of a round; see ``quorate.coordination.rounds``."""
+    """The updates of a round; see ``quorate.coordination.epochs``."""
 
     phases: list[Word]  # of each, in order
     takes: list[Count]  # which of the round's batches
@@ -170,6 +169,7 @@ class Record(Struct, forbid_unknown_fields=True):
     compile: bool = False
     deterministic: bool | None = None
     kernels: Literal["torch", "onednn"] = "torch"  # of products of float32 on a CPU
+    random: Literal["device", "host"] = "device"  # where accelerators' numbers are drawn
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
@@ -284,7 +284,7 @@ def _contradictions(record: Record) -> Iterator[str]:
             f"got shards={record.shards:,}, expected {rule.least_shards:,} to {batch_size:,} under "
             f"{rule.name} with batches of {batch_size:,} rows"
         )
-    per_epoch = steps_per_epoch(
+    per_epoch = epochs.steps_per_epoch(
         dealt, batch_size, record.shards, by_shard=rule.by_shard, last=record.last
     )
     if record.round is not None:
@@ -348,8 +348,8 @@ def _contradictions(record: Record) -> Iterator[str]:
         )
 
 
-def _round(found: Round) -> rounds.Round:
-    return rounds.Round(tuple(found.phases), tuple(found.takes))
+def _round(found: Round) -> epochs.Round:
+    return epochs.Round(tuple(found.phases), tuple(found.takes))
 
 
 def _wrong_round(found: Round, phases: list[PhaseState]) -> str:

@@ -10,9 +10,12 @@ from contextlib import closing
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
+
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
+from quorate.machine.devices import has_streams
 from quorate.machine.standard_streams import Steady, flush_standard_streams
 from quorate.replica.witness.between import Between
 from quorate.services.display.uncaught import told_torchrun
@@ -137,6 +140,9 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
                 saves.hear(record)
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, shared, between, tell)
+    if has_streams(crew.master_device):
+        # What rank 0 still takes from this rank may not have run, and ends with this process.
+        torch.accelerator.synchronize(crew.master_device)
     return int(record["code"])
 
 

@@ -10,8 +10,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from quorate.coordination.ownership import leaves
-from quorate.coordination.tree import tree_sum
+from quorate.coordination.tree import leaves, tree_sum
 from quorate.data.source import Source
 from quorate.errors import RankError
 from quorate.replica.beside.values import Values

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quorate.coordination.ownership import leaves
-from quorate.coordination.tree import Node, TreeSum
+from quorate.coordination.tree import Node, TreeSum, leaves
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.replica.flat import Flat

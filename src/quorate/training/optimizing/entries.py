@@ -62,7 +62,7 @@ def told(value: Any, tensor: torch.Tensor) -> list[Any]:
     dtype = str(value.dtype).removeprefix("torch.")
     if is_like(value, tensor):
         return [dtype, "piece", ""]
-    return [dtype, value.tolist(), "cpu" if value.device.type == "cpu" else "device"]
+    return [dtype, value.tolist(), _on(value)]
 
 
 def copied(value: Any) -> Any:
@@ -71,9 +71,13 @@ def copied(value: Any) -> Any:
 
 
 def described(value: Any, piece: torch.Tensor | None) -> list[Any]:
-    """Return dtype, shape or "piece", and the plain value of what is no tensor."""
+    """Return dtype, shape or "piece", the plain value of what is no tensor, and where it is."""
     if not isinstance(value, torch.Tensor):
-        return [None, None, value]
+        return [None, None, value, ""]
     assert piece is not None
     shape = "piece" if is_like(value, piece) else list(value.shape)
-    return [str(value.dtype).removeprefix("torch."), shape, None]
+    return [str(value.dtype).removeprefix("torch."), shape, None, _on(value)]
+
+
+def _on(value: torch.Tensor) -> str:
+    return "cpu" if value.device.type == "cpu" else "device"

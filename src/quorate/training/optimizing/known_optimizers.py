@@ -74,10 +74,14 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     )
 
 
-def leaves_it_open(group: dict[str, Any]) -> bool:
-    """Whether a group's options leave the choice of the kernel to us."""
+def leaves_it_open(kind: type[Optimizer], group: dict[str, Any]) -> bool:
+    """Whether a group's options leave the kernel to us, and the fused one is right."""
     chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
     if group.get("dampening"):  # not for the first gradient: see ``fill_momenta``
+        return False
+    # Torch's fused SGD leaves out most elements of 16-bit tensors on CPUs, without an error.
+    narrow = (torch.bfloat16, torch.float16)
+    if kind is torch.optim.SGD and any(t.is_cpu and t.dtype in narrow for t in group["params"]):
         return False
     return not chosen and not any(tensor.is_complex() for tensor in group["params"])
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from quorate.coordination.ownership import BLOCK
+from quorate.machine.devices import has_float64
 from quorate.replica.flat import Flat
 from quorate.replica.quick.factors import as_factor, exact_inverse
 from quorate.replica.quick.torch_calls import is_finite_times
@@ -82,13 +83,13 @@ def make_mean(
 
 def squares(vector: torch.Tensor) -> list[float]:
     """Return the squared norm of each block of a vector."""
-    wide = torch.float32 if vector.device.type == "mps" else torch.float64  # which it lacks
+    wide = torch.float64 if has_float64(vector.device) else torch.float32
     norms = [
         torch.linalg.vector_norm(torch.view_as_real(b) if b.is_complex() else b, dtype=wide)
         for b in torch.split(vector, BLOCK)
         if b.numel()
     ]
-    found: list[float] = torch.stack(norms).double().cpu().square().tolist() if norms else []
+    found: list[float] = torch.stack(norms).cpu().double().square().tolist() if norms else []
     return found
 
 

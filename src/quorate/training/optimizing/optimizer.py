@@ -96,7 +96,8 @@ class FlatOptimizer:
                     tensor = torch.nn.Parameter(stretch)
                     group["params"].append(tensor)
                     self._held[tensor] = members
-                if type(self.inner) in FUSED and leaves_it_open(group):
+                kind = type(self.inner)
+                if kind in FUSED and leaves_it_open(kind, group):
                     group["fused"] = True
             else:
                 self._held.update(

@@ -302,7 +302,7 @@ class SlicedOptimizer(CutOptimizer):
         state: dict[torch.Tensor, dict[str, Any]] = {}
         values = iter(own)
         for rank, listed in enumerate(headers):
-            for number, which, entry, dtype, shape, plain in listed:
+            for number, which, entry, dtype, shape, plain, on in listed:
                 tensor = tensors[number]
                 entries = state.setdefault(tensor, {})
                 if dtype is None:
@@ -313,7 +313,7 @@ class SlicedOptimizer(CutOptimizer):
                 place = self._places(tensor, rank)[which]
                 if entry not in entries:
                     size = tensor.shape if is_piece else shape
-                    device = tensor.device if is_piece else torch.device("cpu")
+                    device = torch.device("cpu") if on == "cpu" else tensor.device
                     entries[entry] = torch.zeros(size, dtype=kind, device=device)
                 whole = entries[entry]
                 target = part(whole, place) if is_piece else torch.empty_like(whole)

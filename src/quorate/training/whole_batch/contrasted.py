@@ -15,11 +15,12 @@ import torch
 from quorate.coordination.keys import key
 from quorate.errors import LossError
 from quorate.machine.devices import Group
+from quorate.replica.device_generators import reseed_devices
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome, read
 from quorate.replica.model import Modes, laid_out
 from quorate.replica.shared.new_thread import as_in_a_new_thread
-from quorate.replica.streams import Stream, reseed_devices
+from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import version
 from quorate.replica.transfer import move
 from quorate.replica.whole_batch.gather import Gather
@@ -91,6 +92,7 @@ class Contrast:
             Stream() as stream,
             self._model_is(training=training),
             computing.products(),
+            computing.draws(stream, group),
             torch.set_grad_enabled(training),
         ):
             seed = key(word, self._seed, step)

@@ -16,6 +16,7 @@ from quorate.machine.descriptors import require_for_ranks
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.replica.flat import Layout
+from quorate.replica.torch_internals import backend_name
 from quorate.transports.collective.exchange import Exchange
 from quorate.transports.collective.launch import GRACE_S, TELL_S, Launched
 from quorate.transports.collective.native import NativeExchange
@@ -51,6 +52,14 @@ class Company:
         if (several := next((group for group in groups if len(group) > 1), None)) is not None:
             expected = "one device for each rank of a collective"
             raise SettingError("devices", str(several), expected, "or take engine='towers'")
+        for device in (group[0] for group in groups):
+            try:
+                backend_name(device.type)
+            except ValueError as error:
+                expected = "devices that torch.distributed has collectives for"
+                raise SettingError(
+                    "devices", str(device), expected, f"{error}; or take engine='towers'"
+                ) from error
         self.ranks: Ranks | None = None  # between ``meet`` and ``leave``
         self._launched: Launched | None = None
         self._workers = workers

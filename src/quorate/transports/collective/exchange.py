@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from quorate.coordination.hosts import slowest_factor
+from quorate.coordination.ownership import slowest_factor
 from quorate.coordination.tree import Node, TreeSum
 from quorate.replica.flat import Flat, Layout
 from quorate.transports.collective.near import Near

@@ -1,4 +1,4 @@
-"""The ranks: what one of them says to the others, by gloo and NCCL. No pickle travels.
+"""The ranks: what one of them says to the others, by gloo, NCCL and their like. No pickle travels.
 
 Rank 0 leads: it tells all what comes next, in one small record. Vectors go between each two ranks
 directly, from the memory where they are to the memory where they are wanted.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.hosts import Hosts
+from quorate.coordination.ownership import Hosts
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on
 from quorate.transports.collective.hello import Hello, hello, require_alike, said_by_all
@@ -82,8 +82,8 @@ class Ranks:
                 # Here, where gloo listens on the right interface, and what the ranks meet by is
                 # sure to be there until the last of them has its connections.
                 self._data = {"cpu": self._group(store, "data", timeout)}  # by kind of device
-                if device.type != "cpu":
-                    self._data["cuda"] = self._group(store, "nccl", timeout, device_type="cuda")
+                if (kind := device.type) != "cpu":
+                    self._data[kind] = self._group(store, kind, timeout, device_type=kind)
                 self._control = self._group(store, "control", _FOR_EVER)
                 self._beside = self._group(store, "beside", _FOR_EVER)
             self._reach_own_host(store, Times.of(timeout_s).most_s)
@@ -122,7 +122,7 @@ class Ranks:
     def _disconnect(self) -> None:
         """Close whatever connects this rank with others."""
         while self._groups:
-            self._groups.pop().close()
+            self._groups.pop().close(is_broken=self.is_broken)
         if self._near is not None:
             self._near.close()
 

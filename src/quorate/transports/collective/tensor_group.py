@@ -1,4 +1,4 @@
-"""Groups of ranks that exchange tensors by gloo or NCCL, unknown to the rest of the process.
+"""Groups of ranks that exchange tensors by gloo, or by what a device has; no other code sees them.
 
 ``torch.distributed.init_process_group`` would make a default group, and a script that was written
 for DDP would find it: ``is_initialized()`` would be true within the loss, which would then divide
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from quorate.replica.torch_internals import sent_together
+from quorate.replica.torch_internals import new_backend, sent_together
 
 _dist: Any = dist  # documented, and not declared to be exported
 
@@ -34,11 +34,12 @@ class TensorGroup:
         rank: this one's number in the group.
         size: how many ranks the group has.
         timeout: of each call.
-        device_type: "cpu" for gloo, which connects all ranks now and blocks; "cuda" for NCCL, which
-            connects them in the first call.
+        device_type: "cpu" for gloo, which connects all ranks now and blocks; any other for what
+            torch has for it: NCCL for "cuda", which connects them in the first call.
 
     Raises:
         RuntimeError: ranks could not be connected.
+        ValueError: torch has nothing for this kind of device.
     """
 
     def __init__(
@@ -51,14 +52,21 @@ class TensorGroup:
         device_type: str = "cpu",
     ) -> None:
         self._is_gloo = device_type == "cpu"
-        make = _dist.ProcessGroupGloo if self._is_gloo else _dist.ProcessGroupNCCL
-        self._backend: Any = make(_dist.PrefixStore(name, store), rank, size, timeout=timeout)
+        store = _dist.PrefixStore(name, store)
+        self._backend = new_backend(device_type, store, rank, size, timeout)
 
-    def close(self) -> None:
-        """Leave the group. Blocks for a moment; a call that is under way may raise."""
+    def close(self, *, is_broken: bool = False) -> None:
+        """Leave the group. Blocks for a moment; a call that is under way may raise.
+
+        Args:
+            is_broken: a rank is lost: calls that wait for that rank are aborted.
+        """
         backend, self._backend = self._backend, None
         if backend is not None and not self._is_gloo:  # gloo ends with its last reference
-            backend.shutdown()
+            if is_broken:  # shutdown waits for calls that never end
+                backend.abort()
+            else:
+                backend.shutdown()
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Give all ranks the values that a tensor has on rank ``source``. Blocks."""

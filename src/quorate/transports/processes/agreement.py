@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.course import Course
+from quorate.coordination.epochs import Course
 from quorate.coordination.plan import abridged
 from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from quorate.coordination.ownership import leaves
-from quorate.coordination.tree import Node, TreeSum
+from quorate.coordination.tree import Node, TreeSum, leaves
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.outputs.parcel import unpacked

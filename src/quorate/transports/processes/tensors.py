@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from quorate.coordination.host_sums import whole_subtrees
+from quorate.coordination.ownership import whole_subtrees
 from quorate.machine.shared_memory import Segment
 from quorate.replica.outputs import parcel
 from quorate.replica.shard_sum import ShardSum

@@ -85,6 +85,7 @@ def groups_of(demand: Demand, devices: Devices) -> tuple[Group, ...]:
     Raises:
         SettingError: devices are named that do not go with the resources.
     """
+    # Ray counts other accelerators by other names, and hides devices by CUDA_VISIBLE_DEVICES.
     kind = "cuda" if demand.resources.get(GPU) else "cpu"
     if devices is not None and str(devices) != kind:
         expected = f"{kind}, as each worker has {demand.text()}"

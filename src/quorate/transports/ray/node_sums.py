@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from quorate.coordination.host_sums import together
+from quorate.coordination.ownership import together
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Collection
 from typing import NamedTuple
 
-from quorate.coordination.run_sums import Put, run_sums
+from quorate.coordination.tree import Put, run_sums
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat, Layout
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quorate.machine.devices import has_streams
 from quorate.replica.nested import leaves, mapped_leaves, tensors
 from quorate.replica.transfer import copied
 
@@ -37,12 +38,12 @@ class Hand:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sides: dict[torch.device, Any] = {}  # streams, of the ends
+        self._sides: dict[torch.device, torch.Stream] = {}  # of the ends
 
     def over(self, value: Any) -> Any:
         """Return what is handed over: ``received`` makes the value of it, in the other thread."""
-        source = next((t.device for t in tensors(value) if t.device.type == "cuda"), None)
-        if source is None or self._device.type != "cuda":
+        source = next((t.device for t in tensors(value) if has_streams(t.device)), None)
+        if source is None or not has_streams(self._device):
             return mapped_leaves(value, self._copied)
         return self._between_gpus(value, source)
 
@@ -54,7 +55,7 @@ class Hand:
 
     def _between_gpus(self, value: Any, source: torch.device) -> Handed:
         begin, end = self._side(source), self._side(self._device)
-        begin.wait_event(torch.cuda.current_stream(source).record_event())
+        begin.wait_event(torch.accelerator.current_stream(source).record_event())
 
         def moved(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or leaf.device != source:
@@ -62,15 +63,15 @@ class Hand:
             leaf.record_stream(begin)
             return _with_strides(leaf, lambda t: t.to(self._device, non_blocking=True, copy=True))
 
-        with torch.cuda.stream(end), torch.cuda.stream(begin):
+        with end, begin:
             there = mapped_leaves(value, moved)
             if end is not begin:  # what torch has it wait for, if devices have no way of their own
                 end.wait_event(begin.record_event())
             return Handed(there, end.record_event())
 
-    def _side(self, device: torch.device) -> Any:
+    def _side(self, device: torch.device) -> torch.Stream:
         if device not in self._sides:
-            self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._sides[device] = torch.Stream(device)
         return self._sides[device]
 
 
@@ -79,8 +80,8 @@ def received(value: Any) -> Any:
     if not isinstance(value, Handed):
         return value
     for leaf in leaves(value.value):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
-            current = torch.cuda.current_stream(leaf.device)
+        if isinstance(leaf, torch.Tensor) and has_streams(leaf.device):
+            current = torch.accelerator.current_stream(leaf.device)
             current.wait_event(value.arrived)
             leaf.record_stream(current)
     return value.value

@@ -5,22 +5,25 @@ See ``replica/pipeline/on_devices/lying.py`` for where the copy lies, and why ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import fx
 
-from quorate.machine.devices import Group, current
+from quorate.machine.devices import Group, current, has_streams
+from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.on_devices.lying import OnItsDevice
 from quorate.replica.pipeline.stage_graph import StageGraph
-from quorate.replica.streams import Stream, lock_of
+from quorate.replica.streams import Stream
 from quorate.replica.transfer import move
 from quorate.transports.stages.given import Rows
 from quorate.transports.stages.staged import Staged
@@ -66,17 +69,17 @@ class Part(Staged):
             # Its backward passes are this thread's too, with its stream of random numbers, and not
             # those of torch's one thread for the device.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            if self.device.type != "cuda":
+            stack.enter_context(self._computing.draws(stream, self.group))
+            if not has_streams(self.device):
                 yield stream
                 return
             # A queue of its own: two stages may be on one GPU.
-            queue = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            stack.enter_context(torch.cuda.stream(queue))
+            stack.enter_context(torch.Stream(self.device))
             yield DeviceStream(stream, self.device)
 
     def _turn_on_device(self) -> AbstractContextManager[Any]:
         # The generator is the device's: two stages on one GPU queue their kernels in turn.
-        return nullcontext() if self.device.type == "cpu" else lock_of(self.device)
+        return AloneOn(self.group)
 
     def _restore(self, buffers: Mapping[str, torch.Tensor]) -> None:
         own = dict(self.model.named_buffers())
@@ -106,7 +109,55 @@ def _over(model: torch.nn.Module, original: torch.nn.Module, graph: StageGraph) 
     output = copied.graph_copy(graph.module.graph, {})
     copied.output(output)
     for node in copied.nodes:
-        held = getattr(node.target, "held", None)
-        if isinstance(held, torch.nn.Module) and id(held) in paths:  # a function's argument
-            node.target = checks.held(model.get_submodule(paths[id(held)]))
+        held = getattr(node.target, "held", None)  # a function's argument: of a checkpoint, say
+        if held is not None and (moved := _moved(held, model, paths)) is not held:
+            node.target = checks.held(moved)
     return fx.GraphModule(model, copied, type(graph.module).__name__)
+
+
+def _moved(held: Any, model: torch.nn.Module, paths: Mapping[int, str]) -> Any:
+    """Return a module of the copy, or a function that uses the copy's modules and tensors.
+
+    Args:
+        held: what uses those of the original.
+        model: the copy.
+        paths: names of the original's modules, by id.
+    """
+
+    def moved(part: Any) -> Any:
+        return _moved(part, model, paths)
+
+    if id(held) in paths:
+        return model.get_submodule(paths[id(held)])
+    if isinstance(held, MethodType) and id(held.__self__) in paths:
+        return MethodType(held.__func__, moved(held.__self__))
+    if isinstance(held, partial):
+        return partial(
+            moved(held.func),
+            *map(moved, held.args),
+            **{n: moved(v) for n, v in held.keywords.items()},
+        )
+    if type(held) in (list, tuple):
+        parts = [*map(moved, held)]
+        is_same = all(one is other for one, other in zip(held, parts, strict=True))
+        return held if is_same else type(held)(parts)
+    if isinstance(held, FunctionType) and held.__closure__:
+        cells = tuple(
+            _cell(cell, lambda v: v if v is held else moved(v)) for cell in held.__closure__
+        )
+        if any(one is not other for one, other in zip(cells, held.__closure__, strict=True)):
+            code, defaults = held.__code__, held.__defaults__
+            copied = FunctionType(code, held.__globals__, held.__name__, defaults, cells)
+            copied.__kwdefaults__ = held.__kwdefaults__
+            return copied
+    return held
+
+
+def _cell(cell: CellType, moved: Callable[[Any], Any]) -> CellType:
+    """Return a closure's cell with what ``moved`` makes of its value."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # it has no value yet
+        return cell
+    other = moved(value)
+    return cell if other is value else CellType(other)

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from quorate.coordination.schedules import SCHEDULES
+from quorate.coordination.pipeline_schedules import SCHEDULES
 from quorate.errors import SettingError, WorkerError
+from quorate.machine.devices import Group
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.model import bind
@@ -161,7 +162,12 @@ class Pipelined(Staged):
         call = call_of(self, given.batch.data, given.rows, stream, given.seed)
         self._modes.set(True)
         assert self._split.names is not None
-        return cut_by(self.model, self._split.names, call)
+        return cut_by(self.model, self._split.names, call, self._accelerators)
+
+    @property
+    def _accelerators(self) -> Group | None:
+        """The devices of stages, if these are threads."""
+        return None
 
     def _parameters_text(self) -> str:
         assert isinstance(self._flat, Flat)

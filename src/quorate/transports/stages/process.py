@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.coordination.run_sums import Put
-from quorate.coordination.schedules import Row, Work
+from quorate.coordination.pipeline_schedules import Row, Work
+from quorate.coordination.tree import Put
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first

@@ -134,6 +134,10 @@ class Threaded(Pipelined):
         """Do nothing: devices have copies, and threads see all memory."""
         self._read_by_stages = self._flat
 
+    @property
+    def _accelerators(self) -> Group:
+        return self._on
+
     def _parameters_text(self) -> str:
         """Return the same each time: nobody writes what is on the devices."""
         return ""

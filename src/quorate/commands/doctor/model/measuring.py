@@ -16,6 +16,7 @@ from quorate.commands.doctor.model.measured import Measured
 from quorate.coordination.protocol import Event
 from quorate.data.source import Batch
 from quorate.errors import CutError
+from quorate.machine.devices import has_streams
 from quorate.machine.most_memory import most_memory
 from quorate.replica import nested
 from quorate.replica.pipeline.balance import Pieces, pieces
@@ -150,6 +151,6 @@ class MeasuredChannel(WrappedChannel):
 
 
 def _memory(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    if has_streams(device):
+        return torch.accelerator.get_memory_info(device)[1]
     return most_memory() if device.type == "cpu" else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from quorate.replica.streams import Stream, reseed_devices
+from quorate.replica.device_generators import reseed_devices
+from quorate.replica.streams import Stream
 
 
 class DeviceStream:
@@ -39,12 +40,13 @@ class DeviceStream:
 
     def get_state(self) -> torch.Tensor:
         """Return the states of both, one after the other: uint8, on the host."""
-        states = self._stream.generator.get_state(), torch.cuda.get_rng_state(self._device)
-        return torch.cat(states)
+        module = torch.get_device_module(self._device)
+        return torch.cat([self._stream.generator.get_state(), module.get_rng_state(self._device)])
 
     def set_state(self, state: torch.Tensor) -> None:
         """Have both go on from there."""
         generator = self._stream.generator
         size = len(generator.get_state())
         generator.set_state(state[:size].clone())
-        torch.cuda.set_rng_state(state[size:].clone(), self._device)
+        module = torch.get_device_module(self._device)
+        module.set_rng_state(state[size:].clone(), self._device)

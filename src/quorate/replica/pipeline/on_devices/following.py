@@ -5,8 +5,9 @@ nothing of that. Within ``Following`` an operator runs on the last of the device
 is given lies on, and what lies on an earlier one is moved there, with a gradient that comes back.
 As values go from stage to stage, that is where the stage would run it.
 
-A shard has one random stream, wherever it is computed. GPUs have a generator each: with the
-operators its position goes from one to the next.
+A shard has one random stream, wherever it is computed. GPUs have a generator each. Whichever of
+them was used or set, by an operator or by user code, the others are set to its state: so a
+checkpoint, which keeps the states of the devices that its inputs lie on, keeps that of the shard.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from quorate.errors import CutError
+from quorate.machine.devices import has_streams
 from quorate.replica.nested import mapped, tensors
 
 
@@ -32,7 +34,8 @@ class Following(TorchFunctionMode):
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()
         self._rank = {device: number for number, device in enumerate(devices)}
-        self._at = devices[0]  # where the position of the random stream is
+        self._drawing = [device for device in devices if has_streams(device)]
+        self._position = next(iter(self._states()), None)  # of the random stream
 
     def __torch_function__(
         self,
@@ -48,7 +51,7 @@ class Following(TorchFunctionMode):
             found = {kwargs["device"]} & self._rank.keys()
         if found:
             device = max(found, key=self._rank.__getitem__)
-            self._draw_on(device)
+            self._keep_one_position()
             if len(found) > 1 and func.__name__ not in _COPY:
                 for tensor in _written(func, given, kwargs):
                     if tensor.device != device:
@@ -57,19 +60,31 @@ class Following(TorchFunctionMode):
                             f"{device}, would write",
                             "write x = x + y in the place of x += y, or cut elsewhere",
                         )
-                args, kwargs = mapped([tuple(args), kwargs], lambda t: self._moved(t, device))
-        return func(*args, **kwargs)
+                # Given twice it stays one tensor: attention asks whether its query is its key.
+                moved = {id(tensor): self._moved(tensor, device) for tensor in given}
+                args, kwargs = mapped([tuple(args), kwargs], lambda t: moved.get(id(t), t))
+        returned = func(*args, **kwargs)
+        if found and torch.is_grad_enabled():  # for a checkpoint that begins with the next line
+            self._keep_one_position()
+        return returned
 
     def _moved(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        is_elsewhere = tensor.device in self._rank and tensor.device != device
-        return tensor.to(device, non_blocking=True) if is_elsewhere else tensor
+        if tensor.device == device:
+            return tensor
+        return tensor.to(device, non_blocking=device.type != "cpu")
 
-    def _draw_on(self, device: torch.device) -> None:
-        """Have random numbers go on where they were on another device."""
-        if device != self._at and device.type == self._at.type == "cuda":
-            state = torch.cuda.get_rng_state(self._at)
-            torch.cuda.set_rng_state(state, device)
-        self._at = device
+    def _keep_one_position(self) -> None:
+        """Have random numbers go on from one position on all devices: the one that has changed."""
+        for state in self._states():
+            if not torch.equal(state, self._position):  # type: ignore[arg-type]
+                self._position = state
+                for device in self._drawing:
+                    torch.get_device_module(device).set_rng_state(state, device)
+                return
+
+    def _states(self) -> list[torch.Tensor]:
+        """Return the state of each device's generator, uint8, on the host."""
+        return [torch.get_device_module(each).get_rng_state(each) for each in self._drawing]
 
 
 # What is given tensors of two devices to copy one to the other.

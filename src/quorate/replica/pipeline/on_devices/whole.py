@@ -14,6 +14,7 @@ import torch
 from quorate.machine.devices import current
 from quorate.replica.loss import Loss, Outcome
 from quorate.replica.pipeline.on_devices.following import Following
+from quorate.replica.quick.torch_calls import derive
 from quorate.replica.replica import Reload, Replica
 from quorate.replica.spread import Scattered
 from quorate.replica.streams import Stream
@@ -50,3 +51,8 @@ class Whole(Replica):
         # Of what is not the user's nothing follows: buffers are written where they lie.
         with Following([*dict.fromkeys(self.group)]):
             return super()._read(function, batch, rows, training=training)
+
+    def _derive(self, value: torch.Tensor, scale: float) -> None:  # noqa: ARG002
+        # A checkpoint calls forward again. Its operators follow, and draw where they drew before.
+        # Stages are never computed in fp16, which alone has scales.
+        derive(value, Following([*dict.fromkeys(self.group)]))
