@@ -21,8 +21,10 @@ from quorate.machine.devices import worker_devices
 from quorate.services.display import start_progress
 from quorate.training import notices
 
-# A shell that starts the tests in the background has them ignore it, and runs inherit that.
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+# Whoever starts the tests in the background has them ignore these, and runs inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 
 # On a busy machine a start takes longer, and tests read what else a fit says.
@@ -50,6 +52,10 @@ def _shared_memory() -> set[str]:
     return {entry.name for entry in folder.iterdir() if entry.name.startswith(ours)}
 
 
+# Those that wait most come first, in one process, while others do the rest.
+LONGEST = ("test_ray.py", "test_hosts.py")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what rewrites the files of whole messages; see support/messages.py."""
     parser.addoption(
@@ -65,9 +71,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what wants a GPU where there is none, and say why there is none."""
+    """Put the longest files first; skip what wants a GPU where there is none, and say why."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     wanting = [item for item in items if item.get_closest_marker("gpu") is not None]
-    if not wanting or torch.cuda.is_available():
+    if not wanting or torch.cuda.is_available() or hasattr(torch, "sim"):
         return
     try:
         worker_devices("cuda", None)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import torch
+from support.modules import MODULES as ALL_MODULES
+from support.modules import imported, parsed
 
 import quorate
 
@@ -45,12 +49,10 @@ PURE = {
 }
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+MODULES = {
+    "__init__" if name == "quorate" else name.removeprefix("quorate."): path
+    for name, path in ALL_MODULES.items()
+}
 
 
 def room_of(module: str) -> str:
@@ -59,29 +61,23 @@ def room_of(module: str) -> str:
 
 def imports(path: Path, *, at_run_time_only: bool = False) -> set[str]:
     """The modules of the package that a file imports, by their names without "quorate."."""
-    found = set()
-    tree = ast.parse(path.read_text())
-    if at_run_time_only:
-        tree = WithoutTypeChecking().visit(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full if full.removeprefix("quorate.") in MODULES else node.module)
-    ours = {name.removeprefix("quorate.") for name in found if name.startswith("quorate.")}
-    return (ours & MODULES.keys()) | ({"__init__"} if "quorate" in found else set())
+    skipped = set(for_type_checkers(parsed(path))) if at_run_time_only else set()
+    return {
+        "__init__" if name == "quorate" else name.removeprefix("quorate.")
+        for name in imported(path, skipped)
+    }
 
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
-class WithoutTypeChecking(ast.NodeTransformer):
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        name = node.test.id if isinstance(node.test, ast.Name) else ""
-        return None if name == "TYPE_CHECKING" else self.generic_visit(node)
+def for_type_checkers(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes of blocks that run for type checkers alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.body:
+                yield from ast.walk(statement)
 
 
 def test_rooms_and_their_direction() -> None:
@@ -119,7 +115,7 @@ def test_coordination_and_simulation_are_pure() -> None:
             continue
         assert {room_of(target) for target in imports(path)} <= PURE[room_of(name)], name
         roots = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 roots |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -134,7 +130,6 @@ OF_TORCH = {
         *(torch.empty(0), torch.Generator(), torch.nn.Module(), torch.ops.aten.relu.default),
         torch.ones(1, requires_grad=True).exp().grad_fn,
         torch.optim.SGD([torch.empty(0)], lr=1.0),
-        torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.empty(0)], lr=1.0), 1),
         torch.utils.data.DataLoader([1]),
     )
     for name in dir(example)
@@ -145,7 +140,7 @@ OF_TORCH = {
 def private_parts_of_torch(path: Path) -> set[str]:
     """What a file uses of torch that begins with an underscore."""
     used = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -154,14 +149,11 @@ def private_parts_of_torch(path: Path) -> set[str]:
         elif isinstance(node, ast.Attribute):
             text = ast.unparse(node)
             of_torch = node.attr in OF_TORCH and text != f"self.{node.attr}"
-            names = [f"torch of some kind: {text}"] if of_torch else [text]
+            names = [f"torch.{node.attr}" if of_torch else text]
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
-            values = [a.value for a in node.args if isinstance(a, ast.Constant)]
-            names = [f"torch.{v}" for v in values if v in OF_TORCH]
-        for name in names:
-            first, *rest = name.split(".")
-            if first.startswith("torch") and any(map(is_private, rest)):
-                used.add(name)
+            names = [f"torch.{a.value}" for a in node.args if isinstance(a, ast.Constant)]
+            names = [name for name in names if name.removeprefix("torch.") in OF_TORCH]
+        used |= {n for n in names if n.startswith("torch") and any(map(is_private, n.split(".")))}
     return used
 
 
@@ -181,6 +173,44 @@ def test_the_environment_is_read_and_written_in_one_file() -> None:
         assert name == "machine.environment" or not reads, name
 
 
+# What torch offers for NVIDIA's GPUs alone. All other code is written for any accelerator.
+NAMES_CUDA = {
+    "machine.devices": "the default devices, and why there are none",
+    "machine.device_names": "TensorFlow's names",
+    "machine.gpu_identity": "NVML",
+    "services.device_use": "NVML",
+    "replica.precision": "TF32",
+    "replica.quick.torch_calls": "TF32",
+    "replica.shared.switches": "TF32, attention",
+    "replica.deterministic": "cuBLAS and cuDNN",
+    "replica.cuda_graph": "graphs",
+    "transports.ray.demand": "Ray's GPUs",
+    "commands.doctor.ask_nvml": "NVML",
+    "commands.doctor.ask_torch": "the build of torch, the identity of a GPU",
+    "commands.doctor.examination": "the driver",
+    "commands.doctor.hosts.meeting": "the build of torch",
+    "commands.doctor.table": "the build of torch",
+    "commands.doctor.torch_verdicts": "the build of torch",
+    "commands.doctor.wanted": "the default devices",
+}
+
+
+def names_cuda(path: Path) -> bool:
+    """Whether code has an attribute, an argument or a device of the name "cuda"."""
+    for node in ast.walk(parsed(path)):
+        match node:
+            case ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):
+                if "cuda" in name.split("."):
+                    return True
+            case ast.Constant(value=str(text)) if re.match(r"cuda(:|$)", text):
+                return True
+    return False
+
+
+def test_cuda_is_named_in_few_files() -> None:
+    assert {name for name, path in MODULES.items() if names_cuda(path)} == NAMES_CUDA.keys()
+
+
 def test_importing_starts_nothing() -> None:
     check = (
         "import threading, torch, warnings; warnings.simplefilter('error');"
@@ -189,9 +219,3 @@ def test_importing_starts_nothing() -> None:
         "assert torch.random.default_generator is generator"
     )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
-
-
-def test_the_command_says_what_it_can() -> None:
-    command = [sys.executable, "-m", "quorate", "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "\n  inspect  show the state and the checkpoints of a run\n" in ended.stdout

@@ -60,11 +60,3 @@ def test_our_script_trains(stem: str, tmp_path: Path) -> None:
     if "stopped after" not in ended.out:  # by a metric, whose bits are those of a processor
         (step,) = re.findall(r"saved step (\d+) to runs/", section(stem))
         assert f"saved step {step} to " in ended.out
-
-
-def test_the_chinese_page_has_the_tables_of_the_english_one() -> None:
-    def rows(name: str) -> list[int]:
-        sections = (DOCS / name).read_text().split("\n## ")
-        return [section.count("\n| ") for section in sections]
-
-    assert rows("from-tensorflow-1.zh.md") == rows("from-tensorflow-1.md")

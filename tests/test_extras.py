@@ -59,10 +59,10 @@ def test_training_needs_no_extra(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "summaries").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "package"),
     [
-        ("from quorate.data.tokens import *; write_tokens('t', [[1, 2]])", "google-crc32c"),
         ("from quorate.data.streams import *; LinesDataset(__file__, str)", "google-crc32c"),
         ("import quorate.data.tfrecord", "protobuf"),
     ],

@@ -19,7 +19,7 @@ PAGES = {
     for page in sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README*.md")])
 }
 # Whose snippets have a test of their own: what they are run by.
-ELSEWHERE = {"docs/messages.md": "docs/mistakes.py, docs/page_of_mistakes.py"}
+ELSEWHERE = {"docs/messages.md": "docs/mistakes.py, tests/commands/test_mistakes.py"}
 SLOW = {
     *("README.md", "README.zh.md", "docs/start.md", "docs/start.zh.md"),
     *("docs/checkpoints.md", "docs/data.md"),

@@ -1,33 +1,25 @@
-"""``quorate runs``: what became of runs, torn ones too."""
+"""``quorate runs`` and ``inspect``: what became of runs, torn ones too."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import command, started, wait_for
+from support.small import DATA, trainer
 
-from quorate.commands.main import main
-from quorate.commands.runs import age
+from quorate.__main__ import main
 
 SAVED = Path(__file__).parents[1] / "services" / "data" / "before-rooms"
 
 
-def listed(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+def listed(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Return the runs by their paths, in order."""
+    capsys.readouterr()
     assert main(["runs", str(folder), "--json", *words]) == 0
-    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return runs
-
-
-def by_name(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {run["path"]: run for run in runs}
+    return {run["path"]: run for run in json.loads(capsys.readouterr().out)}
 
 
 @pytest.fixture
@@ -48,108 +40,77 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_became_of_runs_of_before_there_was_a_status(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = by_name(listed(folder, capsys))
-    assert {name: run["state"] for name, run in runs.items()} == {
-        "stopped": "stopped",
-        "deep/er/killed": "killed",
-        "empty": "empty",
-        "torn": "damaged",
-    }
+def test_what_became_of_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = listed(folder, capsys)
+    states = {"stopped": "stopped", "deep/er/killed": "killed", "empty": "empty", "torn": "damaged"}
+    assert {name: run["state"] for name, run in runs.items()} == states
     killed = runs["deep/er/killed"]
     assert (killed["global_step"], killed["saved_step"], killed["loss"]) == (12, 10, 0.25)
     assert killed["why"] == "step 10 is saved, 2 updates to do again"
     assert "step-000000000007/state.json: got no JSON" in runs["torn"]["why"]
     assert runs["empty"]["global_step"] is None
-
-
-def test_the_table_and_its_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The table and its order.
     assert main(["runs", str(folder), "--sort", "step"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == [
-        "run",
-        "state",
-        "step",
-        "loss",
-        "age",
-        "why",
-    ]  # no run has a best checkpoint
-    assert [line.split()[0] for line in shown[1:]] == ["deep/er/killed", "stopped", "empty", "torn"]
-    assert [run["path"] for run in listed(folder, capsys, "--sort", "name")] == sorted(
-        run["path"] for run in listed(folder, capsys)
-    )
-    ages = [run["age_s"] for run in listed(folder, capsys) if run["age_s"] is not None]
-    assert ages == sorted(ages)
-    assert main(["runs", str(folder / "stopped")]) == 0  # a run directory itself
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == [".", "stopped"]
-
-
-@pytest.mark.parametrize(
-    ("loss", "shown"), [("1e308", "1.0000e+308"), ("NaN", "nan"), ('"NaN"', "nan"), ('"x"', "")]
-)
-def test_losses_that_are_huge_or_not_finite(
-    loss: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "metrics.jsonl").write_text(f'{{"global_step": 7, "loss": {loss}}}\n')
-    assert main(["runs", str(tmp_path)]) == 0
-    cells = capsys.readouterr().out.splitlines()[1].split()
-    assert cells[:3] == [".", "killed", "7"]
-    assert (cells[3] if shown else "") == shown
-
-
-def test_where_there_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown[0] == ["run", "state", "step", "loss", "age", "why"]  # none has a best checkpoint
+    assert [line[0] for line in shown[1:]] == ["deep/er/killed", "stopped", "empty", "torn"]
+    assert [*listed(folder, capsys, "--sort", "name")] == sorted(runs)
     assert main(["runs", str(folder / "data")]) == 0
     assert capsys.readouterr().out == f"no run directory in {folder / 'data'} or below it\n"
-    assert listed(folder / "data", capsys) == []
+    assert listed(folder / "data", capsys) == {}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
-def test_a_folder_that_is_closed_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "data").chmod(0)
-    try:
-        assert main(["runs", str(folder)]) == 0
-    finally:
-        (folder / "data").chmod(0o755)
-    assert f"not looked into: {folder / 'data'}: Permission denied" in capsys.readouterr().err
+# --- one run --------------------------------------------------------------------------------------
 
 
-def test_runs_are_listed_without_torch(folder: Path) -> None:
-    check = (
-        "import sys; from quorate.commands.main import main; code = main(sys.argv[1:]);"
-        "heavy = {'torch', 'numpy', 'rich'} & sys.modules.keys();"
-        "sys.exit(str(heavy) if heavy else code)"
-    )
-    words = [sys.executable, "-c", check, "runs", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == 5
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped, with the status that its end left."""
+    run_dir = tmp_path_factory.mktemp("stopped") / "run"
+    trainer(run_dir, summary_every_s=None).fit(DATA, steps=10)
+    return run_dir
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.9, "0 s"), (-3, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (172800, "2 d")],
-)
-def test_an_age_is_in_its_largest_unit(seconds: float, text: str) -> None:
-    assert age(seconds) == text
+def shown(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """The rows that are shown of a run, by the words that they begin with."""
+    capsys.readouterr()
+    assert main(["inspect", str(run_dir), *words]) == 0
+    rows, name = dict[str, str](), ""
+    for line in capsys.readouterr().out.splitlines():
+        first, _, rest = line.partition("  ")
+        name = first or name
+        rows[name] = "\n".join(filter(None, [rows.get(name), rest.strip()]))
+    return rows
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_and_is_killed_and_one_that_is_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def update(step: int, **metrics: object) -> str:
+    fields = {"global_step": step, "epoch": 0, "rows": 8, "lr": 0.1, "fresh": [1]}
+    return json.dumps(fields | metrics) + "\n"
+
+
+def test_about_ten_rows_say_how_a_run_stands(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, number in (("a", signal.SIGKILL), ("b", signal.SIGTERM)):
-        run_dir = str(tmp_path / name)
-        words = command(
-            "lasting.py", "5000", "0.02", options=("--workers", "1", "--run-dir", run_dir)
-        )
-        with started(tmp_path, words) as (process, _):
-            wait_for(process, "step ")
-            assert by_name(listed(tmp_path, capsys))[name]["state"] == "running"
-            process.send_signal(number)
-            process.wait(60)
-    runs = by_name(listed(tmp_path, capsys))
-    assert runs["a"]["state"] == "killed"
-    assert (runs["b"]["state"], runs["b"]["why"]) == ("stopped", "SIGTERM")
-    assert runs["b"]["saved_step"] == runs["b"]["global_step"] > 0
+    run_dir = shutil.copytree(stopped, tmp_path / "run")
+    status = json.loads((run_dir / "status.json").read_text())
+    told = {"state": "stopped", "reason": "SIGTERM", "last_step": 20}
+    script = {"script": str(Path.cwd() / "train.py")}
+    (run_dir / "status.json").write_text(json.dumps(status | told | script))
+    log = update(9, loss=0.5) + '{"global_step": 9, "validation": {"loss": 0.25}}\n'
+    log += update(10, loss="NaN", **{"\x1b[2Jtop": 0.75}) + '{"global_step": 11, "lo'
+    (run_dir / "metrics.jsonl").write_text(log)
+    rows = shown(run_dir, capsys)
+    assert len(rows) <= 12
+    assert rows["script"] == "train.py"
+    assert rows["state"] == "resumable (stopped): SIGTERM"
+    assert rows["step"].startswith("10 of ")
+    assert rows["training"] == r"step 10: loss nan  \x1b[2Jtop 0.7500"
+    assert rows["validation"] == "step 9: loss 0.2500"
+    assert rows["checkpoints"].startswith("step 10  ")
+    every = shown(run_dir, capsys, "--all")
+    assert rows.items() <= every.items()
+    assert (every["optimizer"], every["global_step"]) == ("AdamW", "10")
+    assert main(["inspect", str(run_dir), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["digest"] == rows["digest"]
+    assert len(facts["digest"]) == len(facts["averaged_digest"]) == 64

@@ -1,216 +1,141 @@
-"""quorate verify: values, and faults that are planted in real runs."""
+"""quorate verify on real runs: each class of fault is named, and no sound script accused."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from support.recorded_runs import SCRIPT, VERIFIED
-from support.warm import WARM
-from support.warm_child import child_run
+from support.at_the_command import ended
+from support.messages import expect_message
+from support.strangers import SCRIPT as STRANGER
+from support.warm_child import WarmRuns
 
-from quorate.commands.main import main
-from quorate.commands.verify import differences, records
-from quorate.commands.verify.differences import first_difference
-from quorate.commands.verify.recorder import RecordedChannel
-from quorate.commands.verify.records import (
-    EndRecord,
-)
-from quorate.commands.verify.verdict import Run, verdict
-from quorate.coordination.protocol import Compute, Done, Joined, Left
-from quorate.coordination.protocol import Event as ProtocolEvent
-from quorate.replica.witness.values import tensor_text, value_hash
-from quorate.transports.workers import Workers
+from quorate.__main__ import main
 
-LIMIT_S = 100
+SCRIPT = Path(__file__).parents[1] / "scripts" / "verified.py"
+
+FEW = ("--no-towers", "--no-resume", "--no-kill")
+ON_RESUME = ("--no-towers", "--no-kill")
+ON_TOWERS = ("--no-resume", "--no-kill")
+ON_KILL = ("--no-towers", "--no-resume")
 
 
-# --- values ---------------------------------------------------------------------------------------
+@pytest.fixture
+def verify(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> WarmRuns:
+    """Return the command, with an empty folder for what scripts tell each other."""
+    monkeypatch.setenv("VERIFIED_FOLDER", str(tmp_path))
+    monkeypatch.delenv("VERIFIED_FIRST", raising=False)
+    return WarmRuns("verify", monkeypatch, capfd)
 
 
-def test_equal_texts_equal_bits() -> None:
-    x = torch.arange(6.0).reshape(2, 3)
-    assert tensor_text(x) == tensor_text(x.t().contiguous().t())
-    assert tensor_text(x) != tensor_text(x.t())
-    assert tensor_text(x) != tensor_text(x + torch.tensor([0.0, 0.0, 1e-6]))
-    assert tensor_text(torch.tensor(0.1)) == "float32[] 0.10000000149011612"
-    assert tensor_text(x.bfloat16()).startswith("bfloat16[2, 3] ")
-    assert value_hash({"x": [x, 1]}) == value_hash({"x": [x.clone(), 1]})
-    assert value_hash({"x": [x, 1]}) != value_hash({"x": [x, 2]})
+# --- one shard twice ------------------------------------------------------------------------------
+
+# What differs when one worker does it twice: parts of what is said.
+TWICE = {
+    "clock": (
+        "aten.mul.Tensor received 1.",
+        "in module 'noise' (Noise)",
+        "return x * (1 + time.perf_counter() % 1)",
+    ),
+    "generator": ("aten.rand.generator drew from a generator that the script made", "torch.rand("),
+    "memory": ("aten.empty.memory_format returned uninitialised memory", "x + torch.empty(8)"),
+    "kernel": ("verified.lottery.default", "in module 'noise' (Noise)"),
+    "loss": ("aten.mul.Tensor received 1.", "return found * (1 + time.perf_counter() % 1)"),
+    "asked": ("rows are not repeatable", "of the dataset had other content the second time"),
+    "collate": ("batches are not repeatable: made twice by worker 0",),
+}
 
 
-# --- real runs ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", TWICE)
+def test_what_differs_when_it_is_done_twice(how: str, verify: WarmRuns) -> None:
+    verify.here = how != "kernel"  # torch takes the library of an operator once per process
+    words = ("--engine", "towers", "--workers", "1", "--shards", "4", "--updates", "1", *FEW)
+    said = verify(*words, str(SCRIPT), how, code=1)
+    for part in TWICE[how]:
+        assert part in said, said
+    assert ("verified.py:" in said) == (how not in ("asked", "collate"))
 
 
-class Scripted:
-    """A channel whose events are given beforehand."""
-
-    def __init__(self, events: Sequence[ProtocolEvent | None]) -> None:
-        self.events = list(events)
-
-    def send(self, effect: object) -> None:
-        pass
-
-    def receive(self, timeout_s: float | None) -> ProtocolEvent | None:
-        return self.events.pop(0)
+def test_what_is_said_of_a_sound_script(verify: WarmRuns) -> None:
+    verify.here = True
+    expect_message(verify("--engine", "towers", "--updates", "4", str(SCRIPT), "clean", code=0))
 
 
-class Nothing:
-    def goes_on(self) -> None:
-        pass
+def test_a_recorded_run_computes_what_others_do(tmp_path: Path) -> None:
+    losses = {}
+    (tmp_path / "record").mkdir()
+    record = ("--record", str(tmp_path / "record"), "--record-updates", "5")
+    for name, more in {"plain": (), "recorded": record}.items():
+        options = ("--engine", "towers", "--workers", "2", "--shards", "4", *more)
+        words = ["run", *options, "--run-dir", str(tmp_path / name), str(SCRIPT), "clean"]
+        with pytest.raises(SystemExit) if more else nullcontext():
+            main(words)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses[name] = [json.loads(line)["loss"] for line in lines]
+    assert len(losses["recorded"]) == 5
+    assert losses["plain"][:5] == losses["recorded"]
 
 
-def test_answers_are_passed_on_when_all_have_answered() -> None:
-    events = [Joined(0), Done(1, 0, 1), None, Done(2, 0, 2), Left(0, "killed", crashed=False)]
-    channel: Any = RecordedChannel(Scripted(events), Nothing())  # type: ignore[arg-type]
-    for worker in (0, 1, 2):
-        channel.send(Compute(worker, 0, worker, "home shard", (worker, 3), None))
-    found = [channel.receive(1.0) for _ in range(5)]
-    # The end of a worker is news at once: nobody waits for it, and it is given no other shard.
-    assert found == [Joined(0), None, events[-1], Done(1, 0, 1), Done(2, 0, 2)]
-    with pytest.raises(IndexError):  # nothing is left
-        channel.receive(1.0)
+# --- limits ---------------------------------------------------------------------------------------
 
 
-def recorded(folder: Path, how: str, *options: str) -> Run:
-    folder.mkdir()
-    words = ["run", *options, "--shards", "4", "--record", str(folder), "--record-updates", "5"]
-    code, out, err = WARM.run([*words, str(SCRIPT), how], dict(os.environ), LIMIT_S)
-    assert "Traceback" not in err, out + err
-    return Run(options[-1], int(options[-1]), records.read(folder), code, err)
+def test_what_the_limit_cuts_off_is_said_and_what_was_compared_stays(
+    verify: WarmRuns, capfd: pytest.CaptureFixture[str]
+) -> None:
+    verify.here, verify.over_in = True, 3
+    words = ("--updates", "3", "--workers", "1,2", "--limit", "1e5", "--json", "--engine", "towers")
+    assert main(["verify", *words, str(SCRIPT), "clean"]) == 2
+    shown = capfd.readouterr()
+    record = json.loads(shown.out)
+    assert (record["same_bits"], record["is_complete"]) == (True, False)
+    assert [run["run"] for run in record["runs"]] == ["1 worker", "2 workers"]
+    expect_message("\n".join([shown.err, *record["lines"]]))
 
 
-TOWERS = ("--engine", "towers", "--workers")
-
-
-PROCESSES = ("--engine", "processes", "--workers")
+# --- runs in all ways -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_recording_does_not_change_a_bit(tmp_path: Path) -> None:
-    found = recorded(tmp_path / "1", "clean", *TOWERS, "2").recording
-    trainer = VERIFIED.trainer("clean", workers=Workers(1, engine="towers"), shards=4)
-    plain = [
-        {name: tensor_text(tensor) for name, tensor in trainer.model.state_dict().items()}
-        for _ in trainer.updates(VERIFIED.Rows("clean"), steps=5)
-    ]
-    assert [update.tensors for update in found.updates[1:]] == plain
-    # Each worker takes its part in each update.
-    assert [update.computed_by for update in found.updates[1:]] == [{0: 0, 1: 0, 2: 1, 3: 1}] * 5
-    assert len(found.twice) == 4
-    assert found.end == EndRecord(5, "")
+def test_a_sound_script_in_all_ways(verify: WarmRuns) -> None:
+    expect_message(verify("--updates", "4", "--workers", "1,2", str(SCRIPT), "clean", code=0))
+
+
+@pytest.mark.slow
+def test_what_shows_after_a_resume_only(verify: WarmRuns) -> None:
+    words = ("--updates", "3", "--workers", "1,2", *ON_RESUME, str(SCRIPT), "callback")
+    said = verify(*words, code=1)
+    assert "1 worker and 1 worker resumed after update 2 part in update 3" in said
+    assert "'last.weight'" in said
+    assert "it shows after a resume only" in said
+
+
+@pytest.mark.slow
+def test_what_shows_after_a_kill_only(verify: WarmRuns) -> None:
+    words = ("--updates", "5", "--workers", "1,2", *ON_KILL, str(SCRIPT), "late")
+    said = verify(*words, code=1)
+    assert "1 worker and 2 workers with one killed part in update 3" in said
+    assert "module 'noise' (Noise) was given the same, and returned something else" in said
+    assert "it shows after a worker was killed only" in said
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="stages are for Linux")
-def test_stages_are_compared_with_one_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_are_compared_with_one_piece(verify: WarmRuns) -> None:
     """Both runs compute the same, and not what one piece computes."""
-    monkeypatch.setenv("VERIFIED_FOLDER", str(tmp_path))
-    options = ("--devices", "cpu+cpu", "--split", "noise", "--workers", "1")
-    late = recorded(tmp_path / "late", "stage", *options)
-    said = verdict([late, late])
-    assert not said.is_same
-    found = "\n".join(said.lines)
-    assert "done by worker 0 on cpu+cpu (step 2, shards 0-3)" in found
-    assert "another gradient of first.weight through the stages" in found
-    sound = recorded(tmp_path / "sound", "clean", *options)
-    said = verdict([sound, recorded(tmp_path / "whole", "clean", *TOWERS, "1")])
-    assert said.is_same, said.lines
-    assert "each shard computed through the stages and in one piece: same bits" in said.lines
+    stages = ("--devices", "cpu+cpu", "--split", "noise", "--workers", "1", "--shards", "4")
+    said = verify(*stages, "--updates", "4", *FEW, str(SCRIPT), "stage", code=1)
+    assert "another gradient of first.weight through the stages" in said
+    assert "done by worker 0 on cpu+cpu (step 2, shards 0-3)" in said
 
 
-@pytest.mark.slow
-def test_a_row_that_depends_on_the_worker_is_named(tmp_path: Path) -> None:
-    """The workers' data is not the coordinator's, which without a recording is refused."""
-    runs = [
-        recorded(tmp_path / "1", "rank", *TOWERS, "1"),
-        recorded(tmp_path / "2", "rank", *PROCESSES, "2"),
-    ]
-    found = first_difference(runs[0].recording, runs[1].recording)
-    assert found is not None
-    assert (found.cause, found.row) == (differences.ROW, 17)
-    assert found.workers is not None
-    assert {sighting.row for sighting in found.seen} == {20}
-    said = verdict(runs)
-    assert not said.is_same
-    assert "row 17 of the dataset has other content: what row 20 has" in said.lines[1]
-    assert any(
-        "computed its first shards twice with the same result" in line for line in said.lines
-    )
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    words = ("--workers", "1", "--updates", "2", "--engine", "towers", str(SCRIPT), "clock")
-    ended = subprocess.run(  # a single number is run twice
-        [sys.executable, "-m", "quorate", "verify", *words],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert (ended.returncode, ended.stderr) == (1, "")
-    assert "1 worker and 1 worker again part in update 1, shard 0" in ended.stdout
-    assert "verified.py:" in ended.stdout
-    assert list(tmp_path.glob("quorate*")) == []
-
-
-@pytest.fixture
-def warm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's runs are processes that need not import torch."""
-    monkeypatch.setattr("quorate.commands.verify.runs.child_run", child_run(lambda _: LIMIT_S))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_runs")
-def test_what_the_command_says(capfd: pytest.CaptureFixture[str]) -> None:
-    options = (str(SCRIPT), "--engine", "towers", "--updates", "4")
-    assert main(["verify", *options, "--", "clean"]) == 0
-    said = capfd.readouterr().out
-    assert said.startswith("3 workers: 4 updates of 3 shards\n2 workers: 4 updates of 3 shards\n")
-    assert (
-        "same bits on 1 worker, 2 workers, 3 workers, 3 workers stopped after update 2 and "
-        "2 workers resumed after update 2, after each of 4 updates"
-    ) in said
-    assert "one shard computed twice on cpu: same bits" in said
-    assert main(["verify", *options, "--workers", "1,2", "generator"]) == 1
-    said = capfd.readouterr().out
-    assert "module 'noise' (Noise) was given the same, and returned something else" in said
-    assert "aten.rand.generator drew from a generator that the script made" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("missing.py",), "script: got 'missing.py'"),
-        ((str(SCRIPT), "--workers", "two"), "workers: got 'two'"),
-        ((str(SCRIPT), "--updates", "0"), "updates: got 0"),
-        ((str(SCRIPT), "--compile", "--updates", "0"), "updates: got 0"),
-    ],
-)
-def test_mistakes(words: Sequence[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", *words]) == 2
-    assert said in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_rule_that_depends_on_timing_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "records"
-    folder.mkdir()
-    words = ["run", "--engine", "towers", "--workers", "2", "--update", "async"]
-    code, _, err = WARM.run(
-        [*words, "--record", str(folder), str(SCRIPT), "clean"], dict(os.environ), LIMIT_S
-    )
-    assert code == 2
-    assert "verify the script with --update sync" in err
+def test_a_rule_that_depends_on_timing_is_refused(verify: WarmRuns) -> None:
+    verify.here = True
+    said = verify("--engine", "towers", "--update", "async", str(SCRIPT), "clean", code=2)
+    assert "verify the script with --update sync" in said
 
 
 IN_A_SET = """
@@ -227,12 +152,60 @@ trainer.fit(TensorDataset(torch.ones(24, 3)), epochs=1)
 
 
 @pytest.mark.slow
-def test_the_order_of_a_set_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_the_order_of_a_set_is_named_and_no_file_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By the command itself, whose runs have hash seeds of their own."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "temporary").mkdir()
     (tmp_path / "script.py").write_text(IN_A_SET)
-    ways = ("--no-towers", "--no-resume", "--no-kill", "--engine", "towers", "--workers", "1,2")
-    assert main(["verify", *ways, "--updates", "1", str(tmp_path / "script.py")]) == 1
-    said = capfd.readouterr().out
-    assert "same bits: no: PYTHONHASHSEED decides: 2 workers and 1 worker are the same" in said
+    words = (*FEW, "--engine", "towers", "--workers", "1", "--updates", "1")
+    found = ended("verify", *words, str(tmp_path / "script.py"), TMPDIR=str(tmp_path / "temporary"))
+    assert (found.returncode, found.stderr) == (1, "")
+    line = "same bits: no: PYTHONHASHSEED decides: 1 worker again and 1 worker are the same"
+    assert line in found.stdout
+    assert list((tmp_path / "temporary").glob("quorate*")) == []
+
+
+# --- classes of faults ----------------------------------------------------------------------------
+
+# What breaks the promise: the script, the ways, and what has to be named.
+FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
+    "counter_attribute": (STRANGER, FEW, ("because calls (counter_attribute) changes",)),
+    "cached_by_first_batch": (STRANGER, FEW, ("return self.net(x - self.mean)",)),
+    "process": (
+        SCRIPT,
+        FEW,
+        ("on the other, which no operator computed", "return x * self.number"),
+    ),
+    "rank": (SCRIPT, FEW, ("row 17 of the dataset has other content: what row 20 has",)),
+    "optimizer": (SCRIPT, ON_RESUME, ("Warming.clock",)),
+    "rows": (SCRIPT, ON_RESUME, ("has different values", "row ")),
+}
+# What breaks it elsewhere, and is carried here, in the ways in which it would show.
+SOUND: dict[str, tuple[str, ...]] = {
+    "counter_in_group": ON_RESUME,
+    "embedding_max_norm": ON_KILL,
+    "penalty_over_the_global_model": ON_TOWERS,
+    "two_threads_and_index_put": (*FEW, "--threads", "2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUND)
+def test_what_breaks_the_promise_is_named(name: str, verify: WarmRuns) -> None:
+    script, ways, named = FOUND[name]
+    said = verify("--workers", "1,2", "--updates", "3", *ways, str(script), "--", name, code=1)
+    for part in named:
+        assert part in said, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOUND)
+def test_nobody_is_accused_where_the_promise_is_kept(name: str, verify: WarmRuns) -> None:
+    words = ("--workers", "1,2", "--updates", "3", *SOUND[name], str(STRANGER), "--", name)
+    said = verify(*words, code=0)
+    assert "same bits on 1 worker, 2 workers" in said or "same bits on 1 worker and 2" in said
+    if name == "penalty_over_the_global_model":
+        assert "note: it cannot be run on towers" in said
+        assert "'net.parameters' in loss (copies.py:24)" in said

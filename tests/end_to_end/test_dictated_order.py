@@ -1,50 +1,43 @@
 """Update rules in a dictated order: to the last digit of a computation by hand.
 
-``scripts/dictated.py`` says who begins and who ends when, on worker processes and on towers.
+Shards of one row compute ``x * a * b``, with two scalars. Workers in memory follow a script.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
-from support.runs import command, last_json, run_all
+import torch
+from support import front_door
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from quorate.commands.main import main
+import quorate
+from quorate.coordination.protocol import Cancel, Cancelled, Compute, Discard, Done, Keep, Left
+from quorate.testing import Finishes, Leaves, LeavesOff, Move, in_memory
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
-
-
-class Scenario(NamedTuple):
-    """A run of ``scripts/dictated.py``: batches of V rows."""
-
-    name: str
-    update: str
-    shards: int
-    workers: int
-    updates: int
-
-    def words(self, optimizer: str, folder: Path, engine: str) -> list[str]:
-        options = {"workers": self.workers, "shards": self.shards, "update": self.update}
-        pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return command(
-            "dictated.py",
-            *(self.name, optimizer, str(self.updates), str(self.shards), str(folder)),
-            # A check would call the loss outside of the order that is dictated.
-            options=(*pairs, "--engine", engine, "--spot-check-every", "0"),
-        )
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    # Powers of two: their products are exact, so that it does not matter where kernels round.
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.125),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.125, momentum=0.5),
+}
+LIMIT_S = 60.0
+ROW = torch.arange(40, dtype=torch.float64)
+X, WEIGHTS = 0.3 + 0.1 * ROW, 2.0 ** (ROW % 3)
+DATA = TensorDataset(X, WEIGHTS, ROW)
 
 
-QUORUM = Scenario("quorum", "quorum:2", shards=3, workers=3, updates=5)
-ALL_OF_FOUR = Scenario("over_commit", "quorum:4", shards=4, workers=2, updates=4)
-OVER_COMMIT = Scenario("over_commit", "sync", shards=4, workers=2, updates=4)
-OVER_QUORUM = Scenario("over_quorum", "quorum:3", shards=5, workers=2, updates=4)
-RACE = Scenario("race", "async", shards=3, workers=3, updates=12)
-BOUND = Scenario("bound", "bounded:2", shards=3, workers=3, updates=12)
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.b = nn.Parameter(torch.tensor(-0.7, dtype=torch.float64))
+
+    def values(self) -> list[float]:
+        return [self.a.item(), self.b.item()]
 
 
 class Hand:
@@ -53,21 +46,13 @@ class Hand:
     def __init__(self, optimizer: str) -> None:
         self.values = [1.5, -0.7]
         self._optimizer = optimizer
-        self._first, self._second = [0.0, 0.0], [0.0, 0.0]
-        self._n = 0
+        self._sums = [0.0, 0.0]
 
     def step(self, gradient: list[float]) -> None:
-        self._n += 1
+        momentum = 0.5 if self._optimizer == "momentum" else 0.0
         for i, g in enumerate(gradient):
-            if self._optimizer == "adam":
-                m = self._first[i] = 0.9 * self._first[i] + 0.1 * g
-                v = self._second[i] = 0.999 * self._second[i] + 0.001 * g * g
-                m, v = m / (1 - 0.9**self._n), v / (1 - 0.999**self._n)
-                self.values[i] -= 0.05 * m / (math.sqrt(v) + 1e-8)
-            else:
-                momentum = 0.5 if self._optimizer == "momentum" else 0.0
-                self._first[i] = momentum * self._first[i] + g
-                self.values[i] -= 0.125 * self._first[i]
+            self._sums[i] = momentum * self._sums[i] + g
+            self.values[i] -= 0.125 * self._sums[i]
 
 
 def tree(values: Mapping[int, float], shards: int) -> float:
@@ -83,222 +68,194 @@ def tree(values: Mapping[int, float], shards: int) -> float:
     return level[0]
 
 
-class Given(NamedTuple):
-    """A shard that a worker was given."""
+class Part(NamedTuple):
+    """A shard of an update."""
 
-    worker: int
-    token: int
-    step: int
     shard: int
-    version: int  # updates made when it was given
+    row: int
+    worker: int
+    read: list[float]  # a and b when the loss was computed
 
 
-class Told:
-    """What a dictated run was, in order."""
+def agrees_with_a_hand_computation(
+    parts: list[list[Part]],
+    states: list[list[float]],
+    reports: list[quorate.Report],
+    optimizer: str,
+    shards: int,
+) -> list[int]:
+    """Check the parameters, metrics and counts of each update; return the staleness of each."""
+    hand = Hand(optimizer)
+    assert states[0] == hand.values
+    count: dict[str, Counter[int]] = {"fresh": Counter(), "stale": Counter()}
+    for n, (of_update, report) in enumerate(zip(parts, reports, strict=True)):
+        gradients: tuple[dict[int, float], ...] = ({}, {})
+        losses, ages, total = {}, [], 0.0
+        for shard, row, worker, (a, b) in of_update:
+            x, weight = X[row].item(), WEIGHTS[row].item()
+            ages.append(n - states.index([a, b]))  # only what one update left can be read
+            count["stale" if ages[-1] else "fresh"][worker] += 1
+            gradients[0][shard], gradients[1][shard] = weight * b * x, weight * (x * a)
+            losses[shard] = weight * (x * a * b)
+            total += weight
+        hand.step([tree(each, shards) / total for each in gradients])
+        assert states[n + 1] == hand.values, n
+        assert report.metrics["loss"] == tree(losses, shards) / total
+        assert (report.global_step, report.weight) == (n + 1, total)
+        assert (report.rows, report.staleness) == (len(of_update), max(ages))
+        for name, expected in count.items():
+            assert Counter(dict(enumerate(getattr(report, name)))) == expected, (n, name)
+    return [report.staleness for report in reports]
 
-    def __init__(self, found: Mapping[str, Any], shards: int) -> None:
-        self.log: list[list[Any]] = found["log"]
-        self.shards: dict[str, dict[str, Any]] = found["shards"]
-        self.states: list[list[float]] = found["states"]
-        self.reports: list[dict[str, Any]] = found["reports"]
-        self._v = shards
-        self.given: dict[int, Given] = {}
-        self.updates: list[list[Given]] = []  # what each was made of
-        self.counts: list[dict[str, Counter[int]]] = []  # shards so far, per worker, at each
-        self._read_log()
 
-    def _read_log(self) -> None:
-        kept: dict[tuple[int, int], Given] = {}
-        done: dict[int, Given] = {}  # by worker, the last one
-        count = {name: Counter[int]() for name in ("fresh", "stale")}
-        for kind, *entry in self.log:
-            match kind:
-                case "Compute":
-                    given = Given(*entry)
-                    self.given[given.token] = given
-                case "Done":
-                    done[entry[0]] = self.given[entry[1]]
-                case "Keep":
-                    kept[entry[2], entry[3]] = done[entry[0]]
-                case "Applied":
-                    parts = [g for _, g in sorted(kept.items()) if g.step == entry[0]]
-                    for g in parts:
-                        age = len(self.updates) - g.version
-                        count["stale" if age else "fresh"][g.worker] += 1
-                    self.updates.append(parts)
-                    self.counts.append({name: Counter(c) for name, c in count.items()})
+# --- workers in memory ----------------------------------------------------------------------------
+
+
+class Scenario(NamedTuple):
+    """A rule, and the moves of its workers; the rest of the updates is as it comes."""
+
+    update: str
+    shards: int
+    workers: int
+    updates: int
+    moves: list[Move]
+
+
+def finish(*workers: int) -> list[Move]:
+    return [Finishes(worker) for worker in workers]
+
+
+OVER_COMMIT = [
+    *(*finish(0, 0, 0, 1), LeavesOff(0)),  # of the copy that it had begun
+    *(*finish(1, 1, 1, 0), LeavesOff(1)),
+    *(*finish(1), Leaves(1, results_stay=True)),
+]
+RACE = finish(0, 1, 0, 2, 2, 2, 1, 0)
+SCENARIOS = {
+    # Worker 2 leaves off; worker 1 is the third where two are needed; worker 2 is lost.
+    "quorum": Scenario(
+        *("quorum:2", 3, 3, 5),
+        [*finish(1, 0), LeavesOff(2), *finish(2, 0, 1), Leaves(2), *finish(0)],
+    ),
+    # The fast one does three; then the other is the fast one; what a lost one has computed stays.
+    "over_commit": Scenario("sync", 4, 2, 4, OVER_COMMIT),
+    "all_of_four": Scenario("quorum:4", 4, 2, 4, OVER_COMMIT),
+    "over_quorum": Scenario(
+        "quorum:3", 5, 2, 4, [*finish(0, 0, 1), LeavesOff(0), *finish(0, 0, 0), LeavesOff(1)]
+    ),
+    "race": Scenario("async", 3, 3, 12, RACE),
+    # In the same order; workers 0 and 1 wait for worker 2, as otherwise it would be 3.
+    "bound": Scenario("bounded:2", 3, 3, 12, finish(0, 1, 0, 1, 2, 2, 1, 0)),
+}
+
+
+class Played:
+    """What a run in memory was."""
+
+    def __init__(self, scenario: Scenario, optimizer: str) -> None:
+        calls: list[tuple[int, list[float]]] = []
+
+        def loss(model: Any, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+            x, weight, row = batch
+            calls.append((int(row), model.values()))
+            return {"loss": (x * model.a * model.b).mean(), "weight": weight.sum()}
+
+        trainer = front_door.trainer(
+            Product(),
+            loss,
+            optimizer=OPTIMIZERS[optimizer],
+            **{"batch_size": scenario.shards, "shards": scenario.shards},
+            **{"devices": "cpu", "engine": "towers", "workers": scenario.workers},
+            **{"update": scenario.update, "spot_check_every": 0},
+        )
+        self._on_snapshots = scenario.update.startswith(("async", "bounded"))
+        self.states, self.reports = [trainer.model.values()], []
+        with in_memory(scenario.moves) as self.happened:
+            updates = trainer.updates(DATA, steps=scenario.updates, shuffle=False)
+            for update in updates:
+                self.states.append(trainer.model.values())
+                self.reports.append(update)
+        done = self.of(Done)
+        of_shards = zip(done, calls[len(calls) - len(done) :], strict=True)
+        read = {(d.worker, d.step, d.shard): call for d, call in of_shards}
+        self.parts: list[list[Part]] = []
+        kept = {(each.step, each.shard): each.worker for each in self.of(Keep)}
+        for shards in self._shards_of_updates(kept):
+            rows = [(s, w, *read[w, t, s]) for t, s, w in sorted(shards)]
+            self.parts.append([Part(s, row, w, values) for s, w, row, values in rows])
+
+    def _shards_of_updates(self, kept: dict[tuple[int, int], int]) -> Iterator[list[Any]]:
+        """Yield (step, shard, worker) of each update."""
+        if not self._on_snapshots:
+            for step in range(len(self.reports)):
+                yield [(t, s, w) for (t, s), w in kept.items() if t == step]
+            return
+        # In any order of the steps: a report counts who computed the one shard.
+        left, before = dict(kept), Counter[int]()
+        for report in self.reports:
+            counts = Counter(
+                dict(enumerate(map(sum, zip(report.fresh, report.stale, strict=True))))
+            )
+            (worker,) = (counts - before).elements()
+            before = counts
+            step, shard = next(at for at, by in left.items() if by == worker)
+            del left[step, shard]
+            yield [(step, shard, worker)]
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [entry for entry in self.happened if isinstance(entry, kinds)]
 
     @property
     def order(self) -> list[list[int]]:
         """The workers whose shards each update was made of."""
-        return [sorted(given.worker for given in parts) for parts in self.updates]
-
-    @property
-    def staleness(self) -> list[int]:
-        return [report["staleness"] for report in self.reports]
-
-    def between(self, first: list[Any], second: list[Any]) -> list[str]:
-        """The kinds of entries between two, the first of each."""
-        start = self.log.index(first)
-        return [entry[0] for entry in self.log[start + 1 : self.log.index(second, start)]]
-
-    def token(self, worker: int, nth: int) -> int:
-        """Of the nth shard that a worker was given."""
-        return [g.token for g in self.given.values() if g.worker == worker][nth]
-
-    def agrees_with_a_hand_computation(self, optimizer: str) -> None:
-        hand, exact = Hand(optimizer), optimizer != "adam"
-        rel = 0.0 if exact else 1e-13
-        assert self.states[0] == hand.values
-        for n, (parts, report) in enumerate(zip(self.updates, self.reports, strict=True)):
-            gradients, losses = ({}, {}), {}
-            total = 0.0
-            for given in parts:
-                x, weight, *_ = self.shards[str(given.token)]["begun"]
-                a, b = self.states[given.version]
-                gradients[0][given.shard] = weight * b * x
-                gradients[1][given.shard] = weight * (x * a)
-                losses[given.shard] = weight * (x * a * b)
-                total += weight
-            hand.step([tree(each, self._v) / total for each in gradients])
-            assert self.states[n + 1] == pytest.approx(hand.values, rel=rel, abs=0.0), n
-            assert report["metrics"]["loss"] == tree(losses, self._v) / total
-            assert (report["global_step"], report["weight"]) == (n + 1, total)
-            assert report["rows"] == len(parts)
-            assert report["staleness"] == max(n - given.version for given in parts)
-            for name in ("fresh", "stale"):
-                assert Counter(dict(enumerate(report[name]))) == self.counts[n][name], (n, name)
-
-    def was_read_whole(self, *, on_snapshots: bool) -> None:
-        """What shards read is what one update left, and stays so for those that count."""
-        kept = {given.token for parts in self.updates for given in parts}
-        for token, shard in self.shards.items():
-            given = self.given[int(token)]
-            if given.token in kept or on_snapshots:
-                assert shard["begun"][2:] == self.states[given.version], given
-                assert shard["ended"] in (self.states[given.version], None), given
-
-    def has_dropped(self) -> None:
-        """What was told to leave off did so before its backward pass, or came too late."""
-        told = [entry[1:] for entry in self.log if entry[0] == "Cancel"]
-        done = {entry[2] for entry in self.log if entry[0] == "Done"}
-        for _, token, *_ in told:
-            if token not in done:
-                began = self.shards.get(str(token))  # or it was told before it began
-                assert began is None or not began["backward"], token
-        applied: set[int] = set()
-        for parts, report in zip(self.updates, self.reports, strict=True):
-            applied |= {given.step for given in parts}
-            dropped = Counter(worker for worker, _, step, _ in told if step in applied)
-            assert Counter(dict(enumerate(report["dropped"]))) == dropped
+        return [sorted(part.worker for part in parts) for parts in self.parts]
 
 
-def dictated(out: str, scenario: Scenario, optimizer: str) -> Told:
-    """What every scenario has in common."""
-    told = Told(last_json(out), scenario.shards)
-    assert len(told.reports) == scenario.updates
-    told.agrees_with_a_hand_computation(optimizer)
-    on_snapshots = scenario.update.startswith(("async", "bounded"))
-    told.was_read_whole(on_snapshots=on_snapshots)
-    told.has_dropped()
-    if on_snapshots:
-        rows = Counter(given.step for parts in told.updates for given in parts)
-        assert rows == Counter(range(scenario.updates))
-        assert told.reports[-1]["dropped"] == [0] * scenario.workers
-    return told
-
-
-def check_quorum(told: Told, *, kills: bool) -> None:
-    assert told.order[:2] == [[0, 1], [0, 2]]
-    assert [report["dropped_rows"] for report in told.reports] == [1] * 5
-    # 1. Worker 2 was told after the update; it left off, and began the next step.
-    late = told.token(2, 0)
-    assert ["Cancelled", 2, late] in told.log
-    assert told.given[told.token(2, 1)].step == 1
-    # 2. Worker 1 was the third where two were needed.
-    third = told.token(1, 1)
-    assert told.between(["Done", 1, third], ["Discard", 1, None, 1, told.given[third].shard]) == []
-    assert told.shards[str(third)]["backward"]
-    assert told.reports[1]["dropped"][:3] == [0, 1, 1]
-    # 3. A shard of the killed one, and no more than the two that were needed beside it.
-    if kills:
-        killed = next(entry[2] for entry in told.log if entry[0] == "Left")
-        assert told.given[killed].step == 2
-        begun = [given for given in told.given.values() if given.step == 2]
-        assert len(begun) == 3
-        assert told.order[2] == [0, 1]
-        assert told.reports[2]["dropped"][:3] == [0, 1, 1]
-        assert {given.token for given in begun} == {killed, *(g.token for g in told.updates[2])}
-
-
-def check_over_commit(told: Told, *, kills: bool) -> None:
-    assert told.order[:2] == [[0, 0, 0, 1], [0, 1, 1, 1]]
-    assert told.staleness == [0] * 4
-    assert told.reports[-1]["dropped"] == [0, 0]
-    begun = [given for given in told.given.values() if given.step == 2]
-    if kills:  # it had computed one, which stays, and was at another
-        assert told.order[2] == [0, 0, 0, 1]
-        assert len(begun) == 5
-    else:
-        assert len(begun) == 4
-
-
-def check_over_quorum(told: Told, *, kills: bool) -> None:
-    assert told.order[:2] == [[0, 0, 1], [0, 0, 0]]
-    assert [report["dropped_rows"] for report in told.reports] == [2] * 4
-    assert ["Cancelled", 1, told.token(1, 1)] in told.log
-
-
-def check_race(told: Told, *, kills: bool) -> None:
-    # Worker 0's second shard was begun before its first was applied.
-    assert told.order[:8] == [[0], [1], [0], [2], [2], [2], [1], [0]]
-    assert told.staleness[:8] == [0, 1, 2, 3, 1, 1, 5, 5]
-
-
-def check_bound(told: Told, *, kills: bool) -> None:
-    assert told.order[:5] == [[0], [1], [2], [0], [1]]
-    assert told.staleness[:5] == [0, 1, 2, 2, 2]
-    assert max(told.staleness) == 2
-    # From the moment that worker 0 is done until worker 2 is, nothing is applied or given; then
-    # all three go on before the coordinator listens to anyone.
-    late = told.token(2, 0)
-    waits = told.between(["Done", 0, told.token(0, 1)], ["Done", 2, late])
-    assert waits == ["Keep", "Done", "Keep"]
-    start = told.log.index(["Done", 2, late])
-    kinds = [entry[0] for entry in told.log[start + 1 :]]
-    assert kinds[:7] == ["Keep", *["Applied", "Compute"] * 3]
-
-
-CHECKS = {
-    QUORUM: check_quorum,
-    ALL_OF_FOUR: check_over_commit,
-    OVER_COMMIT: check_over_commit,
-    OVER_QUORUM: check_over_quorum,
-    RACE: check_race,
-    BOUND: check_bound,
-}
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("scenario", CHECKS, ids=lambda s: f"{s.name}-{s.update}")
-def test_towers_in_a_dictated_order_agree_with_a_hand_computation(
-    scenario: Scenario, optimizer: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(scenario.words(optimizer, tmp_path / "gates", "towers")[3:]) == 0
-    told = dictated(capfd.readouterr().out, scenario, optimizer)
-    CHECKS[scenario](told, kills=False)
-
-
-@pytest.mark.slow
-def test_processes_in_a_dictated_order_agree_with_a_hand_computation(tmp_path: Path) -> None:
-    optimizers = {QUORUM: "momentum", ALL_OF_FOUR: "sgd", RACE: "momentum", BOUND: "adam"}
-    ended = run_all(
-        {
-            scenario.name: scenario.words(optimizer, tmp_path / scenario.name, "processes")
-            for scenario, optimizer in optimizers.items()
-        }
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_workers_in_memory(name: str, optimizer: str) -> None:
+    scenario = SCENARIOS[name]
+    played = Played(scenario, optimizer)
+    staleness = agrees_with_a_hand_computation(
+        played.parts, played.states, played.reports, optimizer, scenario.shards
     )
-    for scenario, optimizer in optimizers.items():
-        assert ended[scenario.name].code == 0, ended[scenario.name].said
-        told = dictated(ended[scenario.name].out, scenario, optimizer)
-        CHECKS[scenario](told, kills=True)
+    dropped = [report.dropped for report in played.reports]
+    match name:
+        case "quorum":
+            assert played.order[:3] == [[0, 1], [0, 2], [0, 1]]
+            assert [report.dropped_rows for report in played.reports] == [1] * 5
+            assert next(c for c in played.of(Cancelled) if c.worker == 2).step == 0
+            third = next(d for d in played.of(Done) if (d.worker, d.step) == (1, 1))
+            assert Discard(1, 1, third.shard) in played.happened
+            assert dropped[1][:3] == [0, 1, 1]
+            # A shard of the lost one, and no more than the two that were needed beside it.
+            (left,) = played.of(Left)
+            assert left.worker == 2
+            assert len([c for c in played.of(Compute) if c.step == 2]) == 3
+        case "over_commit" | "all_of_four":
+            assert played.order[:3] == [[0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 0, 1]]
+            assert staleness == [0] * 4
+            assert dropped[-1] == [0, 0]
+            assert len([c for c in played.of(Compute) if c.step == 2]) == 5
+        case "over_quorum":
+            assert played.order[:2] == [[0, 0, 1], [0, 0, 0]]
+            assert [report.dropped_rows for report in played.reports] == [2] * 4
+            assert next(c for c in played.of(Cancelled) if c.worker == 1).step == 1
+        case "race":
+            # Worker 0's second shard was begun before its first was applied.
+            assert played.order[:8] == [[0], [1], [0], [2], [2], [2], [1], [0]]
+            assert staleness[:8] == [0, 1, 2, 3, 1, 1, 5, 5]
+        case "bound":
+            assert played.order[:5] == [[0], [1], [2], [0], [1]]
+            assert staleness[:5] == [0, 1, 2, 2, 2]
+            assert max(staleness) == 2
+            waits = [e for e in played.happened if isinstance(e, Done | Compute)][4:]
+            at = next(n for n, e in enumerate(waits) if isinstance(e, Done) and e.worker == 2)
+            assert [type(e) for e in waits[at + 1 : at + 4]] == [Compute] * 3  # all go on at once
+    if name in ("race", "bound"):
+        assert Counter(k.step for k in played.of(Keep)) == Counter(range(scenario.updates))
+        assert dropped[-1] == [0] * scenario.workers
+    assert len(played.of(Cancel)) >= len(played.of(Cancelled))
+
+
+# --- threads --------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Scripts that trained with DDP: the same bits everywhere, or one line that names the call.
-
-All of them: ``python -m support.former_ddp`` in ``tests``, or with words that are in their names.
-"""
+"""Scripts that trained with DDP: the same bits everywhere, or one line that names the call."""
 
 from __future__ import annotations
 
@@ -10,18 +7,39 @@ import sys
 
 import pytest
 import torch.distributed
-from support.former_ddp import WRONG, cases, outcomes
+from support.former_ddp import SAME, WRONG, Outcome, cases, on_a_tower, outcomes
+from support.references import References
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
     pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked"),
 ]
 CASES = cases()
-EVERY = int(os.environ.get("QUORATE_TEST_FORMER_DDP", "25"))  # of so many cases one; 1: all
+# In all ways: what is guarded, what the environment says, a call; all with this variable.
+IS_ALL = "QUORATE_TEST_FORMER_DDP" in os.environ
+CHOSEN = ("loss_divided_by_guarded_world_size", "rank_read_in_the_loss", "barrier_in_the_loss")
+
+
+@pytest.fixture
+def found_here(references: References) -> dict[str, Outcome]:
+    found = references.once(on_a_tower, "former DDP")
+    return {name: Outcome(*each) for name, each in found.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_is_named_with_its_line_and_a_cure(
+    name: str, found_here: dict[str, Outcome]
+) -> None:
+    case, found = CASES[name], found_here[name]
+    assert found.kind != WRONG, found.text
+    assert (found.kind == SAME) == (not case.names), found.text
+    if case.names.endswith("()"):
+        assert f"{case.names} (script.py:" in found.text
+        assert "leave it out" in found.text or "give Trainer the model itself" in found.text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CASES][::EVERY])
-def test_nothing_hangs_and_nothing_is_silent(name: str) -> None:
-    found = outcomes(CASES[name])
+@pytest.mark.parametrize("name", CASES if IS_ALL else CHOSEN)
+def test_nothing_hangs_and_nothing_is_silent(name: str, found_here: dict[str, Outcome]) -> None:
+    found = outcomes(CASES[name], found_here[name])
     assert {way: o for way, o in found.items() if o.kind == WRONG} == {}

@@ -8,17 +8,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.scenarios import Here
 from support.trainings import golden
 from support.trainings.configuration import Configuration, parse
-from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
+from support.trainings.trees import BASE, NoBaseError, Tree, worktree
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self").exists(), reason="workers are forked, which needs /proc"
 )
 
 RUNS = golden.configurations()
-SAMPLE, REST = RUNS[:4], RUNS[4:]
-PARTS = 2
+SAMPLE, REST = RUNS[:3], RUNS[3:]
+PARTS = 4
 
 
 def expected_results(runs: Sequence[Configuration]) -> dict[str, golden.Result]:
@@ -34,7 +35,7 @@ def expected_results(runs: Sequence[Configuration]) -> dict[str, golden.Result]:
             try:
                 folder = stack.enter_context(worktree(BASE))
             except NoBaseError:
-                return golden.undisturbed(stack.enter_context(Tree(CURRENT)), runs)
+                return golden.undisturbed(Here(), runs)
             return golden.results(stack.enter_context(Tree(folder)), runs)
     lacking = [str(run) for run in runs if str(run) not in found]
     assert not lacking, f"run tests/record_golden_digests.py: it has not recorded {lacking}"
@@ -43,8 +44,7 @@ def expected_results(runs: Sequence[Configuration]) -> dict[str, golden.Result]:
 
 def require_golden(runs: Sequence[Configuration]) -> None:
     expected = expected_results(runs)
-    with Tree(CURRENT) as tree:
-        found = golden.results(tree, runs)
+    found = golden.results(Here(), runs)
     reasons = golden.changed()
     wrong = golden.unequal(expected, {run: r for run, r in found.items() if run not in reasons})
     assert not wrong, "\n".join(wrong)
@@ -60,23 +60,6 @@ def test_a_sample_has_golden_digests() -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_others_have_golden_digests(part: int) -> None:
     require_golden(REST[part::PARTS])
-
-
-@pytest.mark.slow
-def test_an_unknown_processor_is_compared_with_the_base_commit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(golden, "recorded", lambda kind: None)
-    require_golden(SAMPLE[1:3])
-
-
-@pytest.mark.slow
-def test_without_a_history_runs_are_compared_with_undisturbed_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(golden, "recorded", lambda kind: None)
-    monkeypatch.setattr("support.trainings.trees.CURRENT", Path("/"))
-    require_golden(SAMPLE[2:4])
 
 
 def test_a_history_without_the_base_commit_fails_with_what_to_fetch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import pytest
@@ -12,15 +13,8 @@ from support.trainings.models import MODELS
 from support.trainings.optimizers import OPTIMIZERS, UPDATE_OPTIONS
 from support.trainings.runner import Outcome, differences
 
-FORTY = [*islice(draw_configurations(1), 40)]
 
-
-def test_a_configuration_follows_from_the_seed_and_its_number() -> None:
-    assert [*islice(draw_configurations(1), 7)] == FORTY[:7]
-    assert [*islice(draw_configurations(2), 40)] != FORTY
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_forty_configurations_have_every_value_of_every_table(seed: int) -> None:
     drawn = [*islice(draw_configurations(seed), 40)]
     tables = {
@@ -36,24 +30,19 @@ def test_forty_configurations_have_every_value_of_every_table(seed: int) -> None
     assert all(c.engine in MORTAL for c in drawn if c.event == "kill-worker")
 
 
-def test_a_line_is_read_again() -> None:
+def test_a_line_is_read_again_and_a_wrong_word_is_named() -> None:
     for configuration in islice(draw_configurations(3), 200):
         assert parse(str(configuration)) == configuration
     assert parse("") == Configuration()
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("model=mlpp", "model: got 'mlpp', expected one of linear, mlp"),
-        ("shards=x", "shards: got 'x', expected a whole number"),
-        ("engine", "got 'engine', expected NAME=VALUE with one of model, optimizer"),
-        ("options=ema+emo", "options: got 'emo', expected one of ema, clip"),
-    ],
-)
-def test_a_wrong_word_is_named(line: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace("+", r"\+")):
-        parse(line)
+    wrong = {
+        "model=mlpp": "model: got 'mlpp', expected one of linear, mlp",
+        "shards=x": "shards: got 'x', expected a whole number",
+        "engine": "got 'engine', expected NAME=VALUE with one of model, optimizer",
+        "options=ema+emo": "options: got 'emo', expected one of ema, clip",
+    }
+    for line, words in wrong.items():
+        with pytest.raises(ValueError, match=re.escape(words)):
+            parse(line)
 
 
 def test_outcomes_differ_in_codes_digests_and_metrics_and_not_in_wording() -> None:

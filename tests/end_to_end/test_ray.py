@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from support.books import (
-    NO_BOUND,
-    a_quorum_was_there_each_time,
-    each_row_was_there_once_an_epoch,
-    lines_of,
-)
 from support.clusters import RayCluster, ray_cluster
+from support.heard import Heard, heard
 from support.references import References
 from support.runs import (
+    LIMIT_S,
+    TOWER,
     command,
     digests,
     inspected,
@@ -37,144 +35,162 @@ from support.runs import (
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 pytestmark = pytest.mark.slow
 
-LOCAL = ("--engine", "ray", "--workers", "2")
+KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "2"))
+LASTS = ("ranks.py", "steps=100000", "pause=0.01", "then=tells")
+GONE_S = 60.0  # that Ray may take to end processes, on a busy machine
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """Two nodes, of one CPU and of two."""
+    """Two nodes, of one CPU and of two, that are as they were after each test."""
     with ray_cluster(tmp_path_factory.mktemp("cluster"), 1, 2) as running:
         yield running
 
 
-def test_one_digest_on_one_to_three_workers_and_across_engines(
+def soon(holds: Callable[[], Any], what: Callable[[], Any] = lambda: "") -> None:
+    until = time.monotonic() + GONE_S
+    while not holds():
+        assert time.monotonic() < until, what()
+        time.sleep(0.05)
+
+
+def nothing_is_left_on(cluster: RayCluster, objects: int = 0) -> None:
+    def holds() -> bool:
+        left = cluster.left()
+        return left.pop("objects") <= objects and not any(left.values())
+
+    soon(holds, cluster.left)
+
+
+def has_the_bits_of_a_tower(run_dir: Path, references: References, updates: int) -> None:
+    tower = references.on_a_tower("on_ray.py", f"updates={updates}")
+    assert digests(run_dir) == tower.digests
+
+
+def test_one_digest_on_any_workers_and_servers_and_across_engines(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
-    def words(name: str, *options: str, arguments: tuple[str, ...] = ()) -> list[str]:
-        run_dir = ("--run-dir", str(tmp_path / name))
-        return command("everything.py", *arguments, options=(*run_dir, *options))
-
-    # 1. As many workers as there are, and fewer; V = 4 and V = 5; half of a run, on a local one.
-    ended = run_all(
-        {
-            "1": words("1", *cluster.options(1)),
-            "3": words("3", *cluster.options(3)),
-            "of 5": words("of 5", *cluster.options(2), "--shards", "5"),
-            "resumed": words("resumed", *LOCAL, arguments=("0", "7")),
-        },
-        cluster.env,
-    )
+    """As many workers as there are, and fewer; several on a node; parameters cut over servers."""
+    phases = "model=phases options=ema+schedule data=short"
+    runs = {
+        "everything": ("everything.py", (), ("--shards", "5"), 3, 3),
+        # A step that is computed again at other parameters; changes by callbacks; all of a batch.
+        "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
+        "changes": ("ranks.py", ("then=change",), (), 3, 0),
+        "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
+        "batch": ("ranks.py", ("loss=gather",), ("--shards", "5"), 3, 0),
+        # Models that take turns; what user code sets beside the model.
+        "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
+        "beside": ("beside.py", (), (), 3, 0),
+    }
+    commands = {}
+    for name, (script, words, bits, workers, servers) in runs.items():
+        served = ("--servers", str(servers)) if servers else ()
+        options = (*cluster.options(workers), *served, *bits, "--run-dir", str(tmp_path / name))
+        commands[name] = command(script, *words, options=options)
+    ended = run_all(commands, cluster.env)
     assert {name: end.code for name, end in ended.items()} == dict.fromkeys(ended, 0), ended
-    # 2. The other half: on towers of one process.
-    assert inspected(tmp_path / "resumed")["global_step"] == 7
-    rest = run(words("resumed", "--engine", "towers", "--workers", "2"))
-    assert rest.code == 0, rest.said
-    of_four = references.on_a_tower("everything.py").digests
-    of_five = references.on_a_tower("everything.py", options=("--shards", "5")).digests
-    assert digests(tmp_path / "1") == digests(tmp_path / "3") == of_four
-    assert digests(tmp_path / "of 5") == of_five
-    assert digests(tmp_path / "resumed") == of_four
-    assert inspected(tmp_path / "3")["workers"] == 3
+    for name, (script, words, bits, *_) in runs.items():
+        expected = references.on_a_tower(script, *words, options=bits)
+        assert digests(tmp_path / name) == expected.digests, name
+        assert inspected(tmp_path / name)["doubts"] == expected.facts["doubts"], name
+    assert inspected(tmp_path / "everything")["workers"] == 3
+    servers_at = r"server 0 on .*\(node (\w+)\), server 1 on .*\(node (\w+)\)"
+    placed = re.search(servers_at, ended["served"].said)
+    assert placed is not None
+    assert placed[1] != placed[2]  # each on a node of its own
+    nothing_is_left_on(cluster)
 
 
-def test_what_is_in_no_vector_travels_too(references: References, cluster: RayCluster) -> None:
-    """A step that is computed again at other parameters; what a callback changes in the model."""
-    again = ("lbfgs", "towers", "1")
-    ended = run_all(
-        {
-            "again": command("closures.py", *again, options=cluster.options(2)),
-            "changes": command("user_changes.py", "12", options=cluster.options(2)),
-        },
-        cluster.env,
-    )
-    for name, script, arguments in (
-        ("again", "closures.py", again),
-        ("changes", "user_changes.py", ("12",)),
-    ):
-        assert ended[name].code == 0, ended[name].said
-        expected = references.on_a_tower(script, *arguments).out.splitlines()[-1]
-        assert ended[name].out.splitlines()[-1] == expected
-
-
-def test_results_of_one_node_come_as_one_sum(references: References, cluster: RayCluster) -> None:
-    expected = references.on_a_tower("ray_sums.py", "60").json["digest"]
-    ended = run(command("ray_sums.py", "60", options=cluster.options(3)), cluster.env)
-    assert ended.code == 0, ended.said
-    found = last_json(ended.out)
-    assert found["digest"] == expected
-    assert found["sums"].get("2", 0) > 0, found  # two of the three are on one node
-
-
-def test_the_same_bits_whoever_is_killed(references: References) -> None:
-    expected = references.on_a_tower("ray_kills.py", "none", "240", "0").json["digest"]
-    ended = run(command("ray_kills.py", "worker", "240", "2", options=LOCAL))
-    assert ended.code == 0, ended.said
-    found = last_json(ended.out)
-    assert len(found["killed"]) == 2, ended.said
-    assert found["digest"] == expected
-    assert "another is starting" in ended.said
-
-
-def test_rules_keep_their_books_where_one_worker_takes_5_times_as_long(
-    tmp_path: Path, cluster: RayCluster
+def test_the_same_bits_whoever_is_killed(
+    tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
-    updates = {"async": 120, "quorum:3": 30}  # 5 epochs of 6 steps of 4 shards
-    for name in updates:
-        (tmp_path / name).mkdir()
-    ended = run_all(
-        {
-            name: command(
-                "exactly_once.py",
-                *("five", str(number), "0", "0", str(tmp_path / name)),
-                options=(
-                    *(*cluster.options(2), "--worker-resources", "CPU=0.5"),
-                    *("--update", name, "--shards", "4", "--run-dir", str(tmp_path / name / "run")),
-                ),
-            )
-            for name, number in updates.items()
-        },
-        cluster.env,
-    )
-    for name, end in ended.items():
-        assert end.code == 0, end.said
-        lines = lines_of(tmp_path / name / "run")
-        assert len(lines) == updates[name]
-        if name == "quorum:3":
-            a_quorum_was_there_each_time(lines, 5, 3)
-            late = lines[-1]["dropped"]
-            assert late[-1] > max(late[:-1]), end.said  # the last worker is the slow one
-        else:
-            each_row_was_there_once_an_epoch(lines, 5, NO_BOUND)
-    torn = run(
-        command(
-            "torn.py",
-            "150",
-            options=(*cluster.options(3), "--shards", "6", "--update", "bounded:2"),
-        ),
-        cluster.env,
-    )
-    assert torn.code == 0, torn.said
-    found = last_json(torn.out)
-    assert found["updates"] == 150
-    assert max(dict(found["staleness"])) <= 2
+    """Workers, and the actors that have them, at random moments."""
+    stop, chance = tmp_path / "stop", random.Random(17)
+    options = (*cluster.options(2), "--servers", "2", "--run-dir", str(tmp_path / "run"))
+    with heard(command("on_ray.py", f"stop={stop}", options=options), cluster.env) as said:
+        at = said.wait_for("2 take part")
+        for kill in range(KILLS):
+            time.sleep(chance.uniform(0.0, 1.0))
+            worker = chance.choice([*cluster.processes("dies_with")])
+            os.kill(psutil.Process(worker).ppid() if kill % 2 else worker, signal.SIGKILL)
+            at = said.wait_for("another is starting", at)
+            at = said.wait_for("2 take part", at)
+        stop.touch()
+        assert said.ended() == 0, said.all
+    has_the_bits_of_a_tower(tmp_path / "run", references, last_json(said.all)["updates"])
+    nothing_is_left_on(cluster)
 
 
-def test_wrong_set_ups_are_one_line_each(tmp_path: Path, cluster: RayCluster) -> None:
-    nobody = ("--engine", "ray", "--address", "127.0.0.1:1", "--workers", "2")
-    ended = run_all(
-        {
-            "nobody": command("everything.py", options=nobody),
-            "too many": command("everything.py", options=cluster.options(4)),
-            "client": command("everything.py", options=(*nobody[:3], "ray://here", *nobody[4:])),
-        },
-        cluster.env,
-    )
-    for end in ended.values():
-        assert end.code == 2, end.said
-        assert "Traceback" not in end.said
-    assert "no Ray cluster is at 127.0.0.1:1" in ended["nobody"].err
-    assert "4 workers of CPU=1 take 4, and it has 3" in ended["too many"].err
-    assert "expected HOST:PORT" in ended["client"].err
+def test_nodes_come_are_killed_and_are_drained(
+    tmp_path: Path, references: References, cluster: RayCluster
+) -> None:
+    stop, run_dir = tmp_path / "stop", tmp_path / "run"
+    options = (*cluster.options(3)[:-1], "2:4", "--run-dir", str(run_dir))
+    first = cluster.nodes
+    with heard(command("on_ray.py", f"stop={stop}", options=options), cluster.env) as said:
+        # 1. A node comes: it has a worker within seconds.
+        at = said.wait_for("3 take part")
+        cluster.add(1)
+        at = said.wait_for("4 take part", at)
+        # 2. It is killed, with its worker wherever that is.
+        cluster.kill(first)
+        at = said.wait_for("is lost with its", at)  # actor, or node: Ray tells of one first
+        at = said.wait_for("3 take part", at)
+        # 3. Another comes, and is drained: its worker hands over, and nothing is lost.
+        cluster.add(1)
+        at = said.wait_for("4 take part", at)
+        cluster.drain(first + 1)
+        at = said.wait_for("because Ray drains the node; another is starting", at)
+        at = said.wait_for("3 take part", at)
+        stop.touch()
+        assert said.ended() == 0, said.all
+    assert sum("is lost with its" in line for line in said.lines) == 1, said.all
+    found = last_json(said.all)
+    assert found["longest_s"] < 60.0, said.all  # it waits for nobody; seconds, if busy
+    has_the_bits_of_a_tower(run_dir, references, found["updates"])
+    cluster.kill(first + 1)
+    nothing_is_left_on(cluster)
+
+
+def test_a_server_that_is_lost_ends_the_run_in_a_line_and_the_next_goes_on(
+    tmp_path: Path, references: References, cluster: RayCluster
+) -> None:
+    run_dir = tmp_path / "run"
+    saves = ("--save-every-steps", "2", "--run-dir", str(run_dir))
+    words = ("what=one", "pause=0.3", "then=tells")
+    options = (*cluster.options(2), *saves, "--servers", "2")
+    with heard(command("ranks.py", *words, options=options), cluster.env) as said:
+        said.wait_for("made step 3")
+        server, *_ = cluster.processes(r"^ray::Server|^ray::quorate server")
+        os.kill(server, signal.SIGKILL)
+        assert said.ended() == 1, said.all
+    assert "Traceback" not in said.all
+    (line,) = (each for each in said.lines if each.startswith("quorate: server"))
+    assert "is lost, and its slice of the parameters with it; run the same command" in line
+    # Of what came back half nothing was saved.
+    assert inspected(run_dir)["global_step"] in (2, 4, 6)
+    rest = run(command("ranks.py", "what=one", options=(*TOWER, *saves)))
+    assert rest.code == 0, rest.said
+    assert digests(run_dir) == references.on_a_tower("ranks.py", "what=one").digests
+
+
+def test_wrong_set_ups_are_one_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: RayCluster
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "nowhere"))
+    ray = ("--engine", "ray", "--workers", "2")
+    wrong: dict[tuple[str, ...], str] = {
+        (*ray, "--address", "127.0.0.1:1"): "no Ray cluster is at 127.0.0.1:1",
+        cluster.options(99): "99 workers of CPU=1 take 99, and it has ",
+        (*ray, "--address", "ray://here"): "expected HOST:PORT",
+        ray: "RAY_TMPDIR",
+    }
+    commands = {says: command("everything.py", options=way) for way, says in wrong.items()}
+    for says, ended in run_all(commands, cluster.env).items():
+        assert ended.code == 2, ended.said
+        assert says in ended.err
+        assert "Traceback" not in ended.said
 
 
 TRAVELS = """
@@ -188,27 +204,30 @@ data = torch.tensor([float(word) for word in (here / "data" / "rows.txt").read_t
 
 def loss(model, batch):
     Path(sys.argv[1], f"{os.getpid()}").write_text(f"{here}")
+    if sys.argv[2:] and (batch[0] == 50.0).any():
+        raise ValueError("row 50")
     return model(batch[0]).mean()
 
 trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=SHARDS,
     optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-trainer.fit(torch.utils.data.TensorDataset(data.reshape(-1, 1)))
+trainer.fit(torch.utils.data.TensorDataset(data.reshape(-1, 1)), shuffle=False)
 """
 
 
-def test_a_folder_travels_with_what_the_script_needs(tmp_path: Path, cluster: RayCluster) -> None:
+def test_a_folder_travels_and_what_user_code_raises_names_worker_node_and_rows(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
     folder = tmp_path / "app"
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "rows.txt").write_text(" ".join(map(str, range(64))))
     (folder / "sizes.py").write_text("SHARDS = 4")
     (script := folder / "train.py").write_text(TRAVELS)
     (where := tmp_path / "where").mkdir()
-    travels = (*cluster.options(2), "--working-dir")
-    there = ("--run-dir", str(tmp_path / "there"))
+    travels = (*cluster.options(2), "--working-dir", str(tmp_path))
     ended = run_all(
         {
-            "there": command(script, str(where), options=(*travels, str(tmp_path), *there)),
-            "elsewhere": command(script, str(where), options=(*travels, str(folder / "data"))),
+            "there": command(script, str(where), options=travels),
+            "raises": command(script, str(where), "raise", options=cluster.options(2)),
         },
         cluster.env,
     )
@@ -217,52 +236,77 @@ def test_a_folder_travels_with_what_the_script_needs(tmp_path: Path, cluster: Ra
     assert folder in folders  # of the coordinator, which compares the workers with itself
     assert {copy.name for copy in folders} == {"app"}
     assert len(folders) > 1
-    on_towers = ("--engine", "towers", "--workers", "1", "--run-dir", str(tmp_path / "here"))
-    assert run(command(script, str(where), options=on_towers)).code == 0
-    assert digests(tmp_path / "there") == digests(tmp_path / "here")
-    assert ended["elsewhere"].code == 2
-    assert "expected a folder that" in ended["elsewhere"].err
+    raised = ended["raises"]
+    assert raised.code == 1, raised.said
+    assert "ValueError: row 50" in raised.err
+    rows = r"step 3, shard 0, rows .48, 49, 50, 51."
+    assert re.search(rf"quorate: worker (.) \(cpu\), {rows}", raised.err), raised.err
+    assert re.search(r"quorate: worker . is on \S+ \(node [0-9a-f]{8}\)", raised.err)
 
 
-RAISES = """
-import torch, quorate
-
-data = torch.arange(64.0).reshape(64, 1)
-
-def loss(model, batch):
-    if (batch[0] == 50.0).any():
-        raise ValueError("row 50")
-    return model(batch[0]).mean()
-
-trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
-    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-trainer.fit(torch.utils.data.TensorDataset(data), shuffle=False)
-"""
+def test_nothing_of_a_run_that_is_killed_is_left_on_a_cluster(cluster: RayCluster) -> None:
+    with heard(command(*LASTS, options=cluster.options(2)), cluster.env) as said:
+        said.wait_for("made step 2 ")
+        said.process.kill()
+        assert said.ended() == -signal.SIGKILL, said.all
+    nothing_is_left_on(cluster)
 
 
-def test_what_user_code_raises_names_worker_node_and_rows(tmp_path: Path) -> None:
-    script = tmp_path / "raises.py"
-    script.write_text(RAISES)
-    ended = run(command(script, options=LOCAL))
-    assert ended.code == 1, ended.said
-    assert "ValueError: row 50" in ended.err
-    assert re.search(
-        r"quorate: worker (.) \(cpu\), step 3, shard 0, rows .48, 49, 50, 51.", ended.err
-    )
-    assert re.search(r"quorate: worker . is on \S+ \(node [0-9a-f]{8}\)", ended.err)
+def test_whoever_is_killed_a_detached_run_goes_on_until_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: RayCluster, references: References
+) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "run"
+    saves = ("--run-dir", str(folder), "--save-every-steps", "5")
+    script = ("ranks.py", "steps=60", "pause=0.05", "then=tells")
+    words = command(*script, options=("--detached", *cluster.options(2)[2:], *saves))
+    listed = [*words[:3], "inspect", "--address", cluster.address]
+    # 1. Who asked for it is killed: it goes on, and whoever asks again looks on.
+    with started(tmp_path, words) as (process, _):
+        wait_for(process, "made step 8 ")
+        process.kill()
+    assert f"{folder}  runs" in run(listed).out
+    with started(tmp_path, words) as (process, _):
+        # Whoever asks for something else in its name is told.
+        other = run([*words[:4], "--seed", "1", *words[4:]])
+        assert other.code == 2, other.said
+        assert "with another script, arguments or options" in other.err
+        # 2. The coordinator is killed, with its actor: it is started again, and resumes.
+        wait_for(process, "made step 12 ")
+        os.kill(psutil.Process(_coordinator(folder)).ppid(), signal.SIGKILL)
+        wait_for(process, "resumed ")
+        wait_for(process, "made step")
+        # 3. Ctrl-C here stops it there.
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 130, rest
+        assert "saved step" in rest
+    # 4. What it has saved goes on anywhere, and nothing is left.
+    ended = run(command(*script, options=(*TOWER, *saves)))
+    assert ended.code == 0, ended.said
+    assert digests(folder) == references.on_a_tower("ranks.py", "steps=60").digests
+    nothing_is_left_on(cluster, objects=1)  # of a coordinator that was killed
 
 
-LONG = """
-import time, torch, quorate
+def _coordinator(folder: Path) -> int:
+    """Return the pid of the process that makes the updates, once there is one."""
+    found: list[int] = []
 
-def loss(model, batch):
-    time.sleep(0.01)
-    return model(batch[0]).mean()
+    def is_there() -> bool:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if str(folder) in words and "--dies-with" in words:
+                found.append(process.pid)
+        return bool(found)
 
-trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=16, shards=4,
-    optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
-trainer.fit(torch.utils.data.TensorDataset(torch.ones(64, 1)), epochs=10_000)
-"""
+    soon(is_there)
+    return found[0]
+
+
+# --- processes of Ray that are killed -------------------------------------------------------------
+
+SAYS = r"quorate: Ray's (raylet|head process, gcs_server,) on this machine"
 
 
 def listening(pid: int) -> list[Any]:
@@ -273,22 +317,17 @@ def listening(pid: int) -> list[Any]:
     return []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    script = tmp_path / "long.py"
-    script.write_text(LONG)
-    words = command(script, options=(*LOCAL, "--run-dir", str(tmp_path / "run")))
+@pytest.mark.parametrize("who", ["SIGKILL", "raylet"])
+def test_nothing_of_a_local_cluster_is_left(tmp_path: Path, who: str) -> None:
+    options = ("--engine", "ray", "--workers", "2", "--run-dir", str(tmp_path / "run"))
+    words = command(*LASTS, options=options)
     with started(tmp_path, words) as (process, mark):
-        wait_for(process, "step 1/")
-        assert len(processes_of(mark)) > 4  # those of Ray too
+        said = Heard(process)
+        said.wait_for("made step 2 ")
         # Also the one that writes a title over its command line, and else over its environment:
         # without the word in there it would not be found below, nor by who ends it.
-        until = time.monotonic() + 60.0
-        while not any(
-            line.startswith("ray::DashboardAgent") for line in processes_of(mark).values()
-        ):
-            assert time.monotonic() < until, processes_of(mark)
-            time.sleep(0.05)
+        title = "ray::DashboardAgent"
+        soon(lambda: any(line.startswith(title) for line in processes_of(mark).values()))
         # Others of this machine and of its network reach neither ports nor files.
         ports = {c.laddr.ip for pid in processes_of(mark) for c in listening(pid)}
         assert ports
@@ -296,12 +335,16 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
         (session,) = (tmp_path / "temporary").glob("quorate-*")
         assert stat.S_IMODE(session.stat().st_mode) == 0o700
         assert any(session.rglob("sockets"))
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
-        said = "" if number == signal.SIGKILL else process.communicate(timeout=60)[0]
-        assert process.wait(60) == (130 if number == signal.SIGINT else -number), said
-        assert number == signal.SIGKILL or "saved step" in said
+        if who == "SIGKILL":
+            process.kill()
+        else:
+            lines = {p: line.replace("\0", " ") for p, line in processes_of(mark).items()}
+            (pid,) = [pid for pid, line in lines.items() if "raylet/raylet " in line]
+            os.kill(pid, signal.SIGKILL)
+        assert said.ended(LIMIT_S) == (-9 if who == "SIGKILL" else 2), said.all
         # All at once, also those of Ray's that would take a minute to see that nobody needs them.
-        until = time.monotonic() + 60.0
-        while processes_of(mark) or session.exists():
-            assert time.monotonic() < until, processes_of(mark)
-            time.sleep(0.05)
+        soon(lambda: not processes_of(mark) and not session.exists(), lambda: processes_of(mark))
+    assert who == "SIGKILL" or "saved step" in said.all
+    if who == "raylet":
+        assert re.match(SAYS, said.lines[-1]), said.all
+    assert "state-dump" not in said.all  # no page of Ray's logs

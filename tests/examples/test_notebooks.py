@@ -63,13 +63,8 @@ def trainer(**settings):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=8, shards=2, devices="cpu", **settings)
 """,
-        "trainer(workers=2, run_dir='run').fit(rows)",
-        "trainer(workers=2, run_dir='run').fit(rows)",
+        "trainer(workers=2).fit(rows)",
         "trainer(workers=quorate.Workers(2, engine='processes')).fit(rows)",
-        """
-import sys, traceback
-print("engines.py" in "".join(traceback.format_exception(sys.last_value)))
-""",
         """
 import os, signal
 class Interrupt(quorate.Callback):
@@ -87,18 +82,15 @@ trainer(run_dir='stopped').fit(rows, epochs=9, callbacks=[Interrupt()])
     )
     client.execute()
     shown = ["".join(_text(out) for out in cell.outputs) for cell in notebook.cells]
-    assert shown[0] == ""
     assert "8 rows = 2 shards x 4 on 2 cpu workers (1 thread each), sync" in shown[1]
-    assert "nothing to do: 2 of 2 updates are done" in shown[2]
-    assert shown[3] == (
+    assert shown[2] == (
         "quorate: engine: got 'processes', expected a script that worker processes can run again; "
         "put the program into a file, or use engine='towers'"
     )
-    assert shown[4] == "True\n"
-    assert "saved step 3 to stopped/checkpoints" in shown[5]
-    assert "KeyboardInterrupt" in shown[5]
-    assert "resumed step 3" in shown[6]
-    assert "step 18/18" in shown[6]
+    assert "saved step 3 to stopped/checkpoints" in shown[3]
+    assert "KeyboardInterrupt" in shown[3]
+    assert "resumed step 3" in shown[4]
+    assert "step 18/18" in shown[4]
 
 
 def _text(out: object) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +11,14 @@ import pytest
 import torch
 from support.messages import expect_error
 
-from quorate.errors import SettingError, UserError
+from quorate.errors import SettingError
 from quorate.machine import container, devices, out_of_memory
 from quorate.machine import cores as cores_of
 from quorate.machine.cores import usable_cores
-from quorate.machine.descriptors import require_for_workers
 from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
+from quorate.machine.visible_devices import Gpu, Selection, Slice, Visible, select, why_none
 
 MIB = 1 << 20
 CPU, CUDA_0, CUDA_1 = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
@@ -44,11 +42,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda:1", 3, ["cuda:1"] * 3),  # several workers on one device
         ("cuda:0+cuda:1", None, ["cuda:0+cuda:1"]),  # one replica over two
         ("cuda:1 + cuda:0, cpu", 3, ["cuda:1+cuda:0", "cpu", "cuda:1+cuda:0"]),
-        (["cuda"], 4, ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]),
         # TensorFlow's
         ("gpu", None, ["cuda:0", "cuda:1"]),
-        ("/device:GPU", None, ["cuda:0", "cuda:1"]),
-        ("gpu:0", None, ["cuda:0"]),
         ("/gpu:0,/device:GPU:1", None, ["cuda:0", "cuda:1"]),
         ("GPU:1+gpu:0", None, ["cuda:1+cuda:0"]),
         ("/cpu:0, /device:CPU:0", None, ["cpu", "cpu"]),
@@ -61,28 +56,13 @@ def test_names(names: Any, workers: int | None, found: list[str], two_gpus: None
 @pytest.mark.parametrize(
     "name",
     [
-        "gpu:2",
-        "/device:GPU:2",
-        "gpus:0",
-        "/job:worker/gpu:0",
-        "gpu+cuda:0",
-        "/cpu:1",
-        "cpu:256",
-        "cuda:256",
-        "cuda:128",
-        f"cuda:{10**30}",
+        *("gpu:2", "gpus:0", "/job:worker/gpu:0", "gpu+cuda:0", "/cpu:1"),
+        *("cpu:256", "cuda:128", f"cuda:{10**30}"),
     ],
 )
 def test_names_that_are_refused(name: str, two_gpus: None) -> None:
     with expect_error(SettingError, name="devices", got=name):
         worker_devices(name, None)
-
-
-def test_other_accelerators_are_devices_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
-    assert [str(group) for group in worker_devices("mps", 2)] == ["mps:0", "mps:0"]
-    with expect_error(SettingError, name="devices", got="mps:1"):
-        worker_devices("mps:1", None)
 
 
 @pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
@@ -143,28 +123,6 @@ def test_cores_of_a_container(
         cores_of._container_cores.cache_clear()
 
 
-# --- descriptors ----------------------------------------------------------------------------------
-
-
-def test_too_few_descriptors_are_refused_with_both_figures() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    require_for_workers(2)
-    opened = len(os.listdir("/dev/fd")) - 1  # noqa: PTH208
-    for left, is_enough in ((21, False), (22, True)):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + left, hard))
-        try:
-            require_for_workers(2)
-        except UserError as error:
-            said = str(error)
-            assert not is_enough
-        else:
-            assert is_enough
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert said.startswith(f"descriptors: 2 workers need 22, and 21 of {opened + 21} are left (")
-    assert "ulimit -n 256" in said
-
-
 # --- memory ---------------------------------------------------------------------------------------
 
 
@@ -205,23 +163,6 @@ def test_a_process_is_bounded_by_what_its_workers_may_have(
     bound_memory([torch.device("mps:0")], 0.25)
     bound_memory([CUDA_0], None)
     assert bounds == [(0.5, CUDA_0), (0.25, CUDA_1), (0.25,)]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_gpu_holds_the_bound_and_who_holds_what_is_said() -> None:
-    _, total = torch.cuda.mem_get_info(0)
-    bound_memory([CUDA_0], 0.05)
-    try:
-        torch.empty(int(0.03 * total), dtype=torch.uint8, device="cuda:0")
-        with pytest.raises(torch.OutOfMemoryError) as error:
-            torch.empty(int(0.06 * total), dtype=torch.uint8, device="cuda:0")
-        said = out_of_memory.note(error.value, CUDA_0, shards=4)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, 0)
-        torch.cuda.empty_cache()
-    assert said is not None
-    assert "(memory_fraction)" in said
-    assert "a larger memory_fraction; more shards than 4" in said
 
 
 class StandIn:
@@ -274,9 +215,9 @@ def test_which_gpu_is_which(nvml: StandIn) -> None:
 
 
 def test_out_of_memory_on_a_gpu(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (120 * MIB, 40_000 * MIB))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8000 * MIB)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8500 * MIB)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (120 * MIB, 40_000 * MIB))
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda _: 8000 * MIB)
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 8500 * MIB)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.25)
     error = torch.OutOfMemoryError("CUDA out of memory.")
     said = out_of_memory.note(error, CUDA_0, shards=4, parameter_bytes=13 * MIB)
@@ -307,3 +248,91 @@ def test_other_errors_are_not_about_memory() -> None:
     assert "MiB free, this process has" in said
     assert "What helps: more shards (each is smaller); " in said
     assert said.endswith("fewer workers")
+
+
+# --- CUDA_VISIBLE_DEVICES: rules of CUDA, case by case --------------------------------------------
+
+A, B, C, D = (
+    "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+    "GPU-8932a0ff-0000-4106-c12f-20bd9faed9f6",
+    "GPU-11111111-2222-3333-4444-555555555555",
+    "GPU-22222222-2222-3333-4444-555555555555",
+)
+FOUR = [Gpu(index, uuid) for index, uuid in enumerate([A, B, C, D])]
+
+# The variable -> which GPUs are cuda:0, cuda:1, ..., and a part of what is said of the rest.
+CASES: list[tuple[str | None, list[int], str | None]] = [
+    (None, [0, 1, 2, 3], None),
+    ("", [], "it is empty, which hides every GPU"),
+    ("2,1", [2, 1], None),  # the programming guide's example: 2 comes before 1, 0 is hidden
+    ("0,2,-1,1", [0, 2], "entry 3, '-1', is negative"),  # likewise: 1 comes after an invalid one
+    ("0, 1, 2, 3", [0, 1, 2, 3], None),  # as TF1 scripts have it
+    ("-1", [], "'-1' is negative, which hides every GPU"),
+    ("7", [], "'7' is none of the 4 GPUs here"),
+    ("1,7,2", [1], "entry 2, '7', is none of the 4 GPUs here"),
+    ("0,0", [], "'0' is there twice"),
+    ("0,,1", [0], "entry 2, '', is no index"),
+    ("NoDevFiles", [], "is no index"),  # what old SLURMs write
+    ("1gpu,2ampere", [1, 2], None),  # as C reads numbers
+    ("-", [], "'-' is no index"),
+    ("0-2", [0], None),  # no range
+    (A, [0], None),
+    (f"{D},{A}", [3, 0], None),
+    ("GPU-8932f937", [0], None),  # the programming guide's example of an abbreviation
+    ("GPU-8932", [], "'GPU-8932' fits 2 GPUs"),
+    ("GPU-1,GPU-8932,GPU-2", [2], "entry 2, 'GPU-8932', fits 2 GPUs"),
+    ("GPU-77", [], "is none of the 4 GPUs here"),
+    (f"GPU-1,{C}", [], "is there twice"),  # two names of one GPU
+    ("GPU-1, GPU-2", [2], "entry 2, ' GPU-2', has a blank before it"),
+    ("GPU-1,0", [2], "entry 2, '0', does not begin with GPU-"),
+    ("0,GPU-1", [0], "entry 2, 'GPU-1', is no index"),
+    ("MIG-11111111", [], "is none of the slices here"),
+]
+
+
+EVER = ("", "-1", "0,0", "-", "NoDevFiles")
+
+
+@pytest.mark.parametrize(("value", "indices", "remark"), CASES, ids=[repr(c[0]) for c in CASES])
+def test_what_is_visible(value: str | None, indices: list[int], remark: str | None) -> None:
+    found = select(value, FOUR)
+    # Where every GPU is hidden whatever there is, that is said without looking at them.
+    assert why_none(value) == (found.remark if value in EVER else None)
+    assert [visible.index for visible in found.visible] == indices
+    assert [visible.uuid for visible in found.visible] == [FOUR[i].uuid for i in indices]
+    if remark is None:
+        assert found.remark is None
+    else:
+        assert found.remark is not None
+        assert remark in found.remark
+
+
+FIRST, SECOND = Slice("MIG-aaaa", 1, 0), Slice("MIG-bbbb", 2, 0)
+CUT = [Gpu(0, A), Gpu(1, C, is_cut=True, slices=(FIRST, SECOND)), Gpu(2, D, is_cut=True)]
+
+
+@pytest.mark.parametrize(
+    ("value", "visible", "remark"),
+    [
+        ("MIG-bbbb", [Visible(1, "MIG-bbbb")], None),
+        (f"MIG-{C}/1/0", [Visible(1, "MIG-aaaa")], None),  # the form before driver R470
+        ("MIG-bbbb,MIG-aaaa", [Visible(1, "MIG-bbbb")], "a process sees one slice"),
+        ("MIG-cccc", [], "is none of the slices here"),
+        ("MIG-bbbb,0", [Visible(1, "MIG-bbbb")], "does not begin with MIG-"),
+        # A GPU that is cut stands for its first slice, and beside a slice no GPU is seen.
+        ("1", [Visible(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
+        (None, [Visible(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
+        ("0", [Visible(0, A)], None),
+        ("0,2", [Visible(0, A)], "GPU 2 is to be cut into slices (MIG), and has none"),
+    ],
+)
+def test_slices(value: str | None, visible: list[Visible], remark: str | None) -> None:
+    found = select(value, CUT)
+    assert list(found.visible) == visible
+    assert (found.remark is None) == (remark is None)
+    assert (remark or "") in (found.remark or "")
+
+
+def test_no_gpu() -> None:
+    assert select(None, []) == Selection((), None)
+    assert select("0", []).remark == "'0' is none of the 0 GPUs here, which hides every GPU"

@@ -1,20 +1,23 @@
-"""What becomes of the buffers that shards change: averages, counters, tables, queues."""
+"""What becomes of the buffers that shards change: averages, counters, tables, queues.
+
+And train() and eval() as in a plain loop: a model's own, and parts that the script put aside.
+"""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from support.front_door import trainer
-from support.messages import expect_error
+from support.digests import digest_of
+from support.fits import fit
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.replica.digest import digest
 
 ROWS, EXPERTS = 13, 5  # of 4 shards: 3, 3, 3 and 4 rows
 STEPS = 6
@@ -22,6 +25,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(ROWS * STEPS, 3, generator=GENERATOR)
 ROUTE = torch.randint(0, EXPERTS, (ROWS * STEPS,), generator=GENERATOR)
 DATA = TensorDataset(X, ROUTE)
+CONSTANT = ("table", "waves", "mask", "narrow", "flags", "head.offset")
 
 
 class Counts(nn.Module):
@@ -34,7 +38,7 @@ class Counts(nn.Module):
         self.norm = nn.BatchNorm1d(3)
         self.branch = nn.BatchNorm1d(3)  # that few shards go through
         table = torch.rand(7, dtype=torch.float64) / 3
-        self.register_buffer("table", table)
+        self.register_buffer("table", table, persistent=False)
         self.register_buffer("waves", torch.polar(torch.rand(5) / 3, torch.rand(5)))
         self.register_buffer("mask", torch.zeros(2, 2).fill_(float("-inf")).triu(1))
         self.register_buffer("narrow", torch.rand(3).bfloat16())
@@ -45,6 +49,8 @@ class Counts(nn.Module):
         self.register_buffer("draws", torch.tensor([7, 0]))  # a seed, and how often it was used
         self.register_buffer("pointer", torch.tensor(90))
         self.register_buffer("wave_mean", torch.zeros(3, dtype=torch.complex64))
+        self.head = nn.Module()
+        self.head.register_buffer("offset", torch.ones(2))  # the last of all
 
     def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
         out = self.norm(self.layer(x))
@@ -61,30 +67,27 @@ class Counts(nn.Module):
         return out
 
 
+BEFORE = {name: buffer.tolist() for name, buffer in Counts().named_buffers()}
+
+
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    for name in CONSTANT:
+        assert model.get_buffer(name).tolist() == BEFORE[name], name
     return model(*batch).square().mean()
 
 
-def trained(workers: int, **settings: Any) -> nn.Module:
-    run = trainer(
-        Counts(),
-        loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
-        batch_size=ROWS,
-        shards=4,
-        devices="cpu",
-        workers=workers,
-        engine="towers",
-        **settings,
-    )
-    run.fit(DATA, epochs=1, shuffle=False)
-    return run.model
+def trained(workers: int, **settings: Any) -> quorate.Trainer:
+    still = partial(torch.optim.SGD, lr=0.0)
+    shape: dict[str, Any] = {"batch_size": ROWS, "epochs": 1, "shuffle": False, "engine": "towers"}
+    return fit(Counts, loss, DATA, workers=workers, optimizer=still, **shape, **settings)
 
 
-def test_counters_add_up_averages_are_means_and_the_rest_stays() -> None:
-    before, model = Counts(), trained(1)
-    for name in ("table", "waves", "mask", "narrow", "flags"):
-        assert torch.equal(getattr(before, name), getattr(model, name)), name
+@pytest.mark.parametrize("workers", [1, 3])
+def test_counters_add_up_averages_are_means_and_the_rest_stays(workers: int) -> None:
+    trainer = trained(workers)
+    model: Any = trainer.model
+    for name in CONSTANT:
+        assert model.get_buffer(name).tolist() == BEFORE[name], name
     assert model.tokens == X.numel()
     assert torch.equal(model.usage, torch.bincount(ROUTE, minlength=EXPERTS))
     assert model.calls.tolist() == [STEPS]
@@ -108,149 +111,18 @@ def test_counters_add_up_averages_are_means_and_the_rest_stays() -> None:
     torch.testing.assert_close(model.branch.running_mean, branch.float())
     assert 0 < branches < STEPS
     assert model.branch.num_batches_tracked == branches
-
-
-def test_the_bits_are_the_same_on_more_towers() -> None:
-    digests = {digest(trained(workers).state_dict().items()) for workers in (1, 2, 3, 4)}
-    assert len(digests) == 1
+    assert digest_of(trainer) == digest_of(trained(2))
 
 
 @pytest.mark.parametrize("rule", ["async", "bounded:2"])
 def test_nothing_is_lost_where_each_shard_is_an_update(rule: str) -> None:
-    model = trained(3, update=rule)
+    model: Any = trained(3, update=rule).model
     assert model.tokens == X.numel()
     assert torch.equal(model.usage, torch.bincount(ROUTE, minlength=EXPERTS))
 
 
-class Queue(nn.Module):
-    """Keys of the last rows, in the manner of MoCo."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("queue", torch.randn(3, 8))
-        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
-        self.register_buffer("table", torch.randn(4, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keys = self.layer(x)
-        with torch.no_grad():
-            pointer = int(self.queue_ptr)
-            self.queue[:, pointer : pointer + len(keys)] = keys.T
-            self.queue_ptr[0] = (pointer + len(keys)) % 8
-        return keys
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_queue_that_becomes_a_mean_is_named(
-    shards: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = trainer(
-        Queue(),
-        lambda model, batch: model(batch[0]).square().mean(),
-        optimizer=torch.optim.SGD,
-        batch_size=4,
-        shards=shards,
-        devices="cpu",
-        workers=1,
-    )
-    for n, _ in enumerate(run.updates(TensorDataset(X[:40])), start=1):
-        assert run.model.queue_ptr == n * 4 // shards % 8
-    said = [r.message for r in caplog.records if "queue" in r.message]
-    assert len(said) == (shards > 1)
-    assert not [r for r in caplog.records if "'table'" in r.message]
-
-
-class Grows(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("seen", torch.zeros(0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = torch.cat([self.seen, x.detach().mean()[None]])
-        return self.layer(x)
-
-
-def test_a_buffer_that_grows_is_refused_by_name() -> None:
-    run = trainer(
-        Grows(),
-        lambda model, batch: model(batch[0]).square().mean(),
-        optimizer=torch.optim.SGD,
-        batch_size=4,
-        shards=2,
-        devices="cpu",
-        workers=1,
-    )
-    with expect_error(
-        quorate.UserError, name="buffer 'seen'", got="shape (1,) after a forward pass"
-    ):
-        run.fit(TensorDataset(X), steps=5)
-
-
-def test_an_unchanged_model_keeps_every_bit_of_every_buffer() -> None:
-    before = copy.deepcopy(Counts().eval())
-    model = Counts().eval()
-    run = trainer(
-        model,
-        loss,
-        optimizer=torch.optim.SGD,
-        batch_size=ROWS,
-        shards=3,
-        devices="cpu",
-        workers=1,
-    )
-    run.evaluate(DATA)
-    for name, value in before.named_buffers():
-        assert torch.equal(value, dict(run.model.named_buffers())[name]), name
-
-
-def test_a_sync_batch_norm_is_said_to_be_one_of_each_shard(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(
-        nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    )
-    run = trainer(
-        model,
-        lambda model, batch: model[0](batch[0]).square().mean(),
-        optimizer=torch.optim.SGD,
-        batch_size=4,
-        shards=2,
-        devices="cpu",
-        workers=1,
-    )
-    for _ in run.updates(TensorDataset(X[:8])):
-        pass
-    assert caplog.text.count("SyncBatchNorm normalises over each shard") == 1
-
-
-class Decays(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("seen", torch.tensor(0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = self.seen * 0.9 + len(x)
-        return self.layer(x)
-
-
-def test_a_buffer_that_gets_another_dtype_is_refused_by_name() -> None:
-    run = trainer(
-        Decays(),
-        lambda model, batch: model(batch[0]).square().mean(),
-        optimizer=torch.optim.SGD,
-        batch_size=4,
-        shards=2,
-        devices="cpu",
-        workers=1,
-    )
-    with expect_error(
-        quorate.UserError, name="buffer 'seen'", expected="dtype torch.int64 as before"
-    ):
-        run.fit(DATA, steps=1)
+def of_rows(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch[0]).square().mean()
 
 
 class WritesAlways(nn.Module):
@@ -258,7 +130,6 @@ class WritesAlways(nn.Module):
 
     def __init__(self, *, grows: bool) -> None:
         super().__init__()
-        torch.manual_seed(0)
         self.layer, self.grows = nn.Linear(3, 3), grows
         self.register_buffer("calls", torch.tensor(0))
         self.register_buffer("mean", torch.zeros(3))
@@ -276,24 +147,13 @@ class WritesAlways(nn.Module):
         return self.layer(x)
 
 
-def writer(*, grows: bool) -> quorate.Trainer:
-    return trainer(
-        WritesAlways(grows=grows),
-        lambda model, batch: model(batch[0]).square().mean(),
-        optimizer=torch.optim.SGD,
-        batch_size=4,
-        shards=2,
-        devices="cpu",
-        workers=2,
-        engine="towers",
-    )
-
-
 def test_what_an_evaluation_writes_to_buffers_is_dropped_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = writer(grows=False)
-    run.fit(TensorDataset(X[:8]), epochs=1)
+    run, growing = (
+        fit(WritesAlways(grows=grows), of_rows, TensorDataset(X[:24]), epochs=1, workers=2)
+        for grows in (False, True)
+    )
     trained = copy.deepcopy(dict(run.model.named_buffers()))
     assert trained["calls"] == 2
     assert "in evaluation too" not in caplog.text
@@ -303,8 +163,69 @@ def test_what_an_evaluation_writes_to_buffers_is_dropped_and_said(
     for name in ("calls", "mean", "flags"):
         assert caplog.text.count(f"forward writes the buffer {name!r} in evaluation too") == 1
     assert caplog.text.count("in evaluation too") == 3
-
-
-def test_a_buffer_that_grows_in_evaluation_is_refused_by_name() -> None:
     with pytest.raises(quorate.UserError, match="grown"):
-        writer(grows=True).evaluate(TensorDataset(X))
+        growing.evaluate(TensorDataset(X))
+
+
+# --- modes ----------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.head = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(x))
+
+
+class SaysItsMode(Net):
+    """Its own train() notes more than the flags of modules."""
+
+    def train(self, mode: bool = True) -> SaysItsMode:
+        self.mode = float(mode)
+        super().train(mode)
+        return self
+
+
+def test_evaluations_call_a_train_of_the_models_own_too() -> None:
+    def loss(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        return {"loss": of_rows(model, batch), "mode": torch.tensor(model.mode)}
+
+    modes: list[float] = []
+
+    class Note(quorate.Callback):
+        def updated(self, report: quorate.Report) -> None:
+            modes.append(report.metrics["mode"])
+
+        def evaluated(self, _global_step: int, metrics: dict[str, float]) -> None:
+            modes.append(metrics["mode"])
+
+    data = TensorDataset(X[:12])
+    more: Any = {"validation": data, "batch_size": 12, "callbacks": [Note()]}
+    fit(SaysItsMode(), loss, data, epochs=2, workers=1, **more)
+    assert modes == [1.0, 0.0] * 2
+
+
+class KeepsNorms(Net):
+    """As detectors do: their backbone's statistics stay, and its first layer is frozen."""
+
+    def train(self, mode: bool = True) -> KeepsNorms:
+        super().train(mode)
+        self.backbone[1].eval()
+        self.backbone[0].requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("loaded", ["train", "eval"])
+def test_a_train_of_the_models_own_is_called(loaded: str, workers: int) -> None:
+    model = KeepsNorms()
+    before = model.backbone[0].weight.clone()
+    nn.Module.train(model, loaded == "train")
+    fit(model, of_rows, TensorDataset(X[:24]), epochs=2, workers=workers, engine="towers")
+    assert model.backbone[1].num_batches_tracked == 0
+    assert torch.equal(model.backbone[1].running_mean, torch.zeros(3))
+    assert torch.equal(model.backbone[0].weight, before)
+    assert model.head[1].num_batches_tracked == 4

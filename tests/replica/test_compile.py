@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,25 +19,26 @@ from support.messages import expect_error
 from support.warm import WARM
 from torch import nn
 
-from quorate.coordination.course import Course
-from quorate.errors import CompileError, LossError, SharedError
+from quorate.coordination.epochs import Course
+from quorate.errors import CompileError, SharedError
 from quorate.replica import compiled
 from quorate.replica.beside import shared as shared_values
 from quorate.replica.beside.at import At
 from quorate.replica.beside.shared import Shared
 from quorate.replica.beside.view import View
-from quorate.replica.compiled import MOST_SHAPES, MOST_WAYS, Compiled, described, signature
-from quorate.replica.shared import generators
-from quorate.replica.streams import Stream, without_stream
+from quorate.replica.compiled import Compiled
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compiled.py"
 HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+
+
 def run(folder: Path, *arguments: str, **env: str) -> tuple[str, set[str], list[float]]:
     """What it printed, the digests in that, and the last losses."""
     words = ["run", str(SCRIPT), str(folder / "run"), *arguments]
-    code, out, err = WARM.run(words, {**os.environ, **env}, 200)
+    code, out, err = WARM.run(words, {**os.environ, **env}, 400)
     assert code == 0, out + err
     lines = [line.split() for line in out.splitlines()]
     digests = {words[1] for words in lines if words[:1] == ["digest"]}
@@ -47,54 +48,36 @@ def run(folder: Path, *arguments: str, **env: str) -> tuple[str, set[str], list[
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
-def test_one_digest_on_processes_towers_and_after_a_resume(tmp_path: Path) -> None:
-    """Dropout draws from the shard's stream: else the losses would not be those without compile."""
-    # What was compiled before would be taken from torch's cache, without a trace of it.
-    text, digests, losses = run(tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-    assert len(digests) == 1, text
-    assert text.count("digest ") == 2
-    assert "compile is off" not in text
-    nowhere = {"CXX": "/nowhere/g++", "PATH": "", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "none")}
-    plain = run(tmp_path / "plain", "plain")
-    assert losses[-1] == pytest.approx(plain[2][-1], rel=1e-5)
-    assert digests != plain[1]
-    without = run(tmp_path / "other", **nowhere)
-    assert without[1] == plain[1]
-    assert (
-        "compile is off: a shard of 8x6, 8 cannot be compiled: no C++ compiler works here"
-        in without[0]
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
-@pytest.mark.parametrize("kind", ["at", "shared"])
-def test_one_digest_of_a_loss_with_other_numbers_in_each_step(tmp_path: Path, kind: str) -> None:
-    """Towers that go on in mid-run have compiled it for later steps than processes."""
-    text, digests, losses = run(tmp_path, kind, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-    assert len(digests) == 1, text
-    assert text.count("digest ") == 2
-    assert "compile is off" not in text
-    plain = run(tmp_path / "plain", "plain", kind)
-    assert losses[-1] == pytest.approx(plain[2][-1], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler, which torch.compile needs on CPUs")
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked")
-def test_one_digest_on_ranks_and_towers(tmp_path: Path) -> None:
-    text, digests, _ = run(tmp_path, "ranks", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+@pytest.mark.parametrize("words", [("processes", "at"), ("ranks",)])
+def test_one_digest_on_workers_and_on_towers_after_a_resume(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Dropout draws from the shard's stream: else the losses would not be those without compile.
+
+    Towers that go on in mid-run have compiled the loss for later steps than other workers have.
+    """
+    # What was compiled before would be taken from torch's cache, without a trace of it.
+    text, digests, losses = run(tmp_path, *words, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     assert len(digests) == 1, text
     assert text.count("digest ") == 2
     assert "compile is off" not in text
+    if "at" in words:
+        nowhere = {"CXX": "/nowhere/g++", "PATH": ""}
+        cache = str(tmp_path / "none")
+        said, without, plain = run(tmp_path / "2", "at", TORCHINDUCTOR_CACHE_DIR=cache, **nowhere)
+        assert losses[-1] == pytest.approx(plain[-1], rel=1e-5)
+        assert without != digests
+        off = "compile is off: a shard of 8x6, 8 cannot be compiled: no C++ compiler works here"
+        assert off in said
 
 
 # --- without a C++ compiler: graphs run as torch traced them ------------------------------------
 
 
 @pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Graphs that were made, while torch's backend runs them as they are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own modules
@@ -108,7 +91,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return graph.forward
 
     monkeypatch.setattr(inductor, "compile_fx", as_it_is)
-    yield made
+    return made
+
+
+@pytest.fixture
+def nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``Shared`` of another test may be alive, and messages speak of it."""
+    monkeypatch.setattr(compiled, "are_any", lambda: False)
     torch._dynamo.reset()
 
 
@@ -137,68 +126,9 @@ def test_each_shape_is_compiled_once_and_so_many_at_most(
     batch = [torch.ones(5, 3)]
     with expect_error(CompileError, name="compile"):
         loss.run(batch, training=False, work=work(model, batch))
-    assert MOST_SHAPES > 3
 
 
-def test_what_compiling_draws_does_not_count(traced: list[str]) -> None:
-    model, loss = nn.Dropout(0.5), Compiled(mean, threads=1)
-    batch = [torch.ones(400)]
-    with Stream() as stream:
-
-        def seeded(loss: Any) -> float:
-            stream.reseed(7)
-            return float(loss(model, batch))
-
-        expected = seeded(mean)
-        runs = [loss.run(batch, training=True, work=seeded) for _ in range(3)]
-    assert runs == [expected] * 3
-    assert len(traced) == 1
-
-
-def test_a_model_that_sets_a_value_in_its_first_forward_pass(
-    traced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is compiled twice, and what the compiler draws is not left behind the second time."""
-    import torch._inductor.compile_fx as inductor
-
-    def late(graph: torch.fx.GraphModule, _inputs: Any, *, config_patches: Any) -> Any:
-        """Draw when it is run first, as torch does that compiles a backward pass then."""
-        traced.append("")
-        is_first = itertools.count()
-
-        def run(*inputs: Any) -> Any:
-            if next(is_first) == 0:
-                with without_stream():
-                    torch.rand(1)
-            return graph.forward(*inputs)
-
-        return run
-
-    monkeypatch.setattr(inductor, "compile_fx", late)
-
-    class Sets(nn.Dropout):
-        kind: str | None = None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.kind is None:
-                self.kind = "regression"
-            return super().forward(x) * len(self.kind)
-
-    model, loss = Sets(0.5), Compiled(mean, threads=1)
-    batch = [torch.ones(400)]
-    with Stream() as stream:
-
-        def seeded(loss: Any) -> float:
-            stream.reseed(7)
-            return float(loss(model, batch))
-
-        before = generators.mark()
-        runs = [loss.run(batch, training=True, work=seeded) for _ in range(2)]
-        assert generators.mark() == before
-        assert runs == [seeded(mean)] * 2
-    assert len(traced) == 2
-
-
+@pytest.mark.usefixtures("nothing_shared")
 def test_code_that_depends_on_a_changing_number_is_refused(
     traced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,21 +148,7 @@ def test_code_that_depends_on_a_changing_number_is_refused(
         loss.run(batch, training=False, work=work(model, batch))
 
 
-def test_a_mistake_of_the_user_is_raised_as_it_is(traced: list[str]) -> None:
-    model, loss = nn.Linear(3, 1), Compiled(mean, threads=1)
-    batch = [torch.ones(2, 4)]
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
-        loss.run(batch, training=False, work=work(model, batch))
-    assert not isinstance(caught.value, CompileError)
-
-    def refused(loss: Any) -> float:
-        raise LossError("the loss must be a scalar")
-
-    with pytest.raises(LossError):
-        loss.run([torch.ones(2, 3)], training=False, work=refused)
-
-
-def test_what_cannot_be_compiled_is_an_error_with_its_reason(
+def test_a_mistake_of_the_user_is_raised_as_it_is_and_torchs_with_its_reason(
     traced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._inductor.compile_fx as inductor
@@ -240,26 +156,15 @@ def test_what_cannot_be_compiled_is_an_error_with_its_reason(
     def fails(*_: Any, **__: Any) -> None:
         raise NotImplementedError("no kernel\nfor this")
 
+    model, loss = nn.Linear(3, 1), Compiled(mean, threads=1)
+    batch = [torch.ones(2, 4)]
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as caught:
+        loss.run(batch, training=False, work=work(model, batch))
+    assert not isinstance(caught.value, CompileError)
     monkeypatch.setattr(inductor, "compile_fx", fails)
-    model, loss, batch = nn.Linear(3, 1), Compiled(mean, threads=1), [torch.ones(2, 3)]
+    batch = [torch.ones(2, 3)]
     with expect_error(CompileError, name="compile", fix="leave compile off"):
         loss.run(batch, training=False, work=work(model, batch))
-
-
-def test_what_a_graph_is_made_for() -> None:
-    one = [torch.ones(2, 3), {"a": 1, "b": "text"}]
-    assert signature(one) == signature([torch.zeros(2, 3), {"a": 1, "b": "another"}])
-    for other in (
-        [torch.ones(3, 2), {"a": 1, "b": "text"}],
-        [torch.ones(2, 3).double(), {"a": 1, "b": "text"}],
-        [torch.ones(3, 2).T, {"a": 1, "b": "text"}],
-        [torch.ones(2, 3), {"a": 2, "b": "text"}],
-        (torch.ones(2, 3), {"a": 1, "b": "text"}),
-    ):
-        assert signature(one) != signature(other)
-    hash(signature(one))
-    assert described(one) == "2x3"
-    assert described({"a": torch.ones(4), "b": (torch.tensor(1), 3)}) == "4, a scalar"
 
 
 # --- losses that are told where they are --------------------------------------------------------
@@ -267,10 +172,6 @@ def test_what_a_graph_is_made_for() -> None:
 
 def annealed(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
     return mean(model, batch) * min(1.0, 4 * at.progress) * 0.99**at.step + at.epoch
-
-
-def cosine(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
-    return mean(model, batch) * 0.5 * (1 + math.cos(math.pi * at.progress))
 
 
 def branches(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
@@ -285,24 +186,13 @@ def of_rows(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
     return (model(batch[0]).sum(1) * weights).mean() + (1.0 if at.training else 2.0)
 
 
-def text(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
-    return mean(model, batch) * float(str(at.step))
-
-
-def exponential(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
-    return mean(model, batch) * math.exp(-5 * (1 - at.progress) ** 2)
-
-
 def at_step(step: int) -> At:
     rows = np.arange(2) + step
     rows.flags.writeable = False
     return At(step, step // 6, True, rows, Course(24))
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # nobody writes it
-@pytest.mark.parametrize(
-    ("loss", "graphs"), [(annealed, 2), (cosine, 1), (branches, 7), (of_rows, 1)]
-)
+@pytest.mark.parametrize(("loss", "graphs"), [(annealed, 2), (branches, 7), (of_rows, 1)])
 def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> None:
     """But for the ways that Python takes by the number of the step."""
     model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
@@ -316,15 +206,6 @@ def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> N
         found = loop.run(batch, training=True, work=work)
         assert found == pytest.approx(float(loss(model, batch, at)), rel=1e-6, abs=1e-9)
     assert len(traced) <= graphs
-
-
-@pytest.mark.parametrize("loss", [text, exponential])
-def test_code_that_would_be_compiled_for_each_step_is_not(traced: list[str], loss: Any) -> None:
-    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
-    batch = [torch.ones(2, 3)]
-    with expect_error(CompileError, name="compile"):
-        loop.run(batch, training=True, work=lambda loss: float(loss(model, batch, at_step(7))))
-    assert len(traced) >= 1 + MOST_WAYS
 
 
 # --- losses that read shared values -------------------------------------------------------------
@@ -376,51 +257,28 @@ def test_one_graph_for_all_values(traced: list[str], shared: Shared) -> None:
     assert len(traced) == 2
 
 
-def test_values_that_have_no_quotient_are_what_they_are(traced: list[str], shared: Shared) -> None:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return model(batch[0]).mean() * 0 + torch.full((), 1.0, dtype=torch.float64) * shared.beta
-
-    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
-    batch = [torch.ones(2, 3)]
-    for beta in (math.inf, -math.inf, -0.0, 1e300, 5e-324, 1e-60, math.nan):
-        shared.beta = beta
-        found, plain = computed(loop, loss, batch, model)
-        assert repr(found) == repr(plain)
+def by_exponential(shared: Shared, model: nn.Module, batch: Any) -> torch.Tensor:
+    return mean(model, batch) * math.exp(-shared.beta)  # each number would be compiled in
 
 
-def test_a_number_that_would_be_compiled_in_is_refused(traced: list[str], shared: Shared) -> None:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return mean(model, batch) * math.exp(-shared.beta)
-
-    model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
-    with expect_error(CompileError, name="compile"):
-        computed(loop, loss, [torch.ones(2, 3)], model)
-    assert len(traced) >= 1 + MOST_WAYS
-
-
-def test_what_is_wrong_with_a_shared_is_said_as_ever(traced: list[str], shared: Shared) -> None:
-    teacher = shared.teacher
-
-    def itself(model: nn.Module, batch: Any) -> torch.Tensor:
-        return mean(model, batch) + shared.beta * teacher(batch[0]).mean()
-
-    def writes(model: nn.Module, batch: Any) -> torch.Tensor:
-        return mean(model, batch) + shared.bank.add_(1).sum()
-
-    for loss in (itself, writes):
-        loop = Compiled(loss, threads=1)
-        with expect_error(SharedError):
-            computed(loop, loss, [torch.ones(2, 3)], nn.Linear(3, 1))
-
-
-def test_code_that_is_not_compiled_whole_is_refused(traced: list[str], shared: Shared) -> None:
+def in_two_graphs(shared: Shared, model: nn.Module, batch: Any) -> torch.Tensor:
     """Between two graphs what one thread reads would be what another has set."""
+    found = mean(model, batch) * shared.beta
+    torch._dynamo.graph_break()
+    return found * shared.beta
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        found = mean(model, batch) * shared.beta
-        torch._dynamo.graph_break()
-        return found * shared.beta
 
-    loop = Compiled(loss, threads=1)
-    with expect_error(CompileError, name="compile"):
-        computed(loop, loss, [torch.ones(2, 3)], nn.Linear(3, 1))
+def writes(shared: Shared, model: nn.Module, batch: Any) -> torch.Tensor:
+    return mean(model, batch) + shared.bank.add_(1).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [(by_exponential, CompileError), (in_two_graphs, CompileError), (writes, SharedError)],
+)
+def test_what_cannot_be_compiled_with_shared_values_is_refused(
+    loss: Any, error: type[Exception], traced: list[str], shared: Shared
+) -> None:
+    given = functools.partial(loss, shared)
+    with expect_error(error):
+        computed(Compiled(given, threads=1), given, [torch.ones(2, 3)], nn.Linear(3, 1))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import threading
+import io
+import os
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
 import torch
-from support import front_door
+from support.digests import digest_of
+from support.fits import fit
 from support.messages import expect_error
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from quorate.errors import UserError
-from quorate.machine.devices import Group, current, kinds
+from quorate import Compute, Trainer
+from quorate.errors import SameBitsError, UserError
+from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.deterministic import WORKSPACE, deterministic, remarks, repeatable
-from quorate.replica.digest import digest
-from quorate.replica.precision import float32_products, parse
-from quorate.replica.streams import Stream
-from quorate.replica.torch_internals import STREAM_KEY
+from quorate.training.replicas import Replicas
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CUDNN: Any = torch.backends.cudnn
@@ -48,62 +50,14 @@ def test_convolutions_are_repeatable_where_a_gpu_computes() -> None:
         assert said == []
 
 
-def test_what_recurrent_layers_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(WORKSPACE, raising=False)
-    recurrent = nn.Sequential(nn.LSTM(2, 2))
-    assert f"{WORKSPACE}=:4096:2" in remarks(recurrent, [GPU])[0]
-    assert remarks(recurrent, [CPU]) == []
-    assert remarks(nn.Linear(2, 2), [GPU]) == []
-    monkeypatch.setenv(WORKSPACE, ":16:8")
-    assert remarks(recurrent, [GPU]) == []
-
-
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_the_older_names_of_torchs_flags_agree_with_the_newer(precision: str) -> None:
-    wanted = precision == "tf32"
-    with float32_products(parse(precision)):
-        assert torch.backends.cuda.matmul.allow_tf32 is wanted
-        assert CUDNN.allow_tf32 is wanted
-        assert torch.get_float32_matmul_precision() == ("high" if wanted else "highest")
-    assert torch.backends.cuda.matmul.allow_tf32 is False
-    assert CUDNN.allow_tf32 is True
-
-
-def test_sorts_of_devices_have_bits_of_their_own() -> None:
-    cpu, meta = Group([CPU]), Group([torch.device("meta")])
-    assert kinds([cpu, cpu]) == {"cpu"}
-    assert kinds([cpu, meta]) == {"cpu", "meta"}
-    with current(CPU):
-        assert torch.zeros(1).device == CPU
-
-
-def test_a_thread_with_the_key_of_a_stream_and_no_stream_draws_from_the_process() -> None:
-    # So is one of autograd, which computes a backward pass on a GPU.
-    drawn = []
-
-    def draw() -> None:
-        key = torch._C._parse_dispatch_key(STREAM_KEY)  # type: ignore[attr-defined]
-        with torch._C._IncludeDispatchKeyGuard(key):
-            torch.manual_seed(3)
-            drawn.append(torch.rand(4))
-
-    state = torch.get_rng_state()
-    try:
-        with Stream():
-            thread = threading.Thread(target=draw)
-            thread.start()
-            thread.join()
-        torch.manual_seed(3)
-        assert torch.equal(drawn[0], torch.rand(4))
-    finally:
-        torch.set_rng_state(state)
-
-
 # --- operators that add in any order -------------------------------------------------------------
 
 INDICES = TensorDataset(
     torch.randint(0, 7, (16, 25_000), generator=torch.Generator().manual_seed(1))
 )
+
+
+SHAPE: dict[str, Any] = {"batch_size": 4, "shards": 2, "engine": "towers", "steps": 6}
 
 
 class Bag(nn.Module):
@@ -123,41 +77,28 @@ def bag_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def trained(model: Any, loss: Any, **options: Any) -> tuple[str, list[str]]:
-    trainer = front_door.trainer(
-        model,
-        loss,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
-        batch_size=4,
-        shards=2,
-        devices="cpu",
-        engine="towers",
-        **options,
-    )
-    said: list[str] = []
-    trainer._say = said.append
-    for _ in trainer.updates(INDICES, steps=6):
-        pass
-    return digest(trainer.model.state_dict().items()), said
+    with redirect_stdout(io.StringIO()) as said:
+        trainer = fit(model, loss, INDICES, **SHAPE, **options)
+    return digest_of(trainer), said.getvalue().splitlines()
 
 
-def test_two_threads_add_in_one_order() -> None:
-    found = [trained(Bag, bag_loss, workers=n, threads=2) for n in (1, 1, 2)]
-    assert len({sums for sums, _ in found}) == 1
-    assert any(line.startswith("deterministic=True") for line in found[0][1])
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_one_thread_has_one_order_anyway() -> None:
+def test_two_threads_add_in_one_order_and_one_thread_has_it_anyway() -> None:
     flags = []
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         flags.append(torch.are_deterministic_algorithms_enabled())
         return bag_loss(model, batch)
 
+    found = [trained(Bag, loss, workers=n, threads=2) for n in (1, 1, 2)]
+    assert len({sums for sums, _ in found}) == 1
+    assert any(line.startswith("deterministic=True") for line in found[0][1])
+    assert all(flags)
+    flags.clear()
     for options in ({"threads": 1}, {"threads": 2, "deterministic": False}, {"update": "async"}):
         _, said = trained(Bag, loss, workers=1, **options)
         assert not any(line.startswith("deterministic") for line in said)
     assert not any(flags)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_an_operator_without_one_order_is_named() -> None:
@@ -179,16 +120,38 @@ def test_an_operator_without_one_order_is_named() -> None:
     trained(Put, loss, workers=1, threads=2, deterministic=False)
 
 
-def test_a_gpu_without_a_workspace_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    computing = Computing(deterministic=True)
-    monkeypatch.delenv(WORKSPACE, raising=False)
+def test_cublas_has_workspaces_of_one_size_if_cuda_has_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recurrent, computing = nn.Sequential(nn.LSTM(2, 2)), Computing(deterministic=True)
+    monkeypatch.setattr("quorate.replica.deterministic._is_too_late", False)
+    monkeypatch.setenv(WORKSPACE, "")  # so that it is put back
+    monkeypatch.delenv(WORKSPACE)
     filled = torch.utils.deterministic.fill_uninitialized_memory
-    with repeatable(computing, [GPU]) as said:
-        assert torch.get_deterministic_debug_mode() == 1
-        assert f"the environment lacks {WORKSPACE}=:4096:8" in said[-1]
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-    monkeypatch.setenv(WORKSPACE, ":4096:8")
+    assert f"{WORKSPACE}=:4096:8" in remarks(recurrent, [GPU])[0]
+    assert remarks(recurrent, [CPU]) == remarks(nn.Linear(2, 2), [GPU]) == []
+    strict = {"batch_size": 4, "optimizer": SGD, "compute": Compute(strict=True)}
+    recipe = Trainer(nn.Linear(2, 2), bag_loss, **strict)._recipe
+
+    Replicas(recipe, [Group([CPU])])
+    assert WORKSPACE not in os.environ
+    Replicas(recipe, [Group([GPU])]).tell(print)
+    assert os.environ[WORKSPACE] == ":4096:8"  # worker processes have it too
+    assert remarks(recurrent, [GPU]) == []
     with repeatable(computing, [GPU]):
         assert torch.get_deterministic_debug_mode() == 2
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    monkeypatch.setenv(WORKSPACE, ":4096:2")
+    with expect_error(SameBitsError, name="strict"):
+        Replicas(recipe, [Group([GPU])]).tell(print)
+    monkeypatch.delenv(WORKSPACE)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for _ in range(2):  # a second Trainer finds the variable, which CUDA has not read
+        with expect_error(SameBitsError, name="strict"):
+            Replicas(recipe, [Group([GPU])]).tell(print)
+    assert os.environ[WORKSPACE] == ":4096:8"
+    with repeatable(computing, [GPU]) as said:
+        assert torch.get_deterministic_debug_mode() == 1
+        assert "torch only warns" in said[-1]
     assert torch.get_deterministic_debug_mode() == 0
     assert torch.utils.deterministic.fill_uninitialized_memory is filled

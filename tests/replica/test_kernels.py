@@ -14,10 +14,7 @@ from support.messages import expect_error
 from support.runs import command, inspected, run
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import TensorDataset
 
-import quorate
 from quorate.errors import SettingError, UserError
 from quorate.replica.computing import Computing
 from quorate.replica.kernels import MEASURED, ONEDNN, TORCH, measured, onednn, products
@@ -121,45 +118,13 @@ def test_a_gradient_is_derived_once_more(calls: Callable[[], int]) -> None:
         assert torch.allclose(one.double(), other, rtol=1e-3, atol=1e-5 * other.abs().max().item())
 
 
-def test_what_is_computed_again_in_backward(calls: Callable[[], int]) -> None:
-    layer, x = example(ROWS)
-    for reentrant in (True, False):
-        checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
-        assert calls() == 4
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_what_calls_linear_within_torch(calls: Callable[[], int]) -> None:
-    attention = nn.MultiheadAttention(256, 4, batch_first=True)
-    attention(*[torch.randn(8, 64, 256)] * 3)[0].sum().backward()
-    assert calls() > 0
-    nn.GRU(512, 512)(torch.randn(2, 64, 512))[0].sum().backward()
-    assert calls() > 0
-    torch.jit.script(nn.Linear(INPUTS, OUTPUTS))(torch.randn(ROWS, INPUTS))
-    assert calls() == 1
-    F.linear(torch.randn(ROWS, INPUTS), torch.randn(OUTPUTS, INPUTS))
-    assert calls() == 1
-
-
 class Tagged(torch.Tensor):
     """A subclass: what it does with operators is its own."""
-
-
-def double(layer: nn.Linear, x: torch.Tensor) -> None:
-    layer.double()(x.double())
 
 
 def autocast(layer: nn.Linear, x: torch.Tensor) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
-
-
-def vmap(layer: nn.Linear, x: torch.Tensor) -> None:
-    torch.vmap(layer)(torch.stack([x.detach()] * 2))
-
-
-def transformed(layer: nn.Linear, x: torch.Tensor) -> None:
-    torch.func.grad(lambda each: layer(each).sum())(x.detach())
 
 
 def forward_mode(layer: nn.Linear, x: torch.Tensor) -> None:
@@ -180,7 +145,10 @@ def in_another_thread(layer: nn.Linear, x: torch.Tensor) -> None:
 
 
 TORCHS: list[Callable[[nn.Linear, torch.Tensor], object]] = [
-    *(double, autocast, vmap, transformed, forward_mode, switched_off, in_another_thread),
+    *(autocast, forward_mode, switched_off, in_another_thread),
+    lambda layer, x: layer.double()(x.double()),
+    lambda layer, x: torch.vmap(layer)(torch.stack([x.detach()] * 2)),
+    lambda layer, x: torch.func.grad(lambda each: layer(each).sum())(x.detach()),
     lambda layer, x: layer(x[:2]),  # too few rows
     lambda layer, x: layer(x[0]),
     lambda layer, x: layer(x.as_subclass(Tagged)),
@@ -197,23 +165,6 @@ def test_what_is_torch_s(
 ) -> None:
     call(*example(ROWS))
     assert calls() == 0
-
-
-def test_a_mistake_is_in_torch_s_words(calls: Callable[[], int]) -> None:
-    layer, x = example(ROWS)
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        layer(x[:, 1:])
-
-
-def test_gradients_that_nobody_wants_are_not_computed(calls: Callable[[], int]) -> None:
-    layer, x = example(ROWS)
-    layer(x.detach()).sum().backward()
-    assert calls() == 2
-    layer.requires_grad_(False)(x).sum().backward()
-    assert calls() == 2
-    with torch.no_grad():
-        layer(x)
-    assert calls() == 1
 
 
 # --- the choice -----------------------------------------------------------------------------------
@@ -261,29 +212,14 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         Computing().as_decided({"compile": False, "kernels": ONEDNN})
 
 
-def test_a_measurement_leaves_what_it_finds() -> None:
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(2)
-    try:
-        assert measured.how_much_faster() > 0
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 # --- runs -----------------------------------------------------------------------------------------
 
-ENGINES = {
-    "a tower": ("--engine", "towers", "--workers", "1"),
-    "towers": ("--engine", "towers", "--workers", "2"),
-    "processes": ("--engine", "processes", "--workers", "2"),
-    "ranks": ("--engine", "collective", "--workers", "2"),
-}
 
-
-def ended(run_dir: Path, *options: str, times: float = 2.4, steps: int = 4) -> tuple[str, str, str]:
+def ended(
+    run_dir: Path, engine: str, *kernels: str, times: float = 2.4, steps: int = 4
+) -> tuple[str, str, str]:
     """Return the digest of a run, whose kernels it was by, and what it said."""
+    options = ("--engine", *engine.split(), *kernels)
     done = run(command("kernels.py", str(run_dir), str(times), str(steps), options=options))
     assert done.code == 0, done.said
     facts = inspected(run_dir)
@@ -291,72 +227,31 @@ def ended(run_dir: Path, *options: str, times: float = 2.4, steps: int = 4) -> t
 
 
 @pytest.mark.slow
-def test_one_digest_on_all_engines(tmp_path: Path) -> None:
-    found = {
-        engine: ended(tmp_path / engine, *options, "--kernels", MEASURED)
-        for engine, options in ENGINES.items()
-    }
-    assert len({digest for digest, _, _ in found.values()}) == 1
-    assert {kernels for _, kernels, _ in found.values()} == {ONEDNN}
-    assert all("sync, products by oneDNN" in said for _, _, said in found.values())
-    assert not any("same bits: no" in said for _, _, said in found.values())
-    plain, kernels, said = ended(tmp_path / "plain", *ENGINES["a tower"])
-    assert plain != found["a tower"][0]
-    assert (kernels, "oneDNN" in said) == (TORCH, False)
-    named = ended(tmp_path / "named", *ENGINES["towers"], "--kernels", ONEDNN, times=1.1)
-    assert named[:2] == (found["a tower"][0], ONEDNN)
-    slow = ended(tmp_path / "slow", *ENGINES["towers"], "--kernels", MEASURED, times=1.1)
-    assert slow[:2] == (plain, TORCH)
-
-
-@pytest.mark.slow
-def test_a_resume_keeps_the_choice(tmp_path: Path) -> None:
-    whole, _, _ = ended(tmp_path / "whole", *ENGINES["a tower"], "--kernels", MEASURED)
+def test_one_digest_on_all_engines_and_a_resume_keeps_the_choice(tmp_path: Path) -> None:
+    tower, two = "towers --workers 1", "--workers 2"
+    whole, kernels, said = ended(tmp_path / "whole", tower, "--kernels", MEASURED)
+    assert kernels == ONEDNN
+    assert "sync, products by oneDNN" in said
+    slow = ended(tmp_path / "slow", f"processes {two}", "--kernels", MEASURED, times=1.1)
+    assert (slow[0] != whole, slow[1]) == (True, TORCH)
     # Gone on with elsewhere: where it would not be chosen, and nobody asks for it.
-    ended(tmp_path / "half", *ENGINES["a tower"], "--kernels", MEASURED, steps=1)
-    digest, kernels, said = ended(tmp_path / "half", *ENGINES["processes"], times=1.1)
+    ended(tmp_path / "half", f"processes {two}", "--kernels", MEASURED, steps=1)
+    digest, kernels, said = ended(tmp_path / "half", f"collective {two}", times=1.1)
     assert (digest, kernels) == (whole, ONEDNN)
     assert "same bits: no" not in said
     # torch's are taken where they are asked for, which is said.
-    ended(tmp_path / "other", *ENGINES["a tower"], "--kernels", MEASURED, steps=1)
-    digest, kernels, said = ended(tmp_path / "other", *ENGINES["a tower"], "--kernels", TORCH)
-    assert (digest == whole, kernels) == (False, TORCH)
-    assert "same bits: no, because kernels was onednn and is torch since step 1" in said
-
-
-def test_a_trainer_on_towers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "how_much_faster", lambda: 2.4)
-    data = TensorDataset(torch.randn(128, INPUTS), torch.randn(128, OUTPUTS))
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return F.mse_loss(model(batch[0]), batch[1])
-
-    layer, _ = example(ROWS)
-    trainer = quorate.Trainer(
-        layer, loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=128, shards=2,
-        devices="cpu", workers=2, compute=quorate.Compute(kernels=MEASURED, log_placement=True),
-        run_dir=tmp_path,
-    )  # fmt: skip
-    before = trainer.evaluate(data)["loss"]
-    trainer.fit(data, epochs=1)
-    assert inspected(tmp_path)["kernels"] == ONEDNN
-    assert trainer.evaluate(data)["loss"] < before
-    # Outside of shards torch's kernels are torch's.
-    assert torch.equal(layer(data[:][0]), F.linear(data[:][0], layer.weight, layer.bias))
+    kernels, said = ended(tmp_path / "half", tower, "--kernels", TORCH, steps=5)[1:]
+    assert kernels == TORCH
+    assert "same bits: no, because kernels was onednn and is torch since step 4" in said
 
 
 # --- bf32 -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(rounds_factors(), reason="this processor has it")
-def test_bf32_is_refused_where_it_does_nothing() -> None:
-    with expect_error(SettingError, name="precision", got="bf32"):
-        parse("bf32", CPU)
-
-
-def test_bf32_is_of_cpus() -> None:
-    with expect_error(SettingError, name="precision", got="bf32"):
-        parse("bf32", [torch.device("cuda", 0)])
+def test_bf32_is_refused_on_gpus_and_where_it_does_nothing() -> None:
+    for device in [torch.device("cuda", 0), *([] if rounds_factors() else CPU)]:
+        with pytest.raises(SettingError, match="precision: got 'bf32'"):
+            parse("bf32", [device])
 
 
 def test_the_switches_of_bf32() -> None:
@@ -370,16 +265,9 @@ def test_the_switches_of_bf32() -> None:
     with float32_products(parse("bf32")):
         assert now() == ["bf16"] * 3
         assert torch.get_float32_matmul_precision() == "medium"  # torch's older name agrees
-    assert now() == before
-    assert torch.get_float32_matmul_precision() == "highest"
-    torch.set_float32_matmul_precision("medium")  # as a script may have it
-    try:
-        with float32_products(parse("fp32")) as said:
+        with float32_products(parse("fp32")) as said:  # as a script may have it
             assert now() == ["ieee"] * 3
             assert bool(said) == rounds_factors()
-        assert torch.get_float32_matmul_precision() == "medium"
-        assert now()[0] == "bf16"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        for kind, value in zip(kinds, before, strict=True):
-            kind.fp32_precision = value
+        assert now() == ["bf16"] * 3
+    assert now() == before
+    assert torch.get_float32_matmul_precision() == "highest"

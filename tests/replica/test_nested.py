@@ -57,33 +57,66 @@ def test_what_is_no_container_is_left_alone() -> None:
         assert mapped([leaf], torch.clone)[0] is leaf
 
 
-def test_containers_are_new_ones_and_keep_their_kind() -> None:
-    class Named(dict[str, Any]):
-        pass
+class Named(dict[str, Any]):
+    """A kind of dict with an attribute."""
 
-    batch = Named(a=[A])
-    batch.note = "kept"  # type: ignore[attr-defined]
+    note = ""
+
+
+class Rows(UserList[int]):
+    """Cannot be made anew from its values."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__([*range(count)])
+
+
+def test_containers_are_new_ones_and_keep_their_kind() -> None:
+    batch = Named(a=[A], rows=Rows(3))
+    batch.note = "kept"
     moved = mapped(batch, lambda tensor: tensor)
     assert moved is not batch
     assert moved["a"] is not batch["a"]
+    assert moved["rows"] is batch["rows"]  # as nothing in it changes
     assert moved.note == "kept"
-
-
-def test_a_sequence_that_cannot_be_made_anew_stays_if_nothing_in_it_changes() -> None:
-    class Rows(UserList[int]):
-        def __init__(self, count: int) -> None:
-            super().__init__([*range(count)])
-
-    rows = Rows(3)
-    assert mapped({"rows": rows}, torch.clone)["rows"] is rows
-
-
-def test_leaves_of_any_kind_can_be_replaced() -> None:
     assert mapped_leaves([1, {"a": (2, "b")}], lambda leaf: leaf * 2) == [2, {"a": (4, "bb")}]
 
 
-def test_structure_counts_in_a_fingerprint() -> None:
-    assert fingerprint([1, 23]) != fingerprint([12, 3])
-    assert fingerprint([[1], [2]]) != fingerprint([[1, 2]])
-    assert fingerprint({"a": 1}) != fingerprint({"b": 1})
-    assert fingerprint({"a": 1}) != fingerprint(["a", 1])
+def test_what_a_graph_is_compiled_for() -> None:
+    one = signature([torch.ones(2, 3), {"a": 1, "b": "text"}])
+    assert one == signature([torch.zeros(2, 3), {"a": 1, "b": "another"}])
+    assert one != signature([torch.ones(2, 3).double(), {"a": 1, "b": "text"}])
+    assert one != signature([torch.ones(3, 2).T, {"a": 1, "b": "text"}])
+    assert one != signature([torch.ones(2, 3), {"a": 2, "b": "text"}])
+
+
+# --- fingerprints: equal for equal values, and for these alone ------------------------------------
+
+VALUES: list[Any] = [
+    None, True, 1, 1.0, "1", b"1", [1, 23], [12, 3], (1, 23), [[1], [23]], [], {}, {"a": 1},
+    {"b": 1}, {"a": 2}, np.int64(1), np.float32(1), np.arange(3), np.arange(3.0), np.ones(3),
+    torch.arange(3), torch.arange(3.0), torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6),
+    torch.tensor(float("nan")), torch.zeros(2, dtype=torch.bfloat16), torch.ones(2).to_sparse(),
+    [torch.zeros(1), "a"], [torch.zeros(1), "b"],
+]  # fmt: skip
+
+
+def test_other_values_have_another_fingerprint() -> None:
+    found = [fingerprint(value) for value in VALUES]
+    twins = [
+        (VALUES[i], VALUES[j]) for i in range(len(found)) for j in range(i) if found[i] == found[j]
+    ]
+    assert not twins
+    assert [fingerprint(value) for value in VALUES] == found
+
+
+def test_the_same_values_have_one_fingerprint_wherever_they_lie() -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    assert fingerprint(x.t()) == fingerprint(x.t().contiguous())
+    assert fingerprint(x[:, ::2]) == fingerprint(x[:, ::2].clone())
+    assert fingerprint(x.requires_grad_()) == fingerprint(x.detach())
+    assert fingerprint(np.asfortranarray(np.eye(3))) == fingerprint(np.eye(3))
+
+
+def test_what_has_no_values_of_its_own_counts_by_type() -> None:
+    assert fingerprint({"a": object()}) == fingerprint({"a": object()})
+    assert fingerprint({"a": np.array([object()])}) == fingerprint({"a": np.array([object()])})

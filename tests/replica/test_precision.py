@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from support import front_door
 from support.digests import digest_of
-from support.everything import EVERYTHING, SCRIPT, digest_on_one_tower, trained
+from support.fits import fit, rows
 from support.messages import expect_error
-from support.references import References
-from support.runs import command, inspected, run
-from support.warm import WARM
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -25,17 +21,9 @@ import quorate
 from quorate.errors import NotFiniteError
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
-from quorate.replica.digest import digest
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
-from quorate.replica.precision import (
-    FIRST_SCALE,
-    LEAST_SCALE,
-    SCALE_STEP,
-    float32_products,
-    parse,
-    remarks,
-)
+from quorate.replica.precision import float32_products, parse, remarks
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
@@ -68,6 +56,7 @@ class Mixed(nn.Module):
 
 IMAGES = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(12) % 3
+ONES = TensorDataset(torch.ones(12, 1))
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -139,48 +128,10 @@ def test_updates_are_those_of_float32_masters() -> None:
 
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(1.0)
-    trainer = quorate.Trainer(
-        model, loss, optimizer=lambda params: torch.optim.SGD(params, lr=2.0**-12), batch_size=4,
-        shards=2, devices="cpu", workers=quorate.Workers(2, engine="towers"), precision="bf16",
-    )  # fmt: skip
-    for _ in trainer.updates(TensorDataset(torch.ones(4, 1)), steps=7):
-        pass
-    assert trainer.model.weight.item() == 1 - 7 * 2.0**-12
+    slowly = functools.partial(torch.optim.SGD, lr=2.0**-12)
+    fit(model, loss, ONES, steps=7, optimizer=slowly, workers=2, precision="bf16")
+    assert model.weight.item() == 1 - 7 * 2.0**-12
     assert torch.tensor(1 - 2.0**-12).bfloat16().item() == 1  # it would have stood still
-
-
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_one_digest_on_any_number_of_towers(precision: str, references: References) -> None:
-    expected = digest_on_one_tower(references, 4, precision=precision)
-    assert expected != digest_on_one_tower(references, 4) or precision == "tf32"
-    for workers in (2, 3):
-        assert digest_of(trained(workers, 4, precision=precision)) == expected, workers
-
-
-@pytest.mark.slow
-def test_one_digest_on_worker_processes(tmp_path: Path, references: References) -> None:
-    words, bf16 = ("hundred.py", "10", "adam"), ("--precision", "bf16")
-    expected = references.on_a_tower(*words, options=bf16)
-    three = ("--workers", "3", "--engine", "processes", "--run-dir", str(tmp_path))
-    ended = run(command(*words, options=(*three, *bf16)))
-    assert ended.code == 0, ended.said
-    assert inspected(tmp_path)["digest"] == expected.facts["digest"]
-
-
-def test_one_digest_after_a_resume_on_other_devices(tmp_path: Path) -> None:
-    def trained_to(steps: int, workers: int, run_dir: Path) -> str:
-        torch.manual_seed(3)
-        trainer = quorate.Trainer(
-            EVERYTHING.Everything(), EVERYTHING.loss, optimizer=torch.optim.Adam, batch_size=24,
-            shards=4, devices="cpu",
-            workers=quorate.Workers(workers, engine="towers"), precision="bf16",
-            run_dir=run_dir,
-        )  # fmt: skip
-        trainer.fit(EVERYTHING.Sentences(110), steps=steps)
-        return digest(trainer.model.state_dict().items())
-
-    trained_to(4, 3, tmp_path / "parts")
-    assert trained_to(9, 2, tmp_path / "parts") == trained_to(9, 1, tmp_path / "whole")
 
 
 def mlp() -> nn.Module:
@@ -189,15 +140,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def trained_mlp(workers: int, precision: str, **options: Any) -> quorate.Trainer:
-    trainer = front_door.trainer(
-        mlp(), options.pop("loss", cross_entropy), optimizer=torch.optim.Adam, batch_size=12,
-        shards=4, devices="cpu",
-        workers=quorate.Workers(workers, engine="towers"), precision=precision, **options,
-    )  # fmt: skip
-    for _ in trainer.updates(TensorDataset(IMAGES, LABELS), epochs=6):
-        pass
-    return trainer
+def trained_mlp(
+    workers: int, precision: str, loss: Any = cross_entropy, **options: Any
+) -> quorate.Trainer:
+    options |= {"workers": workers, "engine": "towers", "precision": precision, "epochs": 6}
+    return fit(mlp(), loss, TensorDataset(IMAGES, LABELS), optimizer=torch.optim.Adam, **options)
 
 
 def test_float16_gives_one_digest_also_where_gradients_overflow() -> None:
@@ -208,70 +155,43 @@ def test_float16_gives_one_digest_also_where_gradients_overflow() -> None:
         return (F.cross_entropy(model(images), labels, reduction="none") * weight).mean()
 
     for loss in (cross_entropy, steep):
-        digests = {
-            digest(trained_mlp(workers, "fp16", loss=loss).model.state_dict().items())
-            for workers in (1, 2, 3)
-        }
-        assert len(digests) == 1
+        assert len({digest_of(trained_mlp(n, "fp16", loss=loss)) for n in (1, 3)}) == 1
 
 
-def weights_times(factor: float) -> Any:
-    scales: list[float] = []
+@pytest.mark.parametrize(
+    ("factor", "scales"),
+    [
+        (1e3, 3),  # 8192 and 512 are too large for 1000 * scale < 65504
+        (2.0**-26, 1),  # float16 does not hold it, and it is not lost
+        (math.inf, 1),  # the loss is not finite: no scale can help
+    ],
+)
+def test_a_gradient_that_overflows_is_computed_again_with_a_smaller_scale(
+    factor: float, scales: int
+) -> None:
+    """The loss is factor * x @ w, its gradient factor * x, whatever the scale."""
+    seen: list[torch.Tensor] = []
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         product = model(batch[0])
-        product.register_hook(lambda gradient: scales.append(gradient.abs().max().item()))
+        product.register_hook(seen.append)
         return product.float().mean() * factor
 
-    return loss, scales
-
-
-def test_a_gradient_that_overflows_is_computed_again_with_a_smaller_scale() -> None:
-    """The loss is factor * x @ w, its gradient factor * x, whatever the scale."""
     model = nn.Linear(1, 1, bias=False)
-    loss, scales = weights_times(1e3)
+    nn.init.ones_(model.weight)
     found, gradient = gradient_of(replica_of(state_of(model), loss, "fp16"), torch.ones(4, 1))
-    assert gradient.views["weight"].item() == 4 * 1e3  # weight * gradient
-    assert found.means()["loss"] == pytest.approx(1e3 * model.weight.item(), rel=1e-3)
-    assert len(scales) == 3  # 8192 and 512 are too large for 1000 * scale < 65504
+    assert found.means()["loss"] == factor
+    value = gradient.views["weight"].item()  # weight * gradient
+    assert value == 4 * factor if math.isfinite(factor) else not math.isfinite(value)
+    assert len(seen) == scales
 
 
-def test_a_gradient_below_what_float16_holds_is_not_lost() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    loss, scales = weights_times(2.0**-26)
-    _, gradient = gradient_of(replica_of(state_of(model), loss, "fp16"), torch.ones(4, 1))
-    assert gradient.views["weight"].item() == 4 * 2.0**-26
-    assert torch.tensor(2.0**-26).half().item() == 0
-    assert len(scales) == 1
-
-
-def test_what_is_not_finite_stays_so() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    loss, scales = weights_times(math.inf)
-    _, gradient = gradient_of(replica_of(state_of(model), loss, "fp16"), torch.ones(4, 1))
-    assert not math.isfinite(gradient.views["weight"].item())
-    assert len(scales) == 1  # the loss is not finite: no scale can help
-
+def test_a_gradient_that_no_scale_makes_finite_is_an_error() -> None:
     def root(model: Any, batch: Any) -> torch.Tensor:
         return (model(batch[0]).float() * 0).abs().sqrt().mean()  # 0, its derivative inf * 0
 
     with expect_error(NotFiniteError):
-        trained_root(root)
-
-
-def trained_root(loss: Any) -> None:
-    trainer = quorate.Trainer(
-        nn.Linear(1, 1), loss, optimizer=torch.optim.SGD, batch_size=4, shards=1, devices="cpu",
-        workers=1, precision="fp16",
-    )  # fmt: skip
-    for _ in trainer.updates(TensorDataset(torch.ones(4, 1)), steps=1):
-        pass
-
-
-def test_the_scales_end() -> None:
-    steps = math.log(FIRST_SCALE / LEAST_SCALE, SCALE_STEP)
-    assert steps == int(steps)
-    assert all(math.frexp(scale)[0] == 0.5 for scale in (FIRST_SCALE, LEAST_SCALE, SCALE_STEP))
+        fit(nn.Linear(1, 1), root, ONES, steps=1, precision="fp16")
 
 
 def test_training_and_evaluation_leave_the_users_model_in_float32(tmp_path: Path) -> None:
@@ -285,12 +205,6 @@ def test_training_and_evaluation_leave_the_users_model_in_float32(tmp_path: Path
         with torch.no_grad():
             assert found == pytest.approx(cross_entropy(model, [IMAGES, LABELS]).item(), rel=0.02)
     assert plain != averaged
-
-
-def test_several_workers_on_snapshots_learn() -> None:
-    before = cross_entropy(mlp().eval(), [IMAGES, LABELS]).item()
-    trainer = trained_mlp(3, "bf16", update="async")
-    assert trainer.evaluate(TensorDataset(IMAGES, LABELS))["loss"] < before
 
 
 def test_tensor_float_is_off_unless_asked_for() -> None:
@@ -312,34 +226,16 @@ def test_tensor_float_is_off_unless_asked_for() -> None:
         assert (torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision) == before
     with float32_products(parse("fp32")) as said:
         assert said == []  # there is no GPU that it would concern
-
-
-def test_what_is_said_of_devices() -> None:
-    cuda = torch.device("cuda", 0)
-    assert remarks(parse("fp32"), [CPU[0], cuda]) == []
-    assert "no effect on cpu" in remarks(parse("tf32"), [CPU[0], cuda])[0]
-    assert remarks(parse("tf32"), [cuda]) == []
-    assert remarks(parse("bf16"), [cuda]) == []
+    assert "no effect on cpu" in remarks(parse("tf32"), CPU)[0]
     assert "slow" in remarks(parse("fp16"), CPU)[0]
+    assert remarks(parse("tf32"), [torch.device("cuda", 0)]) == []
 
 
 def test_another_precision_at_a_resume_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for steps, precision in ((1, "fp32"), (2, "bf16")):
-        trainer = quorate.Trainer(
-            mlp(), cross_entropy, optimizer=torch.optim.SGD, batch_size=12, shards=2,
-            devices="cpu", workers=1, run_dir=tmp_path, precision=precision,
-        )  # fmt: skip
-        trainer.fit(TensorDataset(IMAGES, LABELS), steps=steps)
+        fit(data=rows(12), steps=steps, run_dir=tmp_path, precision=precision)
     said = capsys.readouterr().out
     assert "same bits: no, because precision was fp32 and is bf16 since step 1" in said
     assert "sync, bf16" in said
-
-
-def test_a_wrong_precision_is_one_line(tmp_path: Path) -> None:
-    words = ["run", "--precision", "fp8", "--run-dir", str(tmp_path), str(SCRIPT)]
-    code, _, errors = WARM.run(words, os.environ, 60)
-    assert code == 2
-    expected = "one of fp32, tf32, bf32, bf16, fp16; choose one of them"
-    assert errors.splitlines() == [f"quorate: precision: got 'fp8', expected {expected}"]

@@ -1,30 +1,35 @@
-"""Soft placement, on a kind of device made for it: ``backend.py`` and ``scripts/soft.py``."""
+"""Soft placement and the placement log, also on a kind of device made for them: ``soft.py``."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from support.warm import WARM
+from torch import nn
 
-import quorate
-from quorate import Trainer
-from quorate.replica.computing import Computing
-from quorate.replica.notes import Notes
-from quorate.replica.placement.placement import Placement
-from quorate.replica.streams import Stream
+from quorate.replica.placement.log import PlacementLog
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "soft.py"
-RUNS = [
-    *("cpu 1", "toy:0 1 soft log", "toy:0 2 soft"),
-    *("toy:0 1", "toy:0 1 soft turned", "toy:0 1 soft unwritten", "toy:0 1 soft compile"),
-]
+RUNS = ["cpu 1", "toy:0 2 soft log", "toy:0 1", "toy:0 1 soft turned"]
+CALLERS = {
+    "convolution": "called in module '0' (Conv1d)",
+    "convolution_backward": "called in the backward pass of module '0' (Conv1d)",
+    "cumsum": "called in module '3' (Cumulative)",
+    "sigmoid_backward": "called in the backward pass of module '3' (Cumulative)",
+    "native_dropout": "called in module '4' (Dropout)",
+    "tanh_": "called in module '6' (Inverse)",
+    "erfinv": "called in module '6' (Inverse)",
+    "rand_like": "called in module '6' (Inverse)",
+    "ones_like": "called in the loss function, outside of modules",
+}
 
 
 class Said(NamedTuple):
@@ -37,9 +42,8 @@ class Said(NamedTuple):
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Said]:
     """One process for all: it has the devices, and torch is imported once."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *RUNS], capture_output=True, text=True, timeout=120
-    )
+    words = [sys.executable, str(SCRIPT), *RUNS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found, lines = [], list[str]()
     for line in done.stdout.splitlines():
@@ -51,137 +55,102 @@ def runs() -> dict[str, Said]:
     return dict(zip([*RUNS, "operators"], found, strict=True))
 
 
-def test_the_numbers_are_the_cpus_on_any_number_of_workers(runs: dict[str, Said]) -> None:
-    assert set(runs["cpu 1"].result) == {"parameters", "loss"}
-    assert runs["toy:0 1 soft log"].result == runs["cpu 1"].result
-    assert runs["toy:0 2 soft"].result == runs["cpu 1"].result
+def lacking(lines: list[str]) -> dict[str, str]:
+    """Return by whom each operator was called that has no kernel; each is named once."""
+    named = [pair for pair in pairwise(lines) if " has no kernel on toy" in pair[0]]
+    found = {line.split()[0].removeprefix("aten::"): caller.strip() for line, caller in named}
+    assert len(found) == len(named)
+    return found
 
 
-@pytest.mark.parametrize("run", ["toy:0 1 soft log", "toy:0 2 soft"])
-def test_each_operator_is_named_once_with_who_called_it(runs: dict[str, Said], run: str) -> None:
-    lines = runs[run].lines
-    said = {
-        line.partition(" has no kernel on toy")[0]: following.strip()
-        for line, following in pairwise(lines)
-        if "has no kernel" in line
-    }
-    assert said == {
-        "aten::convolution": "called in module '0' (Conv1d)",
-        "aten::convolution_backward": "called in the backward pass of module '0' (Conv1d)",
-        "aten::cumsum": "called in module '3' (Cumulative)",
-        "aten::sigmoid_backward": "called in the backward pass of module '3' (Cumulative)",
-        "aten::native_dropout": "called in module '4' (Dropout)",
-        "aten::tanh_": "called in module '6' (Inverse)",
-        "aten::erfinv": "called in module '6' (Inverse)",
-        "aten::rand_like": "called in module '6' (Inverse)",
-        "aten::ones_like": "called in the loss function, outside of modules",
-    }
-    assert set(Counter(line for line in lines if "has no kernel" in line).values()) == {1}
-    assert not any("has no kernel" in line for line in runs["cpu 1"].lines)
-
-
-def test_the_log_shows_what_ran_on_the_cpu(runs: dict[str, Said]) -> None:
-    lines = runs["toy:0 1 soft log"].lines
-    assert "shards are computed on toy:0, sums and updates on toy:0" in lines
-    head = lines.index("where the operators of a shard ran on a toy worker:")
-    table = [line.split() for line in lines[head + 1 :] if not line.startswith("epoch")]
-    assert table[0] == ["module", "class", "operator", "device", "forward", "backward"]
+def check_log(lines: list[str]) -> None:
+    """Check the one table of where operators ran."""
+    title = "where the operators of a shard ran on a toy worker:"
+    head, table = lines.index(title), [line.split() for line in lines]
+    assert lines.count(title) == 1
+    assert table[head + 1] == ["module", "class", "operator", "device", "forward", "backward"]
     assert ["5", "Linear", "addmm", "toy:0", "1"] in table
     assert ["0", "Conv1d", "convolution", "cpu", "1"] in table
-    assert ["convolution_backward", "cpu", "1"] in table
     assert ["3", "Cumulative", "cumsum", "cpu", "1", "1"] in table
 
 
-def test_without_it_the_error_names_operator_module_and_cure(runs: dict[str, Said]) -> None:
-    result = runs["toy:0 1"].result
-    assert result["raised"].startswith("NotImplementedError: convolution_overrideable not")
-    assert result["notes"][0] == (
-        "quorate: aten::convolution has no kernel on toy, called in module '0' (Conv1d); "
-        "soft_placement=True (--soft-placement) runs it on the CPU"
-    )
+def test_numbers_are_the_cpus_and_each_operator_is_named_with_who_called_it(
+    runs: dict[str, Said],
+) -> None:
+    assert runs["toy:0 2 soft log"].result == runs["cpu 1"].result
+    assert lacking(runs["toy:0 2 soft log"].lines) == CALLERS
+    assert lacking(runs["cpu 1"].lines) == {}
+    check_log(runs["toy:0 2 soft log"].lines)
 
 
-def test_what_cannot_run_on_the_cpu_says_why(runs: dict[str, Said]) -> None:
-    result = runs["toy:0 1 soft turned"].result
-    assert result["raised"].startswith("NotImplementedError: Could not run 'aten::view_as_real'")
-    assert result["notes"][0] == (
-        "quorate: aten::view_as_real has no kernel on toy, called in module '4' (Turned); it "
-        "cannot run on the CPU: what it returns shares memory with what it is given"
-    )
+NO_KERNEL = "quorate: aten::{} has no kernel on toy, called in module {}"
+ERRORS = {
+    "toy:0 1": (
+        "convolution_overrideable not",
+        NO_KERNEL.format("convolution", "'0' (Conv1d)")
+        + "; soft_placement=True (--soft-placement) runs it on the CPU",
+    ),
+    "toy:0 1 soft turned": (
+        "Could not run 'aten::view_as_real'",
+        NO_KERNEL.format("view_as_real", "'4' (Turned)")
+        + "; it cannot run on the CPU: what it returns shares memory with what it is given",
+    ),
+}
 
 
-def test_the_scripts_own_errors_are_left_alone(runs: dict[str, Said]) -> None:
-    result = runs["toy:0 1 soft unwritten"].result
-    assert result["raised"] == "NotImplementedError: the script's own"
-    assert not any("kernel" in note for note in result["notes"])
-
-
-def test_it_is_not_for_compiled_models(runs: dict[str, Said]) -> None:
-    assert runs["toy:0 1 soft compile"].result["raised"] == (
-        "SettingError: soft_placement: got True, expected compile=False with it; leave off one of "
-        "the two"
-    )
+@pytest.mark.parametrize("run", ERRORS)
+def test_an_error_names_operator_module_and_cure(run: str, runs: dict[str, Said]) -> None:
+    raised, note = ERRORS[run]
+    assert runs[run].result["raised"].startswith(f"NotImplementedError: {raised}")
+    assert runs[run].result["notes"][0] == note
 
 
 def test_arguments_results_and_memory_are_as_on_the_cpu(runs: dict[str, Said]) -> None:
     assert runs["operators"].result == []
 
 
-def test_the_example_on_two_devices(runs: dict[str, Said]) -> None:
-    lines = [line.split() for line in runs["operators"].lines]
-    assert lines[-2:] == [["tensor([[", "44.,", "56.],"], ["[", "98.,", "128.]])"]]
-    assert ["mm", "toy:0", "1", "1"] in lines
-    assert ["mm", "cpu", "1", "1"] in lines
-    assert ["(the", "model)", "Sum", "_to_copy", "toy:0", "->", "cpu", "1"] in lines
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes look into /proc")
+def test_what_processes_note_is_said_once(runs: dict[str, Said]) -> None:
+    options = ["--engine", "processes", "--workers", "2", "--soft-placement", "--log-placement"]
+    words = ["run", "--devices", "toy:0", *options, str(SCRIPT)]
+    code, out, err = WARM.run(words, os.environ, 60)
+    assert code == 0, err
+    *lines, last = out.splitlines()
+    assert json.loads(last) == runs["cpu 1"].result
+    assert lacking(lines) == CALLERS
+    check_log(lines)
 
 
-class Undefined(torch.nn.Module):
+# --- the log --------------------------------------------------------------------------------------
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.erfinv(x.to(torch.complex64)).real
+        return torch.tanh(self.inner(x)) + torch.tanh(self.inner(x + 1))
 
 
-def test_a_dtype_without_a_kernel_on_the_cpu_is_named_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trainer = Trainer(
-        lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), Undefined()),
-        lambda model, batch: model(batch[0]).square().mean(),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=4,
-        devices="cpu",
-        workers=quorate.Workers(1, engine="towers"),
-        compute=quorate.Compute(soft_placement=True),
-    )
-    with pytest.raises(NotImplementedError, match="not implemented for 'ComplexFloat'") as caught:
-        trainer.fit(torch.utils.data.TensorDataset(torch.ones(4, 2)))
-    assert caught.value.__notes__[0] == (
-        "quorate: aten::erfinv has no kernel on cpu, called in module '1' (Undefined); use another "
-        "dtype or operator"
-    )
-    assert "soft_placement" not in capsys.readouterr().out
+def logged(model: nn.Module) -> list[str]:
+    with PlacementLog(model) as log:
+        model(torch.ones(4, 3)).sum().backward()
+    return [" ".join(line.split()) for line in log.table().splitlines()]
 
 
-class Counted(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nonzero(x)
-
-
-@pytest.mark.parametrize(
-    ("soft", "then"),
-    [
-        (False, "soft_placement=True (--soft-placement) runs it on the CPU"),
-        (True, "it cannot run on the CPU: Cannot copy out of meta tensor; no data!"),
-    ],
-)
-def test_metas_operators_are_named(soft: bool, then: str) -> None:
-    """``meta`` computes nothing, so it lacks those whose shape depends on numbers."""
-    model = torch.nn.Sequential(Counted())
-    computing = Computing(soft_placement=soft)
-    placement = Placement([torch.device("meta")], computing, Notes(), until="")
-    with Stream() as stream, pytest.raises(NotImplementedError) as caught:
-        placement.run(
-            lambda _watched: model(torch.ones(3, device="meta")), model, stream, training=True
-        )
-    assert caught.value.__notes__ == [
-        f"quorate: aten::nonzero has no kernel on meta, called in module '0' (Counted); {then}"
+def test_calls_are_counted_by_module_forward_and_backward() -> None:
+    assert logged(Pair()) == [
+        "module class operator device forward backward",
+        "(no module) ones cpu 1",
+        "sum cpu 1",
+        "ones_like cpu 1",
+        "inner Linear addmm cpu 2",
+        "mm cpu 2",
+        "sum cpu 2",
+        "add cpu 2",  # of two gradients
+        "(the model) Pair tanh cpu 2",
+        "add cpu 2",
+        "tanh_backward cpu 2",
     ]

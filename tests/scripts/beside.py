@@ -1,8 +1,7 @@
 """State outside of the model, and what depends on the step: annealing, a curriculum, a teacher.
 
-``beside.py WHAT [KILL]``: the whole run kills itself with signal 9 after update KILL; or after
-update -KILL its worker 0, which has the time to come back. A checkpoint is written after every
-fourth update.
+``beside.py [KILL]``: the whole run kills itself with signal 9 after update KILL; or after update
+-KILL its worker 0, and trains until that is back. A checkpoint follows every fourth update.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from torch.utils.data import Dataset
 import quorate
 from quorate.data import at as place_of_rows
 
-WHAT, KILL = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+KILL = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 ROWS, FEATURES = 60, 6  # five updates an epoch
-generator = torch.Generator().manual_seed(0)
-X, NOISE = torch.randn(2, ROWS, FEATURES, generator=generator)
+X, NOISE = torch.randn(2, ROWS, FEATURES, generator=torch.Generator().manual_seed(0))
 
 
 def net() -> nn.Module:
@@ -35,34 +33,28 @@ def net() -> nn.Module:
 
 
 class Curriculum(Dataset[Any]):
-    """Rows that are harder in each epoch, if that is what is tried."""
+    """Rows that are harder in each epoch."""
 
     def __len__(self) -> int:
         return ROWS
 
     def __getitem__(self, row: int) -> Any:
         at = place_of_rows()
-        hard = at.epoch * 0.3 + at.progress if WHAT == "curriculum" and at.training else 0.5
+        hard = at.epoch * 0.3 + at.progress if at.training else 0.5
         return X[row] + hard * NOISE[row] + 0.1 * torch.randn(FEATURES), row % 2
 
 
-teacher = net().eval()
-shared = quorate.Shared(
-    "shared", beta=0.0, teacher=teacher, centre=torch.zeros(2), ring=torch.zeros(1, 2)
-)
+shared = quorate.Shared("shared", beta=0.0, teacher=net().eval(), ring=torch.zeros(1, 2))
 
 
 def loss(model: nn.Module, batch: Any, at: Any) -> Any:
     x, y = batch
     if KILL < 0 and at.training:
-        time.sleep(0.1)
+        time.sleep(0.1)  # worker 0 has the time to come back
     out = model(x)
-    value = F.cross_entropy(out, y)
-    if WHAT == "annealing":
-        value = value + (at.progress + 0.01 * at.epoch + shared.beta) * out.square().mean()
-    elif WHAT == "teacher":
-        wanted = shared.teacher(x) - shared.centre + shared.ring.mean(0)
-        value = value + 0.5 * (out - wanted).square().mean()
+    wanted = shared.teacher(x) + shared.ring.mean(0)
+    annealed = (at.progress + 0.01 * at.epoch + shared.beta) * out.square().mean()
+    value = F.cross_entropy(out, y) + annealed + 0.5 * (out - wanted).square().mean()
     return {"loss": value, "beta": shared.beta}
 
 
@@ -73,18 +65,12 @@ class After(quorate.Callback):
 
     def updated(self, report: quorate.Report) -> None:
         n = report.global_step
-        if WHAT == "annealing":
-            shared.beta = min(1.0, n / 10)
-        elif WHAT == "teacher":
-            with torch.no_grad():
-                for mine, theirs in zip(
-                    teacher.parameters(), trainer.model.parameters(), strict=True
-                ):
-                    mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
-                for name, theirs in trainer.model.named_buffers():
-                    teacher.get_buffer(name).copy_(theirs)
-                shared.centre = shared.centre * 0.5 + trainer.model[4].bias.detach()
-                shared.ring = torch.cat([shared.ring, shared.centre[None]])[-4:]
+        shared.beta = min(1.0, n / 10)
+        with torch.no_grad():
+            pairs = zip(shared.teacher.parameters(), trainer.model.parameters(), strict=True)
+            for mine, theirs in pairs:
+                mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+        shared.ring = torch.cat([shared.ring, trainer.model[4].bias.detach()[None]])[-4:]
         if n == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         if n == -KILL:
@@ -102,7 +88,6 @@ trainer = quorate.Trainer(
     compute=quorate.Compute(strict=True),
     run_dir=quorate.RunDir(None, save_every_steps=4),
 )
-rows = Curriculum()
-after = After()
+after, rows = After(), Curriculum()
 trainer.fit(rows, epochs=5, callbacks=[after], validation=rows)
 print("worker 0 was there in the end" if after.is_back else "worker 0 is gone")

@@ -12,14 +12,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.trainings.configuration import STEPS, parse
+from support.trainings.configuration import parse
 from support.trainings.datasets import BATCH, make_data
+from support.trainings.faults import SlowRows, Strikes, disturbed, faults_of, in_script
 from support.trainings.models import MODELS
 from support.trainings.optimizers import make_optimize
+from torch.utils.data import TensorDataset
 
 import quorate
 
@@ -45,19 +48,40 @@ class Kills(quorate.Callback):
 
 model = MODELS[CONFIGURATION.model]
 data = make_data(CONFIGURATION.data, model.inputs, FOLDER)
+faults = faults_of(CONFIGURATION.fault)[PART] if CONFIGURATION.fault else []
+differs = in_script(faults, FOLDER)
+loss, rows = model.loss(), data.dataset
+if "data" in differs:
+    rows = TensorDataset(*(each.flip(0) for each in rows.tensors))
+if faults or CONFIGURATION.pause or CONFIGURATION.rule != "sync":
+    loss = disturbed(
+        loss,
+        faults,
+        FOLDER,
+        pause_s=CONFIGURATION.pause / 1e3,
+        counted_rows=len(rows) if CONFIGURATION.rule != "sync" else 0,
+    )
+if CONFIGURATION.pause:
+    rows = SlowRows(rows, CONFIGURATION.pause / 1e3)
 trainer = quorate.Trainer(
-    model.make,
-    model.loss(),
+    MODELS["frozen"].make if "model" in differs else model.make,
+    loss,
     optimizer=make_optimize(CONFIGURATION.optimizer, CONFIGURATION.options, model.phases),
     batch_size=BATCH,
     shards=CONFIGURATION.shards,
     seed=CONFIGURATION.seed,
     loading=quorate.Loading(**data.loading),
 )
+callbacks: list[quorate.Callback] = []
+if CONFIGURATION.event in ("kill-worker", "kill-run"):
+    callbacks.append(Kills())
+if faults:
+    callbacks.append(Strikes(trainer, faults, FOLDER))
 ends_early = CONFIGURATION.event == "resume" and PART == 0
 trainer.fit(
-    data.dataset,
-    steps=CONFIGURATION.at if ends_early else STEPS,
+    rows,
+    steps=CONFIGURATION.at if ends_early else CONFIGURATION.steps,
     validation=data.validation if "validation" in CONFIGURATION.options else None,
-    callbacks=[Kills()] if CONFIGURATION.event in ("kill-worker", "kill-run") else [],
+    callbacks=callbacks,
 )
+print("to the end", time.time())

@@ -21,18 +21,11 @@ from quorate.replica.kernels import measured
 ROWS, WIDTH = 32, 384  # of a shard: 4.7 million multiply-adds in a layer
 
 
-class Net(nn.Module):
-    """Two layers that are taken, one that is too small, and dropout between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.second = nn.Linear(WIDTH, WIDTH)
-        self.classes = nn.Linear(WIDTH, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.dropout(F.relu(self.first(x)), 0.1, self.training)
-        return self.classes(F.relu(self.second(x)))
+def net() -> nn.Module:
+    """Return two layers that are taken, one that is too small, and dropout between them."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(first, nn.ReLU(), nn.Dropout(0.1), second, nn.ReLU(), nn.Linear(WIDTH, 10))
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -47,9 +40,8 @@ if __name__ == "__main__":
         torch.randn(4 * ROWS, WIDTH, generator=generator),
         torch.randint(0, 10, (4 * ROWS,), generator=generator),
     )
-    torch.manual_seed(0)
     trainer = quorate.Trainer(
-        Net(), loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=2 * ROWS, shards=2,
+        net(), loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=2 * ROWS, shards=2,
         run_dir=Path(sys.argv[1]),
     )  # fmt: skip
     trainer.fit(data, steps=int(sys.argv[3]) if len(sys.argv) > 3 else 4)

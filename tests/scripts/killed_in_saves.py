@@ -5,7 +5,7 @@
 Each step is saved twice, as the best one and as a due one, and one checkpoint is kept. Every run is
 a fork of this process, which has imported torch. A run counts what its saves ask the system for
 (``rename``, ``mkdir``, ``write``, ``fsync``, ...), and sends itself SIGKILL before a call of some
-number. KILLS numbers are spread over all calls; 0: one kill at each.
+number. KILLS numbers are spread over all calls; 0: one kill at each. Every fifth is resumed.
 
 Prints a line of JSON: how many calls there were, and of each kill its call, the newest sound step,
 what is wrong with other checkpoints, and whether the resumed run ended with the undisturbed digest.
@@ -18,14 +18,15 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # torch imports it with the first optimizer: 2 s in each process
+from support.runs import inspected
 from support.system_calls import forked
 from torch import nn
 
 import quorate
-from quorate.services.checkpoints import files
 
 STEPS = 4
 ROWS = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
@@ -61,10 +62,17 @@ def in_a_fork(run_dir: Path, last: int = 0) -> tuple[int, int]:
 
 
 def digest_of(run_dir: Path) -> str:
-    found = files.find(run_dir)
-    assert found is not None
-    assert found.record["global_step"] == STEPS
-    return files.digest_of(found.path, "model.safetensors", found.record["order"])
+    facts = inspected(run_dir)
+    assert facts["global_step"] == STEPS
+    return str(facts["digest"])
+
+
+def checkpoints(run_dir: Path) -> list[dict[str, Any]]:
+    try:
+        listed: list[dict[str, Any]] = inspected(run_dir)["checkpoints"]
+    except AssertionError:  # there are none yet
+        return []
+    return listed
 
 
 def main(folder: Path, kills: int) -> None:
@@ -75,20 +83,23 @@ def main(folder: Path, kills: int) -> None:
     if kills:
         numbers = sorted({1 + number * calls // kills for number in range(kills)})
     found = []
-    for number in numbers:
+    for count, number in enumerate(numbers):
         run_dir = folder / str(number)
         code, _ = in_a_fork(run_dir, number)
-        listed = files.listing(run_dir)
-        sound = [one.global_step for one in listed if one.wrong is None]
-        again, _ = in_a_fork(run_dir)
+        listed = checkpoints(run_dir)
+        sound = [one["global_step"] for one in listed if one["is_sound"]]
+        is_resumed = count % 5 == 0
+        again = in_a_fork(run_dir)[0] if is_resumed else 0
         found.append(
             {
                 "call": number,
                 "code": code,
                 "sound": max(sound, default=0),
-                "wrong": [one.wrong for one in listed if one.wrong is not None],
-                "is_same": again == 0 and digest_of(run_dir) == undisturbed,
-                "left": sorted(path.name for path in (run_dir / "checkpoints").iterdir()),
+                "wrong": [one for one in listed if not one["is_sound"]],
+                "is_same": again == 0 and (not is_resumed or digest_of(run_dir) == undisturbed),
+                "left": sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+                if is_resumed
+                else [],
             }
         )
         shutil.rmtree(run_dir)

@@ -1,15 +1,16 @@
-"""Loops of one's own, that are left, held or killed; the argument says which.
+"""Loops of one's own, that are left, blocked or killed; the argument says which.
 
     quorate run --devices cpu --workers 2 tests/scripts/loops.py leave
 
 leave: loop after loop, some left before workers are there. Prints descriptors and children.
-hold: says "holding" with a report in hand, and waits for ever.
-compute: says "computing" after two updates, and goes on for ever, with slow shards.
 start: says "starting" as soon as workers are being started.
+end: says "computing" after two updates, and "to the end" some updates later.
+stuck: says "stuck" after three updates, and hangs where no signal ends it and no handler is called.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -19,27 +20,28 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.transports.processes.worker import here
 
 what = sys.argv[1]
-times = int(sys.argv[2]) if len(sys.argv) > 2 else 6
 
 
-class Rows(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 80_000
-
-    def __getitem__(self, row: int) -> torch.Tensor:
-        return torch.full((3,), float(row))
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    if what == "end":
+        time.sleep(0.03)
+    return model(batch[0]).square().mean()
 
 
-def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    if what == "compute" and here() is not None:
-        time.sleep(0.3)
-    return model(batch).square().mean()
+class Speaks(quorate.Callback):
+    def updated(self, report: quorate.Report) -> None:
+        if report.global_step == 2:
+            print("computing", flush=True)
+        if report.global_step == 3 and what == "stuck":
+            print("stuck", flush=True)
+            libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            for _ in range(2):
+                libc.pthread_mutex_lock(mutex)
 
 
 def held() -> dict[str, int]:
@@ -53,12 +55,11 @@ trainer = quorate.Trainer(
     optimizer=lambda params: torch.optim.SGD(params, lr=1e-12),
     batch_size=8,
     shards=4,
-    loading=quorate.Loading(processes=0 if what == "leave" else 1),
 )
-data = Rows()
+data = TensorDataset(torch.arange(240_000.0).reshape(-1, 3))
 if what == "leave":
     found = []
-    for loop in range(times):
+    for loop in range(4):
         if loop % 2:  # stopped while workers start
             threading.Timer(0.2 * (loop % 12), trainer.stop).start()
             for _ in trainer.updates(data, steps=10_000):
@@ -71,12 +72,5 @@ if what == "leave":
 else:
     if what == "start":
         print("starting", flush=True)
-    begun = 0.0
-    for update in trainer.updates(data, steps=10_000):
-        begun = begun or time.monotonic()
-        # By then all workers have computed something.
-        if what == "hold" and time.monotonic() - begun > 1.5:
-            print("holding", flush=True)
-            time.sleep(1000)
-        if update.global_step == 2:
-            print("computing", flush=True)
+    trainer.fit(data, steps=30 if what == "end" else 10_000, callbacks=[Speaks()])
+    print("to the end")

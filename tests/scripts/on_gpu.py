@@ -1,18 +1,16 @@
 """A small training with what devices do differently: convolutions, dropout, BatchNorm.
 
-    quorate run --devices cuda:0 --workers 2 tests/scripts/on_gpu.py 6 clean
+    quorate run --devices cuda:0 --workers 2 tests/scripts/on_gpu.py clean
 
-Arguments: updates; one of clean, atomics (adds up in the order in which threads come), killed (a
-worker process kills itself once: ON_GPU_KILLED is a file that it makes), held (fails if torch has
+Argument: clean, atomics (adds up in the order in which threads come), held (fails if torch has
 reserved more than the fraction ON_GPU_FRACTION), big (takes a fifth of the memory).
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from pathlib import Path
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -22,11 +20,8 @@ from torch.utils.data import TensorDataset
 
 import quorate
 
-ROWS = 96
-STEPS, HOW = int(sys.argv[1]), sys.argv[2]
-# The coordinator's number, also in the workers, which have its environment.
-FIRST = os.environ.setdefault("ON_GPU_FIRST", str(os.getpid()))
-calls = 0
+ROWS, STEPS = 96, 4
+HOW = sys.argv[1]
 
 
 class Atomics(nn.Module):
@@ -39,31 +34,17 @@ class Atomics(nn.Module):
         return x * (1 + 1e-9 * sums.mean())
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 16, 5, padding=2)
-        self.norm = nn.BatchNorm2d(16)
-        self.second = nn.Conv2d(16, 32, 3, padding=1)
-        self.noise = Atomics() if HOW == "atomics" else nn.Identity()
-        self.dropout = nn.Dropout(0.3)
-        self.last = nn.Linear(32 * 9, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
-        x = self.noise(F.max_pool2d(F.relu(self.second(x)), 2))
-        logits: torch.Tensor = self.last(self.dropout(x.flatten(1)))
-        return logits
-
-
-def kill_once() -> None:
-    """In a worker process, in the middle of its second shard."""
-    global calls
-    calls += 1
-    flag = Path(os.environ["ON_GPU_KILLED"])
-    if os.getpid() != int(FIRST) and calls == 2 and not flag.exists():
-        flag.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def net() -> nn.Module:
+    layers = {
+        "first": nn.Conv2d(1, 16, 5, padding=2),
+        "norm": nn.BatchNorm2d(16),
+        "second": nn.Conv2d(16, 32, 3, stride=4),
+        "noise": Atomics() if HOW == "atomics" else nn.ReLU(),
+        "flat": nn.Flatten(),
+        "dropout": nn.Dropout(0.3),
+        "last": nn.Linear(32 * 9, 4),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def loss(model: Any, batch: Any) -> dict[str, torch.Tensor]:
@@ -74,17 +55,14 @@ def loss(model: Any, batch: Any) -> dict[str, torch.Tensor]:
     if device.type == "cuda":
         assert torch.backends.cudnn.deterministic
         assert not torch.backends.cudnn.benchmark
-        assert torch.cuda.current_device() == device.index
-    if HOW == "killed":
-        kill_once()
-    if HOW == "held" and device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
+    total = 0
+    if device.type != "cpu":  # as the first shard of stages
+        assert torch.accelerator.current_device_index() == device.index
+        _, total = torch.accelerator.get_memory_info(device)
+    if HOW == "held":
         most = float(os.environ["ON_GPU_FRACTION"]) * total
-        assert torch.cuda.max_memory_reserved(device) <= most
+        assert torch.accelerator.max_memory_reserved(device) <= most
     if HOW == "big":
-        total = 1 << 20
-        if device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
         logits = logits + torch.zeros(total // 5, dtype=torch.uint8, device=device)[0]
     found = F.cross_entropy(logits, labels)
     return {"loss": found, "accuracy": (logits.argmax(1) == labels).float().mean()}
@@ -95,7 +73,7 @@ if __name__ == "__main__":
     images = torch.randn(ROWS, 1, 12, 12, generator=generator)
     labels = torch.randint(0, 4, (ROWS,), generator=generator)
     quorate.Trainer(
-        Net,
+        net,
         loss,
         optimizer=quorate.Optimize(
             lambda params: torch.optim.Adam(params, lr=1e-2), clip_norm=1.0, ema_decay=0.9

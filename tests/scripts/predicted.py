@@ -1,14 +1,14 @@
-"""Predictions by worker processes: in a loop, before any loop, with a worker that is killed.
+"""Predictions by worker processes: before a loop, in it and after it, perhaps with a kill.
 
-    quorate run tests/scripts/predicted.py FOLDER [first|killed]
+    quorate run tests/scripts/predicted.py FOLDER [killed]
 
-Prints a line of JSON: the fingerprints of what was predicted in the loop and after it, and how many
-processes did it. "first": the prediction is the first loop of the script. "killed": a worker kills
-itself in the middle of one, once.
+Prints the checksums of what was predicted as JSON. "killed": a worker kills itself in the middle of
+a prediction, once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -22,7 +22,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.replica.fingerprint import fingerprint
 
 FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
 X = torch.randn(160, 6, generator=torch.Generator().manual_seed(0))
@@ -39,10 +38,8 @@ class Model(nn.Module):
         return self.last(nn.functional.dropout(self.norm(self.first(x)).relu(), 0.3, self.training))
 
 
-def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
-    found = model(batch[0])
-    values: dict[str, Any] = {"loss": (found - batch[1]).square().mean()}
-    return values if model.training else values | {"median": (found - batch[1]).abs()[:, 0]}
+def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
 
 
 def outputs(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
@@ -60,31 +57,42 @@ def outputs(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
         "y": y,
         "long": x.repeat(1, 2000),
         "rows": [row[: i % 3 + 1] for i, row in enumerate(x)],
+        "kinds": (y.bfloat16(), x > 0, x[:, :0], torch.complex(x, x), x.mT.contiguous().mT),
+        "odd": [{"n": i % 2, "x": row[:2].to(torch.uint8), "t": "text"} for i, row in enumerate(x)],
     }
 
 
-def here(_: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    return torch.full((len(batch[0]),), os.getpid())
+def in_files(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
+    return {
+        name: value for name, value in outputs(model, batch).items() if name in ("long", "rows")
+    }
+
+
+def print_of(value: Any) -> str:
+    """Return a checksum of all that outputs hold."""
+    if isinstance(value, torch.Tensor):
+        real = torch.view_as_real(value) if value.is_complex() else value
+        content = real.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        value = [str(value.dtype), [*value.shape], hashlib.sha256(content).hexdigest()]
+    elif isinstance(value, dict):
+        value = {name: print_of(each) for name, each in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [type(value).__name__, *map(print_of, value)]
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 class Looks(quorate.Callback):
-    def __init__(self) -> None:
-        self.prints: list[str] = []
-        self.processes = 0
-
     def started(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.prints: list[str] = []
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
         predicted = self._trainer.predict(OTHER, outputs)
-        self.prints.append(fingerprint(predicted))
+        self.prints.append(print_of(predicted))
         y = self._trainer.predict(OTHER, lambda model, batch: model(batch[0]))  # by no name
         assert torch.equal(y, predicted["y"])
-        folder = self._trainer.predict(OTHER, outputs, to=FOLDER / f"step-{global_step}")
+        folder = self._trainer.predict(OTHER, in_files, to=FOLDER / f"step-{global_step}")
         assert np.array_equal(np.load(folder / "long.npy"), predicted["long"].numpy())
-        assert len(predicted["rows"]) == len(OTHER)
-        self.processes = max(self.processes, len(self._trainer.predict(OTHER, here).unique()))
-        self.metrics = metrics
 
 
 def main() -> None:
@@ -92,23 +100,16 @@ def main() -> None:
     trainer = quorate.Trainer(
         Model,
         loss,
-        totals={"median": quorate.Collect(torch.median)},
         optimizer=lambda params: torch.optim.Adam(params, lr=0.01),
         batch_size=24,
         shards=4,
-        run_dir=FOLDER / "run",
     )
     looks = Looks()
-    if WHAT == "first":
-        predicted = trainer.predict(OTHER, outputs)
-        looks.processes = int((trainer.predict(OTHER, here) != os.getpid()).any())
-        print(json.dumps({"prints": [fingerprint(predicted)], "processes": looks.processes}))
-        return
-    trainer.fit(
-        DATA, epochs=2, validation=quorate.Validation(OTHER, every_steps=4), callbacks=[looks]
-    )
-    found = {"prints": looks.prints, "processes": looks.processes, "metrics": looks.metrics}
-    print(json.dumps(found | {"after": fingerprint(trainer.predict(OTHER, outputs))}))
+    before = print_of(trainer.predict(OTHER, outputs))
+    validation = quorate.Validation(OTHER, every_steps=4)
+    trainer.fit(DATA, steps=8, validation=validation, callbacks=[looks])
+    prints = [before, *looks.prints, print_of(trainer.predict(OTHER, outputs))]
+    print(json.dumps(prints))
 
 
 main()

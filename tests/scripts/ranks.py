@@ -1,17 +1,26 @@
-"""A training for ranks of a collective, with mischief; the first argument says which.
+"""A training for ranks of a collective: of everything that their bits depend on, with mischief.
 
-    quorate run --engine collective --workers 3 tests/scripts/ranks.py plain adam
-    torchrun --nproc-per-node 3 tests/scripts/ranks.py plain adam
+    quorate run --engine collective --workers 3 tests/scripts/ranks.py optimizer=sgd then=change
+    torchrun --nproc-per-node 3 -m quorate run tests/scripts/ranks.py what=KILL at=forward,1,3
 
-Without ``quorate run`` a third argument is the run directory, and "fresh" begins anew there. "one":
-forward writes no parameter; the last argument is a folder for notes.
+Words: ``optimizer`` of OPTIMIZERS; ``then``: callbacks of CALLBACKS; ``steps``; ``pause``: seconds
+that each shard takes at least; ``saves``: all ranks write checkpoints, however small they are;
+``loss=gather``: InfoNCE over all rows of a batch, whose steps are those of the first epoch.
+
+``what`` happens once, ``at`` a phase of a rank in a step: a signal (KILL, STOP, TERM), hang, exit,
+raise, hungry; or full, at a call for a file of the second save ("pwrite,1,2": rank 1, the 2nd
+call). Or a rank is another one: model, data, rows, shards, writes, other. Also without a
+rank: nan, inf, around, one, more. ``folder`` gets the pids of ranks, and when it was.
 """
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,212 +28,316 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 
 import quorate
-from quorate.replica.digest import digest
-from quorate.transports.collective.place import own_place
 
-what, optimizer, *rest = sys.argv[1:]
-folder = [rest.pop()] if what == "one" else []
-run_dir = rest[0] if rest else None
-place = own_place()
-RANK = 0 if place is None else place.rank
-ATTEMPT = "0" if place is None else place.attempt
-ROWS, BATCH, SHARDS, STEPS = 96, 24, 4, 8
+WORDS = {"optimizer": "adam", "then": "", "steps": "8", "pause": "0", "what": "", "at": ",,"}
+WORDS |= {"folder": "", "size": "3", "saves": "", "loss": ""}
+WORDS |= dict(word.split("=", 1) for word in sys.argv[1:])
+WHAT, (PHASE, TARGET, NUMBER) = WORDS["what"], WORDS["at"].split(",")
+FOLDER = Path(WORDS["folder"]) if WORDS["folder"] else None
+ROWS, BATCH, SHARDS, STEPS = 96, 24, 4, int(WORDS["steps"])
+
+
+def own_rank() -> int:
+    """Return torchrun's rank of this process, or its place among those that rank 0 has forked."""
+    if "RANK" in os.environ or not quorate.is_worker() or FOLDER is None:
+        return int(os.environ.get("RANK", quorate.is_worker()))
+    (FOLDER / f"forked-{os.getpid()}").touch()
+    while len(forked := sorted(FOLDER.glob("forked-*"))) < int(WORDS["size"]) - 1:
+        time.sleep(0.01)
+    return 1 + [int(path.name.partition("-")[2]) for path in forked].index(os.getpid())
+
+
+RANK = own_rank()
+IS_TARGET = str(RANK) == TARGET
+seen: list[int] = []
+updates: list[int] = []
+hoard: list[bytes] = []
+made: list[torch.optim.Optimizer] = []
+
+
+def here(phase: str, number: int = 0, *, by_first: bool = False) -> None:
+    """Let it happen, once, if this is where it is to.
+
+    Args:
+        number: the step, or the number of a call.
+        by_first: whether rank 0 alone comes here, and does it to whomever it is to happen to.
+    """
+    if FOLDER is None or phase != PHASE or number < int(NUMBER) or not (IS_TARGET or by_first):
+        return
+    try:
+        (FOLDER / "happened").touch(exist_ok=False)
+    except FileExistsError:
+        if WHAT not in ("exit", "full", "raise"):  # which are tried once more
+            return
+    (FOLDER / "happened").write_text(str(time.time()))
+    match WHAT:
+        case "hang":
+            time.sleep(1e6)
+        case "exit":
+            sys.exit(0)
+        case "raise":
+            raise ValueError("mine")
+        case "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        case "hungry":
+            hoard.extend(b"x" * (16 << 20) for _ in range(1000))
+        case name:
+            pid = int((FOLDER / TARGET).read_text()) if by_first else os.getpid()
+            os.kill(pid, getattr(signal, f"SIG{name}"))
+
+
+class Rows(Dataset[tuple[torch.Tensor, int, int]]):
+    """Rows that say their number: in the order of the rows a row's step follows from it."""
+
+    def __len__(self) -> int:
+        return ROWS - (WHAT == "rows" and RANK == 1)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int, int]:
+        here("fetching", row // BATCH)
+        seed = 1000 * (WHAT == "data") * RANK + row
+        return torch.randn(3, 5, 5, generator=torch.Generator().manual_seed(seed)), row % 3, row
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, step: int) -> torch.Tensor:
+        context.step = step
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        here("backward", context.step)
+        if PHASE == "exchange" and IS_TARGET:  # when the others are still at their shards
+            threading.Timer(0.2, here, ["exchange", context.step]).start()
+        return gradient, None
 
 
 class Net(nn.Module):
-    """BatchNorm, dropout, branches that a shard may take or not, a table that is renormalised."""
+    """Parameters of two dtypes, by rows and not, larger than a slice and tiny, one not used.
+
+    BatchNorm, dropout, branches that a shard may take or not, a table that is renormalised.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first = nn.Linear(6, 300)
+        self.first = nn.Conv2d(3, 300, 5)
+        weight = self.first.weight.data
+        self.first.weight.data = weight.to(memory_format=torch.channels_last)
+        if WORDS["optimizer"] == "wolfe":  # which wants views of gradients
+            self.first.requires_grad_(False)
         self.norm = nn.BatchNorm1d(300)
         self.left, self.right = nn.Linear(300, 400), nn.Linear(300, 400)
-        self.table = nn.Embedding(8, 400, max_norm=None if what == "one" else 0.5)
-        self.last = nn.Linear(400, 3 if what != "model" or RANK == 0 else 4)
+        self.table = nn.Embedding(8, 400, max_norm=None if WHAT == "one" else 0.5)
+        self.unused = nn.Linear(400, 300)
+        self.precise = nn.Linear(400, 200).double()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.log_temperature = nn.Parameter(torch.tensor(-0.5))  # the loss of a batch alone uses it
+        self.last = nn.Linear(200, 4 if WHAT == "model" and RANK == 1 else 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = F.relu(self.norm(self.first(x)))
-        branch = self.left if float(x[0, 0]) > 0 else self.right
-        inner = branch(inner) + self.table((x[:, 1] > 0).long())
-        return self.last(F.dropout(F.relu(inner), 0.3, self.training))
+        inner = F.relu(self.norm(self.first(x).flatten(1)))
+        branch = self.left if float(x[0, 0, 0, 0]) > 0 else self.right
+        inner = branch(inner) + self.table((x[:, 1, 0, 0] > 0).long())
+        inner = F.dropout(F.relu(inner), 0.3, self.training) * self.scale
+        return self.last(self.precise(inner.double()).float())
 
 
-def disturb(step: int, row: int) -> None:
-    match what, RANK, step:
-        case ["raise", 1, 2] if row == 56:
-            raise ValueError("mine")
-        case ["again", 1, 2] if row == 56:
-            seen.append(row)
-            if len(seen) == 2:  # the gradient at a point that the optimizer has moved to
-                raise ValueError("mine")
-        case ["kill", 1, 3] | ["kill0", 0, 3] if ATTEMPT == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case ["term", 1, 3] if row % BATCH == 6:  # once: the first row of its shard
-            os.kill(os.getpid(), signal.SIGTERM)
-        case ["term0", 0, 3] if row % BATCH == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        case ["slow", 1, _]:
-            time.sleep(0.05)
+def loss(model: Any, batch: Any, at: Any) -> torch.Tensor:
+    x, labels, rows = batch
+    if not model.training:
+        here("evaluation", at.step, by_first=True)
+        return F.cross_entropy(model(x), labels)
+    here("forward", at.step)
+    time.sleep(float(WORDS["pause"]))
+    if PHASE == "exchange" and at.step == int(NUMBER) and not IS_TARGET:
+        time.sleep(0.5)
+    if IS_TARGET or WHAT == "nan":
+        return strange(model, x, labels, rows, at.step)
+    return F.cross_entropy(Backward.apply(model(x), at.step), labels)
 
 
-def look(model: nn.Module) -> None:
-    """Write down which memory this rank computes from."""
-    address = next(model.parameters()).data_ptr()
-    with open("/proc/self/maps") as maps:
-        for start, end, inode in (
-            (*(int(n, 16) for n in words[0].split("-")), words[4]) for words in map(str.split, maps)
-        ):
-            if start <= address < end:
-                Path(folder[0], f"rank-{RANK}").write_text(inode)
+def represent(model: Any, batch: Any) -> tuple[torch.Tensor, ...]:
+    x, _, rows = batch
+    step = int(rows[0]) // BATCH
+    if model.training:
+        here("forward", step)
+    views = (F.normalize(model(view), dim=1) for view in (x, x + 0.1 * torch.randn_like(x)))
+    return tuple(Backward.apply(view, step) for view in views)
 
 
-def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    x, labels, rows, steps = batch
-    for step, row in zip(steps.tolist(), rows.tolist(), strict=True):
-        if model.training:
-            disturb(step, row)
-    if folder and model.training and int(steps[0]) == 3:
-        look(model)
-    found = F.cross_entropy(model(x), labels)
-    if what == "other" and RANK == 1 and model.training and int(steps[0]) >= 1:
-        found = found * 1.001
-    if what == "writes" and RANK == 1 and model.training and int(steps[0]) == 3:
-        model.last.bias.data = model.last.bias.data.clone()
-    if what == "late" and RANK == 1 and model.training:
+def contrast(model: Any, views: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    one, other = views
+    logits = one @ other.T / model.log_temperature.exp()
+    own = torch.arange(len(one))
+    factor = math.inf if WHAT == "inf" and float(one[0, 0]) > 0 and model.training else 1.0
+    found = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2 * factor
+    if WHAT == "contrast" and model.training and made[-1].param_groups[0]["lr"] < 1e-2:
+        raise ValueError("mine")  # once the schedule has gone down
+    return {"loss": found, "accuracy": (logits.argmax(1) == own).float().mean()}
+
+
+def strange(model: Any, x: Any, labels: Any, rows: Any, step: int) -> torch.Tensor:
+    """Return the loss of a rank that is another one, or of a step that has no loss."""
+    if WHAT == "again":
         seen.append(int(rows[0]))
-        # The last step is the second one with the last rows; an optimizer may ask twice in each.
-        if int(steps[0]) == 3 and seen.count(seen[-1]) == 4:
-            model.last.bias.data = model.last.bias.data.clone()
-    return found * float("nan") if what == "nan" and 60 in rows.tolist() else found
+    if WHAT == "again" and step == 2 and seen.count(seen[-1]) == 2:
+        raise ValueError("mine")  # in the gradient at a point that the optimizer has moved to
+    if WHAT == "writes" and step == 3:
+        model.last.bias.data = model.last.bias.data.clone()
+    found = F.cross_entropy(Backward.apply(model(x), step), labels)
+    if WHAT == "other" and step >= 1:
+        found = found * 1.001
+    return found * float("nan") if WHAT == "nan" and 60 in rows.tolist() else found
 
 
-class Moments(quorate.Callback):
-    """Scales and looks at what the optimizer keeps, which lies on all ranks."""
+class Adam(torch.optim.Adam):
+    """It may be killed in its step."""
 
-    def updated(self, report: Any) -> None:
-        if report.global_step in (2, 5):
-            for p in trainer.model.parameters():
-                for name, value in made[-1].state.get(p, {}).items():
-                    if name in ("exp_avg", "momentum_buffer") and value is not None:
-                        value.mul_(0.5)
-            if optimizer == "adafactor":
-                next(iter(made[-1].state.values()))["step"].add_(1)
-        if report.global_step == 6:
-            made[-1].state.clear()
+    def step(self, closure: Any = None) -> Any:
+        updates.append(len(updates))
+        here("update", updates[-1])
+        return super().step(closure)
 
 
-class Change(quorate.Callback):
-    """Writes weights past autograd, freezes a layer, sets the learning rate."""
-
-    def started(self, run: Any) -> None:
-        self.model = run.model
-
-    def updated(self, report: Any) -> None:
-        if report.global_step == 3:
-            self.model.last.weight.data = self.model.last.weight.data.clamp(-0.02, 0.02)
-        if report.global_step == 4:
-            self.model.first.requires_grad_(False)
-        if report.global_step == 5:
-            made[-1].param_groups[0]["lr"] = 3e-3
-
-
-made: list[torch.optim.Optimizer] = []
-seen: list[int] = []
-
-
-def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    groups = [{"params": params[:2], "lr": 0.05}, {"params": params[2:]}]
-    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-3)
-
-
-def tensor_rates(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Learning rates in tensors, as compiled optimizers want them."""
-    rates = [{"params": params[:2], "lr": torch.tensor(5e-3)}, {"params": params[2:]}]
-    return torch.optim.Adam(rates, lr=torch.tensor(1e-2))
-
-
-class SAM(torch.optim.Optimizer):
-    """Sharpness-aware minimisation around SGD: the gradient at one more point of each step."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1, "momentum": 0.9})
-        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
-        self.param_groups = self.base.param_groups
-
-    @torch.no_grad()
-    def step(self, closure: Any) -> None:  # type: ignore[override]
-        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.stack([p.grad.norm() for p in held]).norm()
-        before = [p.data for p in held]
-        for p in held:
-            p.data = p.data + 0.05 * p.grad / norm
-        with torch.enable_grad():
-            closure()
-        for p, values in zip(held, before, strict=True):
-            p.data = values
-        self.base.step()
+def groups(params: list[nn.Parameter], lr: Any) -> list[dict[str, Any]]:
+    return [{"params": params[:3], "lr": lr}, {"params": params[3:]}]
 
 
 OPTIMIZERS = {
-    "sam": SAM,
     "wolfe": lambda params: torch.optim.LBFGS(
         params, lr=0.5, max_iter=3, line_search_fn="strong_wolfe"
     ),
-    "adam": lambda params: torch.optim.Adam(params, lr=1e-2),
-    "sgd": two_groups,
-    "tensors": tensor_rates,
-    "asgd": lambda params: torch.optim.ASGD(params, lr=1e-2),
+    "adam": lambda params: (Adam if PHASE == "update" else torch.optim.Adam)(
+        params, lr=1e-2, amsgrad=True
+    ),
+    "sgd": lambda params: torch.optim.SGD(
+        groups(params, 0.05), lr=0.1, momentum=0.9, weight_decay=1e-3
+    ),
+    # As compiled optimizers want them.
+    "tensors": lambda params: torch.optim.Adam(
+        groups(params, torch.tensor(5e-3)), lr=torch.tensor(1e-2)
+    ),
     "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
 }
 
 
 def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if folder:  # in the thread that exchanges, and updates
-        Path(folder[0], f"threads-{RANK}").write_text(str(torch.get_num_threads()))
-    made.append(OPTIMIZERS[optimizer](params))
+    made.append(OPTIMIZERS[WORDS["optimizer"]](params))
     return made[-1]
 
 
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(RANK if what == "data" else 0)
-    rows = torch.arange(ROWS if what != "rows" or RANK == 0 else ROWS - 1)
-    x = torch.randn(ROWS, 6, generator=generator)[rows]
-    # In the order of the rows: a row's step follows from its number.
-    return TensorDataset(
-        x, torch.randint(0, 3, (len(rows),), generator=generator), rows, rows // BATCH
-    )
+class Tells(quorate.Callback):
+    """Says each step and who is there; saves at once, so that a rank comes to grief meanwhile."""
+
+    def started(self, run: quorate.Run) -> None:
+        self.run = run
+
+    def updated(self, report: quorate.Report) -> None:
+        print(f"made step {report.global_step} on {len(self.run.workers)}", flush=True)
+        if report.global_step == 3 and PHASE == "saving":
+            self.run.save()
+
+
+class Change(quorate.Callback):
+    """Writes weights past autograd, freezes a layer, sets the learning rate."""
+
+    def started(self, run: quorate.Run) -> None:
+        self.model: Any = run.model
+
+    def updated(self, report: quorate.Report) -> None:
+        if report.global_step == 3:
+            self.model.last.weight.data = self.model.last.weight.data.clamp(-0.02, 0.02)
+        if report.global_step == 4:
+            self.model.left.requires_grad_(False)
+        if report.global_step == 5:
+            made[-1].param_groups[0]["lr"] = 3e-3
+
+
+class Halve(quorate.Callback):
+    """Scales what the optimizer keeps, which lies on all ranks or servers."""
+
+    def updated(self, report: quorate.Report) -> None:
+        if report.global_step in (2, 5):
+            for p in trainer.model.parameters():
+                for name in ("exp_avg", "momentum_buffer"):
+                    if (value := made[-1].state.get(p, {}).get(name)) is not None:
+                        value.mul_(0.5)
+
+
+class Moments(Halve):
+    """Changes what only one of them may know, and clears it."""
+
+    def updated(self, report: quorate.Report) -> None:
+        super().updated(report)
+        if report.global_step == 2 and WORDS["optimizer"] == "adafactor":
+            next(iter(made[-1].state.values()))["step"].add_(1)
+        if report.global_step == 6:
+            made[-1].state.clear()
+
+
+CALLBACKS = {"tells": Tells, "change": Change, "halve": Halve, "moments": Moments}
+drafts: list[str] = []  # folders that checkpoints were written in
+calls: dict[tuple[str, str], int] = {}
+
+
+def hook(name: str) -> None:
+    """Have calls of the system for files of checkpoints be moments of their own."""
+    inner = getattr(os, name)
+
+    def hooked(descriptor: int, *arguments: Any) -> Any:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.parent.parent.name == "checkpoints":
+            draft = path.parent.name
+            if draft not in drafts and path.suffix == ".safetensors":
+                drafts.append(draft)
+            calls[draft, name] = calls.get((draft, name), 0) + 1
+            if drafts[1:2] == [draft]:
+                here(name, calls[draft, name])
+                if RANK == 0:
+                    here("saving", int(NUMBER), by_first=True)
+        return inner(descriptor, *arguments)
+
+    setattr(os, name, hooked)
 
 
 if __name__ == "__main__":
+    if FOLDER is not None:
+        (FOLDER / str(RANK)).write_text(str(os.getpid()))
+    if WORDS["saves"]:
+        from quorate.training.collective import rows
+
+        rows.GATHERED_BYTES = 0  # else 64 MiB
+    if PHASE in ("pwrite", "fsync", "saving"):
+        hook("pwrite" if PHASE == "pwrite" else "fsync")
+    here("start")
     trainer = quorate.Trainer(
         Net,
-        loss,
+        quorate.Gather(represent, contrast) if WORDS["loss"] == "gather" else loss,
         optimizer=quorate.Optimize(
             make,
             clip_norm=0.5,
             ema_decay=0.9,
             schedule=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 3),
-            nonfinite="skip" if what == "nan" else "stop",
+            nonfinite="skip" if WHAT in ("nan", "inf") else "stop",
         ),
         batch_size=BATCH,
-        shards=SHARDS if what != "shards" or RANK == 0 else SHARDS + 1,
+        shards=SHARDS + (WHAT == "shards" and RANK == 1),
         devices="cpu",
-        run_dir=None
-        if run_dir is None
-        else quorate.RunDir(run_dir, save_every_steps=2, fresh="fresh" in rest),
     )
-    if what == "around":  # the loop of the ranks is the first one, and not all there is
-        assert trainer.evaluate(data())["loss"] > 0
-        trainer.fit(data(), steps=5, shuffle=False)
+    if WHAT == "around":  # the loop of the ranks is the first one, and not all there is
+        assert trainer.evaluate(Rows())["loss"] > 0
+        trainer.fit(Rows(), steps=5, shuffle=False)
     trainer.fit(
-        data(),
+        Rows(),
         steps=STEPS,
         shuffle=False,
-        validation=data(),
-        callbacks={"change": [Change()], "one": [Change()], "moments": [Moments()]}.get(what, []),
+        validation=quorate.Validation(Rows(), every_steps=max(2, STEPS // 40)),
+        callbacks=[CALLBACKS[name]() for name in WORDS["then"].split(",") if name],
     )
-    print("digest", digest(trainer.model.state_dict().items()), flush=True)
+    if WHAT == "more":  # of a run that was over: the ranks have ended, and rank 0 has all of it
+        trainer.save()
+        trainer.fit(Rows(), steps=STEPS + 2, shuffle=False)

@@ -11,6 +11,7 @@ programs have left there: actors that are not dead, placement groups, and a line
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 100 << 20
+ANSWERS = os.fdopen(os.dup(1), "w")  # standard output has what Ray says of nodes that die, too
+os.dup2(2, 1)
 
 
 def left() -> dict[str, object]:
@@ -41,13 +44,13 @@ try:
         cluster.add_node(num_cpus=int(cpus), object_store_memory=STORE_BYTES)
         for cpus in sys.argv[1:]
     ]
-    print(cluster.address, flush=True)
+    print(cluster.address, flush=True, file=ANSWERS)
     for line in sys.stdin:
         word, number = line.split()
         if word == "kill":
             cluster.remove_node(nodes[int(number)], allow_graceful=False)
         elif word == "left":
-            print(json.dumps(left()), flush=True)
+            print(json.dumps(left()), flush=True, file=ANSWERS)
             continue
         elif word == "drain":
             subprocess.run(
@@ -62,6 +65,6 @@ try:
             )
         else:
             nodes.append(cluster.add_node(num_cpus=int(number), object_store_memory=STORE_BYTES))
-        print("done", flush=True)
+        print("done", flush=True, file=ANSWERS)
 finally:
     cluster.shutdown()

@@ -1,48 +1,94 @@
-"""What a script does after its first training loop.
+"""What worker processes are, and what a script does after its first training loop.
 
-python tests/scripts/second_loop.py FOLDER
+    quorate run --devices cpu --workers 2 tests/scripts/second_loop.py FOLDER
+
+Each process that runs the script up to a loop leaves "about-PID.json" in FOLDER: how it was started
+and what it has; and lines in "notes": what it has come to. Prints JSON at the end.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import os
+import random
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
 
-folder = Path(sys.argv[1])
+FOLDER = Path(sys.argv[1])
+
+
+def descriptors() -> dict[int, str]:
+    entries = [*Path("/proc/self/fd").iterdir()]
+    return {int(e.name): str(e.readlink()) for e in entries if e.is_symlink()}
+
+
+def kind(link: str) -> str:
+    return link.rpartition("/")[0] if link.startswith("/") else link.partition(":")[0]
+
+
+def is_not_obeyed(number: int) -> bool:
+    """Whether a signal does nothing here, or is one of quorate's own."""
+    handler: Any = signal.getsignal(number)
+    is_own = callable(handler) and handler is not signal.default_int_handler
+    return handler == signal.SIG_IGN or is_own
+
+
+def children() -> int:
+    """How many children this process has: a fork server, before there are workers."""
+    return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def about() -> dict[str, Any]:
+    """What this process says of itself."""
+    held = descriptors()
+    return {
+        "command": Path("/proc/self/cmdline").read_text().split("\0"),
+        "the script's own": os.environ["OF_THE_SCRIPT"],
+        # From here on the same in all workers, however they were started.
+        "random": [random.random(), float(np.random.rand()), torch.initial_seed()],
+        "held": sorted(kind(link) for link in held.values()),
+        "input": held[0],
+        "folder": os.getcwd(),  # noqa: PTH109
+        "leads its group": os.getpgid(0) == os.getpid(),
+        "tasks": len([*Path("/proc/self/task").iterdir()]),
+        "not obeyed": [number for number in range(1, 32) if is_not_obeyed(number)],
+        "spins": os.environ.get("OMP_WAIT_POLICY"),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def note(text: str) -> None:
-    with (folder / "notes").open("a") as file:
+    with (FOLDER / "notes").open("a") as file:
         file.write(f"{text}\n")
-
-
-def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    return model(batch[0]).square().mean()
 
 
 def rows(seed: int) -> TensorDataset:
     return TensorDataset(torch.randn(64, 6, generator=torch.Generator().manual_seed(seed)))
 
 
+os.environ.setdefault("OF_THE_SCRIPT", str(os.getpid()))  # workers have the coordinator's
+if quorate.is_worker():
+    (FOLDER / f"about-{os.getpid()}.json").write_text(json.dumps(about()))
+of_server = children()
 note("before")
 atexit.register(note, "at exit")
 torch.manual_seed(0)
 trainer = quorate.Trainer(
     nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)),
-    loss,
+    lambda model, batch: model(batch[0]).square().mean(),
     optimizer=lambda params: torch.optim.Adam(params, lr=1e-2),
     batch_size=16,
     shards=4,
-    devices="cpu",
-    workers=2,
 )
 data, other = rows(0), rows(1)
 try:
@@ -54,4 +100,5 @@ values = [trainer.evaluate(data), trainer.evaluate(other)]
 print("other data")
 trainer.fit(other, epochs=2)
 values.append(trainer.evaluate(other))
-print(json.dumps(values))
+own = os.environ["OF_THE_SCRIPT"]
+print(json.dumps({"values": values, "children": of_server, "the script's own": own}))

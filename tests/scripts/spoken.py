@@ -2,8 +2,8 @@
 
     quorate run tests/scripts/spoken.py HOW STEP [BOTH]
 
-HOW: "closed" or "full", from STEP on; "left" as it is, for whoever reads it to leave. With BOTH,
-standard error too.
+HOW: "full" from STEP on; "left" as it is, for whoever reads it to leave. With BOTH, standard error
+too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ BATCH, STEPS = 8, 60
 @cache  # once in a process
 def spoil() -> None:
     for name in names:
-        if how == "closed":
-            getattr(sys, name).close()
-        elif how == "full":
+        if how == "full":
             full = os.open("/dev/full", os.O_WRONLY)
             os.dup2(full, getattr(sys, name).fileno())
             os.close(full)

@@ -42,20 +42,13 @@ class Student(nn.Module):
         return own - self.beta * self.teacher(x) - 0.01 * self.count
 
 
-def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """Return the mean squared error."""
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
 def dataset() -> TensorDataset:
-    """Return the rows, float64."""
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, FEATURES, generator=draw, dtype=torch.float64)
     return TensorDataset(x, torch.randn(ROWS, 1, generator=draw, dtype=torch.float64))
 
 
 def made() -> Student:
-    """Return the model as every process makes it."""
     torch.manual_seed(0)
     return Student().double()
 
@@ -112,21 +105,29 @@ class Changes(quorate.Callback):
             os.kill(pids[0], signal.SIGKILL)
 
 
-def main() -> None:
-    """Train."""
-    steps, kills = int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else -1
+def values_of(model: Any) -> dict[str, Any]:
+    values = {name: value.tolist() for name, value in model.state_dict().items()}
+    return {**values, "table": model.table.tolist(), "beta": model.beta}
+
+
+def trained(steps: int, kills: int = -1, **settings: Any) -> dict[str, Any]:
     optimizers: list[torch.optim.Optimizer] = []
 
     def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         optimizers.append(torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
         return optimizers[-1]
 
-    trainer = quorate.Trainer(made(), loss, optimizer=optimizer, batch_size=BATCH, shards=3)
+    trainer = quorate.Trainer(
+        made(),
+        lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        optimizer=optimizer,
+        batch_size=BATCH,
+        shards=3,
+        **settings,
+    )
     trainer.fit(dataset(), steps=steps, shuffle=False, callbacks=[Changes(optimizers, kills)])
-    model = trainer.model
-    values = {name: value.tolist() for name, value in model.state_dict().items()}
-    print(json.dumps({**values, "table": model.table.tolist(), "beta": model.beta}))
+    return values_of(trainer.model)
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(trained(*map(int, sys.argv[1:]))))

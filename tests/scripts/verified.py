@@ -2,11 +2,11 @@
 
     quorate verify tests/scripts/verified.py -- clock
 
-clock, state, generator, seed, part, memory, half, hook, loss: the same shard is another each time
-it is computed. process: a number is what the process says.
-asked: rows depend on how often they were asked for. given: they are others once they were given.
-rank: row 17 is row 20 in worker processes.
+clock, generator, memory, kernel, loss: a shard is another each time it is computed.
+process: a number is what the process says. collate: batches are turned. asked: rows depend on how
+often they were asked for. rank: row 17 is row 20 in worker processes.
 callback: a callback changes parameters by how often it was called, which no checkpoint has.
+optimizer: it keeps a state that nobody can save. rows: a resumed run has other rows.
 late: a number is read from a file that is written after two updates, in VERIFIED_FOLDER.
 stage: once that file is there, the processes of stages compute something else.
 """
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-import secrets
 import sys
 import time
 from multiprocessing import current_process
@@ -26,7 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 import quorate
 
@@ -38,7 +36,6 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.how = how
         self.x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(5))
         self.asked = 0
-        self.given: set[int] = set()
 
     def __len__(self) -> int:
         return ROWS
@@ -47,9 +44,6 @@ class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.asked += 1
         if self.how == "asked":
             row = self.asked % ROWS
-        if self.how == "given" and row in self.given:
-            return self.x[row].flip(0), (self.x[row].sum() > 0).long()
-        self.given.add(row)
         if self.how == "rank" and row == 17 and os.environ["VERIFIED_FIRST"] != str(os.getpid()):
             row = 20
         return self.x[row], (self.x[row].sum() > 0).long()
@@ -61,38 +55,41 @@ class Noise(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how = how
-        self.random = random.Random(4)
-        self.count = itertools.count()
         self.generator = torch.Generator().manual_seed(4) if how == "generator" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.how == "clock":
             return x * (1 + time.perf_counter() % 1)
-        if self.how == "state":
-            return x * self.random.random()
         if self.how == "generator":
             return x + torch.rand(x.shape, generator=self.generator)
-        if self.how == "seed":
-            torch.manual_seed(secrets.randbits(32))
-            return x + torch.randn_like(x)
-        if self.how == "part":
-            mask = torch.ones(8)
-            mask[next(self.count)] = 0
-            return x * mask
-        if self.how == "half":
-            out = torch.empty_like(x)
-            out[:, :4] = x[:, :4]
-            return x + out
         if self.how == "stage" and current_process().name.startswith("quorate-stage"):
             return x * 1.01 if late_file().exists() else x
         if self.how in ("process", "late"):
             return x * self.number
         if self.how == "memory":
-            return x + torch.empty(8)
-        if self.how == "hook":
-            x = x.clone()
-            x.register_hook(lambda gradient: gradient * (1 + time.perf_counter() % 1))
+            return x + torch.empty(8).nan_to_num(0, 0, 0).clamp(0, 1)
+        if self.how == "kernel":
+            return Lottery.apply(x)
         return x
+
+
+class Lottery(torch.autograd.Function):
+    """Stands for a kernel that adds in any order, as index_add does on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.verified.lottery(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def make_kernel() -> torch.library.Library:
+    library, count = torch.library.Library("verified", "DEF"), itertools.count(1)
+    library.define("lottery(Tensor x) -> Tensor")
+    library.impl("lottery", lambda x: x * next(count), "CPU")
+    return library
 
 
 class Net(nn.Module):
@@ -111,6 +108,34 @@ class Net(nn.Module):
 def loss(model: Any, batch: Any) -> torch.Tensor:
     found = F.cross_entropy(model(batch[0]), batch[1])
     return found * (1 + time.perf_counter() % 1) if model.noise.how == "loss" else found
+
+
+class Clock:
+    steps = 0
+
+
+class Warming(torch.optim.SGD):
+    """Takes longer steps each time."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.clock = Clock()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.clock.steps += 1
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.grad *= self.clock.steps / 10
+        super().step(closure)
+
+
+batches = itertools.count()
+
+
+def turned(rows: list[Any]) -> Any:
+    """Collate a batch whose first row is another one each time."""
+    first = next(batches) % len(rows)
+    return default_collate(rows[first:] + rows[:first])
 
 
 class Nudge(quorate.Callback):
@@ -143,17 +168,6 @@ class Write(quorate.Callback):
             self.file.write_text("1.01")
 
 
-def trainer(how: str, **options: Any) -> quorate.Trainer:
-    return quorate.Trainer(
-        lambda: Net(how),
-        loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=24,
-        devices="cpu",
-        **options,
-    )
-
-
 if __name__ == "__main__":
     how = sys.argv[1]
     # The coordinator's number, also in the workers, which have its environment.
@@ -163,4 +177,19 @@ if __name__ == "__main__":
         Noise.number = float(late_file().read_text()) if late_file().exists() else 1.0
     if how in ("late", "stage"):
         callbacks.append(Write(late_file()))
-    trainer(how).fit(Rows(how), epochs=3, callbacks=callbacks)
+    if how == "process":
+        Noise.number = 1 + os.getpid() % 1000 / 1000
+    kind: Any = Warming if how == "optimizer" else torch.optim.SGD
+    library = make_kernel() if how == "kernel" else None
+    trainer = quorate.Trainer(
+        lambda: Net(how),
+        loss,
+        optimizer=lambda parameters: kind(parameters, lr=0.1),
+        loading=quorate.Loading(collate=turned if how == "collate" else None),
+        batch_size=24,
+        devices="cpu",
+    )
+    rows, folder = Rows(how), trainer.run_dir
+    if how == "rows" and folder is not None and any(folder.glob("checkpoints/step-*")):
+        rows.x *= 1.5
+    trainer.fit(rows, epochs=3, callbacks=callbacks)

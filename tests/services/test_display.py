@@ -1,72 +1,91 @@
-"""Progress: plain lines where nobody watches, a bar on a terminal."""
+"""What a run shows: plain lines where nobody watches, a bar on a terminal, one line of an error."""
 
 from __future__ import annotations
 
 import contextlib
-import io
+import json
 import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import TextIO
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
+from support import fits
+from support.runs import TOWER, command, on_a_tower, run
 
-from quorate.services.device_use import DeviceUse
-from quorate.services.display import display as progress
-from quorate.services.display.display import Bar, Display, Lines, display
-from quorate.services.display.shown import Shown, clock
-from quorate.services.display.worker_rows import WorkerRows, plain
-from quorate.services.report import Report
-from quorate.transports.worker_status import PHASES, WorkerStatus
+import quorate
+from quorate.__main__ import main
 
-MIB, GIB = 1 << 20, 1 << 30
+DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d{4}"
+NUMBERS = r"loss [\d.]+  lr 0.01  [\d,]+ examples/s"
 
 
-def report(step: int) -> Report:
-    return Report(
-        global_step=step,
-        epoch=(step - 1) // 5,
-        rows=8,
-        dropped_rows=0,
-        weight=8.0,
-        metrics={"loss": 1 / step, "accuracy": 0.5},
-        staleness=0,
-        fresh=[step],
-        stale=[0],
-        dropped=[0],
-        worker_losses={0: (8 / step, 8.0)},
-        not_finite=0,
-        lr=0.1,
-        grad_norm=None,
-        examples_per_s=1234.5,
-        last_step=10,
-        epochs=2,
-        ends_epoch=step % 5 == 0,
-        eta_s=75.0 * (10 - step),
+def steps(lines: list[str]) -> list[int]:
+    return [int(found[1]) for line in lines if (found := re.search(r"step (\d+)/10", line))]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    """Return what a run of ten updates shows, four in an epoch, that is not on a terminal."""
+    capsys.readouterr()
+    on_a_tower("lasting.py", "10", "0", options=options)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_lines_come_at_the_ends_of_epochs_or_as_often_as_they_were_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = shown(capsys)
+    assert steps(lines) == [1, 4, 8]
+    assert any(
+        re.fullmatch(rf"epoch 1/3  step 1/10  {NUMBERS}  ETA 0:\d\d", each) for each in lines
     )
+    assert lines[-1] == "came to step 10"
+    assert steps(shown(capsys, "--log-every", "3")) == [3, 6, 9]
+    assert shown(capsys, "--quiet") == [lines[0], "came to step 10"]
+    assert steps(shown(capsys, "--quiet", "--log-every", "5")) == [5, 10]
 
 
-def status(number: int, shards: int, *, phase: str = "waiting", for_s: float = 0.0) -> WorkerStatus:
-    """A worker on a GPU of its own: per shard 0.1 s waiting, and 0.2 s forward; worker 2 0.5 s."""
-    seconds = dict.fromkeys(PHASES, 0.0)
-    seconds |= {"waiting": 0.1 * shards, "forward": (0.5 if number == 2 else 0.2) * shards}
-    since = time.monotonic() - for_s
-    return WorkerStatus(number, f"cuda:{number}", 99, None, phase, 0, 0, since, seconds, shards)
+def test_lines_have_units_and_dates_or_are_json_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *lines = shown(capsys, "--log-format", "dated")[:-1]
+    assert re.match(f"{DATE}  12 rows = ", first)
+    unit = rf"{DATE}  epoch \d/3  step \d+/10 updates  {NUMBERS}(  ETA \d+ s)?"
+    assert all(re.fullmatch(unit, line) for line in lines), lines
+    script = tmp_path / "script.py"
+    script.write_text(ODD)
+    code = main(command(script, options=(*TOWER, "--log-format", "json"))[3:])
+    assert code == 0
+    refused: list[str] = []
+    out = capsys.readouterr().out.splitlines()
+    found = [json.loads(line, parse_constant=refused.append) for line in out]
+    assert refused == []
+    assert found[0]["said"].startswith("12 rows = ")
+    [last] = [line for line in found if line.get("global_step") == 4]
+    assert (last["metrics"]["odd"], last["eta_s"]) == (None, 0.0)
+    assert all(re.fullmatch(DATE, line["at"]) for line in found)
 
 
-def three(shards: int) -> list[WorkerStatus]:
-    return [status(number, shards) for number in range(3)]
+ODD = """
+import torch, quorate
+from support import fits
+def loss(model, batch):
+    error = fits.squares(model, batch)
+    return {"loss": error, "odd": float("nan")}
+trainer = quorate.Trainer(torch.nn.Linear(6, 1), loss, optimizer=fits.sgd, batch_size=12, shards=1)
+trainer.fit(fits.rows(48), epochs=1)
+"""
 
 
-def gpu(number: int) -> DeviceUse:
-    return DeviceUse(number, f"cuda:{number}", f"physical {number + 3}", 0.87, 2 * GIB, 80 * GIB)
+# --- a terminal -----------------------------------------------------------------------------------
 
 
 class Terminal:
-    """A pseudo-terminal, wide and high enough, and what was written to it."""
+    """A pseudo-terminal, and what was written to it."""
 
     def __init__(self) -> None:
         self._leader, follower = os.openpty()
@@ -80,231 +99,109 @@ class Terminal:
             while part := os.read(self._leader, 1 << 16):
                 self._shown += part
 
-    def close(self) -> None:
-        self.file.close()
-        self._reader.join()
-        os.close(self._leader)
+    def on(self) -> contextlib.AbstractContextManager[object]:
+        """Within the block it is the standard output."""
+        return contextlib.redirect_stdout(self.file)
 
-    @property
-    def written(self) -> str:
-        return self._shown.decode()
-
-    @property
-    def plain(self) -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.written)
+    def close(self) -> str:
+        """Return what is on it, without colours."""
+        if not self.file.closed:
+            self.file.close()
+            self._reader.join()
+            os.close(self._leader)
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._shown.decode()).replace("\r", "\n")
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("LINES", "40")
-    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in (("COLUMNS", "120"), ("LINES", "40"), ("TERM", "xterm-256color")):
+        monkeypatch.setenv(name, value)
     made = Terminal()
     yield made
-    if not made.file.closed:
-        made.close()
+    made.close()
 
 
-def test_lines_show_the_first_step_and_the_end_of_each_epoch() -> None:
-    stream = io.StringIO()
-    lines = Lines(stream)
-    for step in range(1, 11):
-        lines.update(report(step))
-    lines.close()
-    shown = stream.getvalue().splitlines()
-    assert len(shown) == 3
-    assert shown[0] == (
-        "epoch 1/2  step 1/10  loss 1.0000  accuracy 0.5000  lr 0.1  1,234 examples/s  ETA 11:15"
-    )
-    assert shown[2].startswith("epoch 2/2  step 10/10  loss 0.1000")
+class Says(quorate.Callback):
+    def updated(self, report: quorate.Report) -> None:
+        print(f"{report.global_step} " + "said " * 9)
+        time.sleep(0.01)
+        if report.global_step == 60:  # as a second bar does: nothing of it is a tag
+            print("[b]7[/b] [/i] :smile: 0.25", end="", flush=True)
 
 
-def test_a_terminal_gets_a_bar(terminal: Terminal) -> None:
-    screen = display(terminal.file)
-    assert isinstance(screen, Bar)
-    screen.say("8 rows = 2 shards x 4")
-    for step in range(1, 11):
-        screen.update(report(step))
-    screen.close()
-    terminal.close()
-    assert "8 rows = 2 shards x 4" in terminal.plain
-    assert "step 10/10" in terminal.plain
-
-
-def test_what_is_printed_without_an_end_of_line_is_shown_as_it_is(terminal: Terminal) -> None:
-    """As a second bar does. Nothing in it is a tag, and it has the colours that it came with."""
-    screen = display(terminal.file)
-    screen.update(report(1))
-    for text in ("[b]7[/b] [/i]", ":smile: 0.25"):
-        print(text, end="", flush=True)
-    screen.close()
-    terminal.close()
-    assert "[b]7[/b] [/i]" in terminal.written
-    assert ":smile: 0.25" in terminal.written
-
-
-def test_a_terminal_that_cannot_go_back_gets_lines(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    screen = display(terminal.file)
-    screen.update(report(1))
-    terminal.close()
-    assert terminal.plain.startswith("epoch 1/2  step 1/10  loss 1.0000")
-
-
-def test_a_terminal_has_the_table_below_the_bar(terminal: Terminal) -> None:
-    screen = display(terminal.file)
-    screen.workers(three(2), [])  # before there is a bar
-    screen.update(report(1))
-    screen.workers(three(40), [gpu(number) for number in range(3)])
-    screen.update(report(2))
-    screen.close()
-    screen.workers(three(80), [])  # a service that comes too late
-    terminal.close()
-    lines = [line.rstrip() for line in terminal.plain.splitlines()]
-    assert not any("slow" in line for line in lines)
-    bar = max(number for number, line in enumerate(lines) if "step 2/10" in line)
-    assert lines[bar + 1 : bar + 5] == [
-        "worker  device               use  memory         shard   waiting  state",
-        "0       cuda:0 = physical 3  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
-        "1       cuda:1 = physical 4  87%  2.0 of 80 GiB  0.20 s  33%      waiting",
-        "2       cuda:2 = physical 5  87%  2.0 of 80 GiB  0.50 s  17%      waiting",
-    ]
-
-
-@pytest.mark.parametrize(("after_s", "tables"), [(progress.TABLE_AFTER_S, 0), (0.0, 1)])
-def test_a_log_of_less_than_a_minute_has_a_table_at_its_end_alone(
-    after_s: float, tables: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one of a few seconds has none."""
-    monkeypatch.setattr(progress, "TABLE_AFTER_S", after_s)
-    stream = io.StringIO()
-    lines = Lines(stream)
-    for shards in (2, 4, 6):
-        lines.workers(three(shards), [])
-    assert stream.getvalue() == ""
-    lines.close()
-    assert stream.getvalue().count("worker  device") == tables
-    assert stream.getvalue().count("\n") == 4 * tables
-
-
-def test_a_long_log_has_a_table_once_in_a_while_and_at_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(progress, "TABLE_EVERY_S", 0.2)
-    stream = io.StringIO()
-    lines = Lines(stream)
-    lines.workers(three(2), [])
-    assert stream.getvalue() == ""
-    time.sleep(0.2)
-    lines.workers(three(4), [])
-    lines.workers(three(5), [])
-    lines.workers(three(6), [])
-    assert stream.getvalue().splitlines() == [
-        "worker  device  use  memory  shard   waiting  state",
-        "0       cuda:0               0.20 s  33%      waiting",
-        "1       cuda:1               0.20 s  33%      waiting",
-        "2       cuda:2               0.50 s  17%      waiting",
-    ]
-    lines.close()
-    assert stream.getvalue().count("worker  device") == 2
-    lines.close()
-    assert stream.getvalue().count("worker  device") == 2
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-@pytest.mark.parametrize("on_terminal", [False, True])
-def test_a_quiet_run_mentions_nothing(quiet: bool, on_terminal: bool, terminal: Terminal) -> None:
-    plain_stream, shown = io.StringIO(), Shown(quiet=quiet)
-    screen: Display = Lines(plain_stream, shown)
-    if on_terminal:
-        screen = Bar(Console(file=terminal.file), shown)
-    screen.mention("slow workers: worker 1")
-    screen.say("saved")
-    screen.close()
-    terminal.close()
-    written = terminal.plain if on_terminal else plain_stream.getvalue()
-    assert written.splitlines() == ["saved"] if quiet else ["slow workers: worker 1", "saved"]
-
-
-@pytest.mark.parametrize("on_terminal", [False, True])
-def test_two_threads_may_show_something_at_once(
-    on_terminal: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "TABLE_EVERY_S", 0.0)
-    plain_stream = io.StringIO()
-    stream: TextIO = terminal.file if on_terminal else plain_stream
-    screen = display(stream)
-
-    def serve() -> None:
-        for shards in range(100):
-            screen.workers(three(shards), [])
-
-    service = threading.Thread(target=serve)
-    service.start()
-    for step in range(1, 101):
-        screen.update(report(step))
-        screen.say(f"{step} " + "said " * 9)
-    service.join()
-    screen.close()
-    terminal.close()
-    shown = terminal.plain if on_terminal else plain_stream.getvalue()
-    lines = [line.rstrip() for line in shown.splitlines()]
-    for step in range(1, 101):
+def test_a_terminal_has_a_bar_with_the_table_below(terminal: Terminal) -> None:
+    with terminal.on():
+        fits.fit(steps=60, workers=2, engine="towers", callbacks=[Says()])
+    lines = [line.rstrip() for line in terminal.close().splitlines()]
+    assert any(line.startswith("12 rows = 4 shards x 3 on 2 cpu workers") for line in lines)
+    for step in range(1, 61):  # none is lost while another thread draws
         assert f"{step} {'said ' * 9}".rstrip() in lines
-    if not on_terminal:
-        assert lines.count("worker  device  use  memory  shard   waiting  state") == 99
+    assert any("[b]7[/b] [/i] :smile: 0.25" in line for line in lines)
+    bar = max(number for number, line in enumerate(lines) if "step 60/60" in line)
+    table = [line for line in lines[bar:] if line][1:4]
+    assert (table[0].split()[0], table[0].split()[-1]) == ("worker", "state")
+    assert [line.split()[:2] for line in table[1:]] == [["0", "cpu"], ["1", "cpu"]]
 
 
-def table(workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> list[list[str]]:
-    """Cells of a first table."""
-    return [list(row) for row in WorkerRows().rows(workers, uses, time.monotonic())]
+def test_a_bar_is_only_where_it_is_wanted(terminal: Terminal) -> None:
+    with terminal.on():
+        on_a_tower("lasting.py", "10", "0", options=("--log-format", "json", "--log-every", "4"))
+    assert "━" not in terminal.close()
 
 
-def test_cells_of_the_table() -> None:
-    cpu = status(1, 4)._replace(device="cpu")
-    uses = [
-        DeviceUse(0, "cuda:0", "physical 3", None, None, None),
-        DeviceUse(1, "cpu", None, 0.97, 412 * MIB, None),
-        DeviceUse(2, "cuda:2", None, 0.004, 1000 * MIB, 8 * GIB),
-    ]
-    assert table([status(0, 4), cpu, status(2, 0)], uses) == [
-        ["0", "cuda:0 = physical 3", "", "", "0.20 s", "33%", "waiting"],
-        ["1", "cpu", "1.0 core", "412 MiB", "0.20 s", "33%", "waiting"],
-        ["2", "cuda:2", "0%", "1.0 of 8 GiB", "", "", "waiting"],
-    ]
-    assert plain([]) == "worker  device  use  memory  shard  waiting  state"
+# --- exceptions -----------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys, torch, quorate
+from torch.utils.data import TensorDataset
+what = sys.argv[2]
+def loss(model, batch):
+    step = int(batch[0].min()) // 8
+    out = model(batch[0]).square()
+    if step == 3 and what == "raise":
+        try:
+            raise KeyError("a key")
+        except KeyError as error:
+            raise ValueError("mine") from error
+    return out if what == "vector" else out.mean()
+trainer = quorate.Trainer(torch.nn.Linear(1, 1), loss, batch_size=8, shards=2, devices="cpu",
+    optimizer=lambda params: torch.optim.SGD(params, lr=1e-6),
+    workers=quorate.Workers(2, engine=sys.argv[1]))
+trainer.fit(TensorDataset(torch.arange(80.0)[:, None]), shuffle=False)
+"""
 
 
-@pytest.mark.parametrize(
-    ("shards", "phase", "for_s", "is_gone", "shown"),
-    [
-        (4, "forward", 0.5, False, "forward"),
-        (4, "forward", 0.9, False, "forward"),  # 3 times 0.2 s, and yet no time to speak of
-        (4, "forward", 12.0, False, "forward for 12 s"),
-        (0, "starting", 8.0, False, "starting"),
-        (0, "starting", 12.0, False, "starting for 12 s"),
-        (4, "starting", 2.5, True, "gone for 2.50 s"),
-    ],
-)
-def test_a_state_that_lasts_is_shown_with_its_time(
-    shards: int, phase: str, for_s: float, is_gone: bool, shown: str
-) -> None:
-    worker = status(0, shards, phase=phase, for_s=for_s)
-    if is_gone:
-        worker = worker._replace(pid=None)
-    assert table([worker], [])[0][-1] == shown
+def plain(tmp_path: Path, *arguments: str, **variables: str) -> Any:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    return run([sys.executable, str(script), *arguments], env=variables)
 
 
-def test_figures_are_of_the_time_since_the_last_ones() -> None:
-    rows = WorkerRows()
-    first, slower = status(0, 10), status(0, 12)
-    slower.seconds["forward"] += 2.0
-    idle = slower._replace(seconds=slower.seconds | {"waiting": slower.seconds["waiting"] + 5})
-    shown = [rows.rows([each], [], time.monotonic())[0][4:6] for each in (first, slower, idle)]
-    assert shown == [("0.20 s", "33%"), ("1.20 s", "8%"), ("1.20 s", "100%")]
+def test_a_plain_script_ends_as_quorate_run_does(tmp_path: Path) -> None:
+    ended = plain(tmp_path, "towers", "vector")
+    beside = run(command(tmp_path / "train.py", "towers", "vector"))
+    assert (beside.code, beside.err) == (ended.code, ended.err)
+    [line] = ended.err.splitlines()
+    assert ended.code == 2
+    assert line.startswith("quorate: loss: got a tensor of shape ")
 
 
-def test_times_are_written_as_on_a_clock() -> None:
-    assert [clock(s) for s in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+@pytest.mark.slow
+def test_a_traceback_is_of_the_users_frames_unless_it_is_wanted_in_full(tmp_path: Path) -> None:
+    package = f"{Path(quorate.__file__).parent}/"  # a clone's folder may have that name too
+    ended = plain(tmp_path, "processes", "raise")
+    lines = ended.err.splitlines()
+    assert ended.code == 1
+    assert package not in ended.err
+    files = [line for line in lines if line.startswith("  File ")]
+    assert len([line for line in files if 'train.py", line ' in line]) == len(files), ended.err
+    assert any(line.endswith(", in loss") for line in lines)
+    assert "KeyError: 'a key'" in lines
+    folds = [line for line in lines if "QUORATE_TRACEBACK=full shows all" in line]
+    assert folds
+    assert all("frames of quorate" in line for line in folds)
+    assert lines[-2] == "ValueError: mine"
+    assert re.match(r"quorate: .*step 3, shard \d, rows \[", lines[-1])
+    full = plain(tmp_path, "towers", "raise", QUORATE_TRACEBACK="full")
+    assert full.code == 1
+    assert full.err.count(package) > 10

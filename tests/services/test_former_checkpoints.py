@@ -2,77 +2,72 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from support.runs import command, digests, on_a_tower, run
-
-from quorate.replica.digest import digest
-from quorate.services.checkpoints import files, tensor_file
+from support.runs import digests, inspected, on_a_tower
+from support.trainings import checkpoints
+from support.trainings.checkpoints import CHECKPOINTS, FOLDER, resume
+from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
 
 FORMER = Path(__file__).parent / "data" / "before-rooms"
-SHARDS = ("--shards", "4")
+SAMPLE = ("callbacks",)
 
 
-def held(file: Path) -> str:
-    """Return the digest of all tensors in a file."""
-    return digest(sorted(load_file(file).items()))
+def require_resumed(names: list[str], folder: Path) -> None:
+    """Go on from checkpoints of the base commit as the base commit does.
+
+    On an unknown kind of processor the base commit itself says how, or, without it, one worker.
+    """
+    with ExitStack() as stack:
+        current = stack.enter_context(Tree(CURRENT))
+        found = {name: resume(current, name, folder / name) for name in names}
+        expected = checkpoints.recorded()
+        if expected is None:
+            try:
+                tree, engine = Tree(stack.enter_context(worktree(BASE))), "inline"
+                stack.enter_context(tree)
+            except NoBaseError:
+                tree, engine = current, "towers:3"
+            expected = {
+                name: resume(tree, name, folder / f"{name} again", engine).facts for name in names
+            }
+    for name, result in found.items():
+        at = CHECKPOINTS[name].at
+        assert f"resumed step {at} (epoch {at // 5 + 1}, " in result.resumed, name
+        assert result.facts == expected[name], name
+        assert result.facts["global_step"] == checkpoints.STEPS
 
 
-def test_a_checkpoint_of_before_is_sound_and_is_resumed(tmp_path: Path) -> None:
-    sound = files.find(FORMER)
-    assert sound is not None
-    assert sound.passed_over == []
-    resumed = tmp_path / "resumed"
-    shutil.copytree(FORMER, resumed)
-    done = run(command("everything.py", options=(*SHARDS, "--run-dir", str(resumed))))
-    assert done.code == 0, done.out
-    assert "resumed step 10 (epoch 3, 0%)" in done.out
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(FORMER, elsewhere)
-    on_a_tower("everything.py", options=(*SHARDS, "--run-dir", str(elsewhere)))
-    assert digests(resumed) == digests(elsewhere)
-    # A run that was never interrupted, where it still gives the bits that were saved.
-    whole = tmp_path / "whole"
-    steps = ("--save-every-steps", "10", "--run-dir", str(whole))
-    on_a_tower("everything.py", options=(*SHARDS, *steps))
-    there = files.checkpoint_of(whole, sound.record["global_step"])
-    if all(held(there / name) == held(sound.path / name) for name in sound.record["files"]):
-        assert digests(resumed) == digests(whole)
+def test_a_checkpoint_of_the_base_commit_is_resumed(tmp_path: Path) -> None:
+    require_resumed([*SAMPLE], tmp_path)
 
 
-def test_a_digest_without_torch_is_that_of_the_tensors() -> None:
-    sound = files.find(FORMER)
-    assert sound is not None
-    order = sound.record["order"]
-    for name in ("model.safetensors", "averaged.safetensors"):
-        tensors = load_file(sound.path / name)
-        expected = digest((tensor, tensors[tensor]) for tensor in order)
-        assert files.digest_of(sound.path, name, order) == expected
+@pytest.mark.slow
+def test_all_checkpoints_of_the_base_commit_are_resumed(tmp_path: Path) -> None:
+    require_resumed([name for name in CHECKPOINTS if name not in SAMPLE], tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(tensor_file.TORCH_NAMES.values()))
-def test_a_digest_without_torch_knows_all_dtypes(tmp_path: Path, name: str) -> None:
-    tensors = {
-        "matrix": torch.arange(6, dtype=torch.uint8).reshape(2, 3).to(getattr(torch, name)),
-        "number": torch.ones((), dtype=torch.uint8).to(getattr(torch, name)),
-        "nothing": torch.zeros(0, 3).to(getattr(torch, name)),
-    }
-    save_file(tensors, tmp_path / "file")
-    assert files.digest_of(tmp_path, "file", tensors) == digest(tensors.items())
+def test_all_checkpoints_are_stored_and_are_sound() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == {*CHECKPOINTS, "digests"}
+    for file in (FOLDER / "digests").iterdir():
+        assert json.loads(file.read_text())["results"].keys() == CHECKPOINTS.keys()
+    for name, configuration in CHECKPOINTS.items():
+        [listed] = inspected(FOLDER / name)["checkpoints"]
+        assert (listed["global_step"], listed["is_sound"]) == (configuration.at, True), name
 
 
-def test_checkpoints_are_checked_without_torch() -> None:
-    check = (
-        "import sys; from pathlib import Path;"
-        "from quorate.services.checkpoints import files;"
-        "sound = files.find(Path(sys.argv[1]));"
-        "files.digest_of(sound.path, 'model.safetensors', sound.record['order']);"
-        "files.listing(Path(sys.argv[1])); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", check, str(FORMER)], check=True, timeout=60)
+def test_a_checkpoint_without_rooms_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a version long before the base commit."""
+    for workers in ("1", "3"):
+        run_dir = str(shutil.copytree(FORMER, tmp_path / workers))
+        on_a_tower(
+            "everything.py", options=("--shards", "4", "--run-dir", run_dir, "--workers", workers)
+        )
+        assert "resumed step 10 (epoch 3, 0%)" in capsys.readouterr().out
+    assert digests(tmp_path / "1") == digests(tmp_path / "3")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.digests import digest
 from support.messages import expect_error
-from support.small import DATA, trainer
 
-import quorate
 from quorate.errors import CheckpointError
-from quorate.replica.digest import content
 from quorate.services.checkpoints.tensor_file import DTYPES, laid_out
 from quorate.services.checkpoints.trees import Decoder, Encoder
 
@@ -95,7 +91,7 @@ def require_same(left: Any, right: Any) -> None:
     if isinstance(left, torch.Tensor):
         assert (left.dtype, left.shape) == (right.dtype, right.shape)
         assert left.numel() <= 1 or left.stride() == right.stride()
-        assert bytes(content(left)) == bytes(content(right))
+        assert digest([("", left)]) == digest([("", right)])
     elif isinstance(left, (list, tuple)):
         assert len(left) == len(right)
         for one, other in zip(left, right, strict=True):
@@ -109,33 +105,12 @@ def require_same(left: Any, right: Any) -> None:
         assert left == right
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES)
+@example({1: torch.ones(1), "1": torch.zeros(1), (1,): torch.tensor([2.0])})
+@example([torch.arange(6.0).reshape(2, 3).mT, torch.arange(2.0)[::2], np.float64(0.1)])
 def test_every_kind_of_value_comes_back_as_it_was(value: Any) -> None:
     require_same(value, there_and_back(value))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"lr": np.float64(0.1), "initial_lr": np.float64(0.5)},
-        {1: torch.ones(1), "1": torch.zeros(1), (1,): torch.tensor([2.0])},
-        {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}, "a.b#1": torch.tensor([2.0])},
-        {"x" * 9000: torch.ones(1), "x" * 9001: torch.zeros(1)},
-        {"\ud800": torch.ones(1), "\\ud800": torch.zeros(1)},
-        [torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]).conj().imag],
-        [math.nan, math.inf, -math.inf, True, 1, 1.0, np.True_, np.int64(1), np.array(1)],
-    ],
-)
-def test_values_that_are_taken_for_each_other_easily_are_not(value: Any) -> None:
-    require_same(value, there_and_back(value))
-
-
-def test_what_is_there_twice_is_one_object_again() -> None:
-    shared, numbers = torch.ones(2), np.ones(2)
-    one, two, three, four = there_and_back([shared, numbers, shared, numbers])
-    assert one is three
-    assert two is four
 
 
 @pytest.mark.parametrize(
@@ -149,53 +124,3 @@ def test_what_is_there_twice_is_one_object_again() -> None:
 def test_what_cannot_be_saved_is_named(value: object) -> None:
     with expect_error(CheckpointError, name="value.state.0"):
         Encoder({}).encode({"state": [value]}, "value")
-
-
-class Keeps(quorate.Callback):
-    """Keeps NumPy's numbers, and gives them to the optimizer, the model and itself."""
-
-    def __init__(self) -> None:
-        self.seen = {1: np.float32(0), "1": np.array([0.0, 1.0]), "n": np.int64(0)}
-        self.seen["one"] = torch.arange(2.0)[::2]  # contiguous, and of stride 2
-
-    def started(self, trainer: quorate.Run) -> None:
-        self.trainer = trainer
-
-    def updated(self, report: quorate.Report) -> None:
-        self.seen[1] += np.float32(0.1)
-        self.seen["1"] = self.seen["1"] * 2  # another object each time
-        self.seen["n"] += 1
-        (group,) = self.trainer.param_groups
-        group["lr"] = np.float64(0.01) / np.float64(report.global_step)
-        group["weight_decay"] = np.float32(0.1) * np.float32(report.global_step)
-        group["counted"] = np.int32(report.global_step)
-        self.trainer.model.scale = np.float64(report.global_step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
-
-
-def test_a_run_with_numbers_of_numpy_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    def fit(run_dir: Path, steps: int) -> tuple[quorate.Trainer, Keeps]:
-        def made(params: Any) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(params, lr=np.float64(0.02), weight_decay=np.float32(0.3))
-
-        callback = Keeps()
-        run = trainer(run_dir, 1, optimizer=made, schedule=None, summary_every_s=None)
-        run.fit(DATA, steps=steps, callbacks=[callback])
-        return run, callback
-
-    whole, kept = fit(tmp_path / "whole", 7)
-    fit(tmp_path / "parts", 3)
-    resumed, kept_on = fit(tmp_path / "parts", 7)
-    require_same(kept.seen, kept_on.seen)
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
-    for left, right in zip(whole.param_groups, resumed.param_groups, strict=True):
-        require_same(
-            {name: value for name, value in left.items() if name != "params"},
-            {name: value for name, value in right.items() if name != "params"},
-        )

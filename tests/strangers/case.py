@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-STEPS = 12
-BATCH = 24
-SHARDS = 6
+import quorate
+
+STEPS, BATCH, SHARDS = 8, 24, 6
 
 # What may become of a case. Nothing of it is silent.
 SAME = "same"  # the same bits everywhere, and no doubt
 SAID = "said"  # a doubt is said, with a name in it
-REFUSED = "refused"  # one line, exit code 2; or the line of whoever raised, with 1
+REFUSED = "refused"  # one line, exit code 2; on other engines perhaps the same bits
 
-Loss = Callable[[nn.Module, Any], Any]
 SGD = partial(torch.optim.SGD, lr=0.05)
+Loss = Callable[..., Any]
+Module = TypeVar("Module", bound=type[nn.Module])
+Function = TypeVar("Function", bound=Loss)
 
 
-@dataclass
-class Case:
-    """A training.
-
-    Args:
-        outcomes: any of those is right.
-        names: what a doubt or a refusal has to name.
-        after: what a plain loop does after its update number n, beside callbacks' effects:
-            ``after(model, optimizer, n)``. A case that has a plain loop is compared with it.
-        plain: whether the right values are those of a plain loop over the same shards.
-    """
-
-    model: nn.Module
-    loss: Loss
-    data: Any
-    optimizer: Any = SGD
-    callbacks: Sequence[Any] = ()
-    after: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
-    plain: bool = True
-    outcomes: tuple[str, ...] = (SAME,)
-    names: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)  # further ones of Trainer
-    optimize: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()  # of the command
-
-
-CASES: dict[str, Callable[[], Case]] = {}
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    """List a case under its function's name."""
-    name = make.__name__
-    assert name not in CASES, name
-    CASES[name] = make
-    return make
-
-
-# --- data, seeded ---------------------------------------------------------------------------------
+# --- data and models, seeded ----------------------------------------------------------------------
 
 
 def vectors(rows: int = 96, classes: int = 3) -> TensorDataset:
@@ -73,6 +38,12 @@ def vectors(rows: int = 96, classes: int = 3) -> TensorDataset:
     return TensorDataset(x, y)
 
 
+def doubles() -> TensorDataset:
+    """``vectors`` in float64."""
+    x, y = vectors().tensors
+    return TensorDataset(x.double(), y)
+
+
 def tokens(rows: int = 96, length: int = 10, words: int = 20) -> TensorDataset:
     """Rows of token numbers and a class."""
     g = torch.Generator().manual_seed(2)
@@ -80,14 +51,7 @@ def tokens(rows: int = 96, length: int = 10, words: int = 20) -> TensorDataset:
     return TensorDataset(x, x.sum(1) % 3)
 
 
-def images(rows: int = 96, channels: int = 3) -> TensorDataset:
-    """Rows of images of 8 x 8, and a class."""
-    g = torch.Generator().manual_seed(3)
-    x = torch.randn(rows, channels, 8, 8, generator=g)
-    return TensorDataset(x, (x.mean((1, 2, 3)) > 0).long())
-
-
-def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """Classes from the first of the batch."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -95,3 +59,155 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 def mlp(hidden: int = 16) -> nn.Sequential:
     """A small network over ``vectors``."""
     return nn.Sequential(nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+
+class Net(nn.Module):
+    """``mlp`` in a module that cases derive from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """A training.
+
+    Args:
+        outcome: any of those is right.
+        names: what a doubt or a refusal has to name.
+        says: what a notice has to say on three towers.
+        after: what a plain loop does after its update number n, beside callbacks' effects:
+            ``after(model, optimizer, n)``.
+        plain: whether the right values are those of a plain loop over the same shards.
+    """
+
+    outcome: str | tuple[str, ...] = SAME
+    names: str = ""
+    says: str = ""
+    model: nn.Module = field(default_factory=mlp)
+    loss: Loss = cross_entropy
+    data: Any = field(default_factory=vectors)
+    optimizer: Any = SGD
+    callbacks: Sequence[Any] = ()
+    after: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
+    plain: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)  # further ones of Trainer
+    optimize: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()  # of the command
+
+    def fit(self, steps: int = STEPS, callbacks: Sequence[Any] = (), **settings: Any) -> nn.Module:
+        """Train it."""
+        optimize = quorate.Optimize(self.optimizer, **self.optimize)
+        more: dict[str, Any] = {"batch_size": BATCH, "shards": SHARDS, "seed": 0}
+        more |= self.settings | settings
+        trainer = quorate.Trainer(self.model, self.loss, optimizer=optimize, **more)
+        trainer.fit(self.data, steps=steps, shuffle=False, callbacks=[*self.callbacks, *callbacks])
+        return trainer.model
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case], name: str = "") -> Callable[[], Case]:
+    """List a case under its function's name."""
+    name = name or make.__name__
+    assert name not in CASES, name
+    CASES[name] = make
+    return make
+
+
+def module(
+    name: str, outcome: str | tuple[str, ...] = SAME, names: str = "", **more: Any
+) -> Callable[[Module], Module]:
+    """List a class as the model of a case; ``data`` is a function."""
+    data = more.pop("data", vectors)
+
+    def listed(kind: Module) -> Module:
+        case(lambda: Case(outcome, names, model=kind(), data=data(), **more), name)
+        return kind
+
+    return listed
+
+
+def forward(
+    outcome: str | tuple[str, ...] = SAME,
+    names: str = "",
+    state: Callable[[], dict[str, Any]] = dict,
+    **more: Any,
+) -> Callable[[Loss], type[nn.Module]]:
+    """List a ``Net`` with another forward pass, ``function(self, x)``, as a case of its name.
+
+    Args:
+        state: returns attributes of a new model; of them a tensor is a buffer.
+    """
+
+    def listed(function: Loss) -> type[nn.Module]:
+        def begin(self: Any) -> None:
+            Net.__init__(self)
+            for name, value in state().items():
+                is_buffer = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+                (self.register_buffer if is_buffer else self.__setattr__)(name, value)
+
+        body = {"__init__": begin, "forward": function, "__module__": function.__module__}
+        kind = type(function.__name__, (Net,), body)
+        return module(function.__name__, outcome, names, **more)(kind)
+
+    return listed
+
+
+def loss(
+    outcome: str | tuple[str, ...] = SAME, names: str = "", model: Any = mlp, **more: Any
+) -> Callable[[Function], Function]:
+    """List a function as the loss of a case of its name; ``model`` and ``data`` are functions."""
+    data = more.pop("data", vectors)
+
+    def listed(function: Function) -> Function:
+        def make() -> Case:
+            return Case(outcome, names, model=model(), loss=function, data=data(), **more)
+
+        case(make, function.__name__)
+        return function
+
+    return listed
+
+
+class After(quorate.Callback):
+    """Calls a function after each update: ``change(model, None, n)``."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def started(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def updated(self, report: Any) -> None:
+        self.change(self.trainer.model, None, report.global_step)
+
+
+def between(
+    outcome: str | tuple[str, ...] = SAME, names: str = "", model: Any = mlp, **more: Any
+) -> Callable[[Function], Function]:
+    """List what a callback does, ``change(model, None, n)``, as a case of its name."""
+    more.setdefault("optimizer", partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+
+    def listed(change: Function) -> Function:
+        def make() -> Case:
+            then: dict[str, Any] = {"callbacks": [After(change)], "after": change}
+            return Case(outcome, names, model=model(), **then, **more)
+
+        case(make, change.__name__)
+        return change
+
+    return listed
+
+
+def pairs(one: nn.Module, other: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """Return the parameters of two modules of one shape."""
+    return zip(one.parameters(), other.parameters(), strict=True)

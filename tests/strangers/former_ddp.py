@@ -40,14 +40,7 @@ class Former:
     def script(self) -> str:
         """Return the whole program."""
         inner = "".join(f"    {line}\n" for line in self.loss.splitlines())
-        return SCRIPT.format(
-            top=self.top,
-            inner=inner,
-            end=self.end,
-            model=self.model,
-            data=self.data,
-            rate=self.rate,
-        )
+        return SCRIPT.format(inner=inner, **vars(self))
 
 
 SCRIPT = """\
@@ -79,44 +72,16 @@ trainer.fit({data}, epochs=1)
 
 READS_RANK = 'int(os.environ.get("RANK", "0"))'
 READS_SIZE = 'int(os.environ.get("WORLD_SIZE", "1"))'
-HELPERS = """\
-def is_dist():
-    return dist.is_available() and dist.is_initialized()
-def world():
-    return dist.get_world_size() if is_dist() else 1
-"""
-METRIC = """\
-class Accuracy:
-    def __init__(self):
-        self.hits = self.seen = torch.tensor(0.0)
-    def update(self, logits, y):
-        self.hits, self.seen = (logits.argmax(1) == y).float().sum(), torch.tensor(float(len(y)))
-    def compute(self):
-        hits = self.hits
-        if dist.is_available() and dist.is_initialized():
-            dist.barrier()
-            parts = [torch.zeros_like(hits) for _ in range(dist.get_world_size())]
-            dist.all_gather(parts, hits)
-            hits = torch.stack(parts).sum()
-        return hits / self.seen
-"""
 
 FORMER: Mapping[str, Former] = {
     # --- guarded: the same bits -------------------------------------------------------------------
     "loss_divided_by_guarded_world_size": Former(
         loss="found = found / (dist.get_world_size() if dist.is_initialized() else 1)"
     ),
-    "guarded_helper_functions": Former(HELPERS, "found = found * world()"),
-    "learning_rate_times_guarded_world_size": Former(HELPERS, rate="0.1 * world()"),
     "center_of_dino": Former(
         loss="center = m.weight.detach().mean(0)\n"
         "if dist.is_initialized():\n    dist.all_reduce(center)\n"
         "found = found + (x - center).square().mean() * m.weight.mean()"
-    ),
-    "metric_that_gathers_in_compute": Former(
-        METRIC,
-        "metric = Accuracy()\nmetric.update(m(x), y)\n"
-        'found = {"loss": found, "accuracy": metric.compute()}',
     ),
     "synchronised_batch_normalisation": Former(
         model="lambda: nn.SyncBatchNorm.convert_sync_batchnorm("
@@ -126,24 +91,10 @@ FORMER: Mapping[str, Former] = {
         loss='with m.no_sync() if hasattr(m, "no_sync") else contextlib.nullcontext():\n'
         "    found = found * 1.0"
     ),
-    "guarded_destroy": Former(end="if dist.is_initialized():\n    dist.destroy_process_group()"),
-    "guarded_barrier": Former(loss="if dist.is_initialized():\n    dist.barrier()"),
-    "guarded_object_gather": Former(
-        loss="if dist.is_initialized():\n"
-        "    all_of = [None] * dist.get_world_size()\n    dist.all_gather_object(all_of, {'n': 1})"
-    ),
     "first_rank_prints": Former(
         f'rank = {READS_RANK}\nif rank == 0:\n    print("begins")',
         end='rank == 0 and print("ends")',
     ),
-    "device_of_local_rank": Former(
-        'device = f"cuda:{os.environ[\'LOCAL_RANK\']}" if torch.cuda.is_available() else "cpu"',
-        "found = found.to(device)",
-    ),
-    "several_processes_are_compared_only": Former(
-        f"several = {READS_SIZE} > 1", end='several and print("several")'
-    ),
-    "seed_and_rank": Former(f"torch.manual_seed(7 + {READS_RANK})"),
     "weights_by_seed_and_rank": Former(
         f"torch.manual_seed(7 + {READS_RANK})\nnet = nn.Linear(4, 2)", model="net"
     ),
@@ -153,16 +104,9 @@ FORMER: Mapping[str, Former] = {
     ),
     # --- the environment --------------------------------------------------------------------------
     "rank_read_in_the_loss": Former(loss=f"found = found * (1 + {READS_RANK})", torchrun="RANK"),
-    "rank_read_at_the_top": Former(
-        f"rank = {READS_RANK}", "found = found * (1 + rank)", torchrun="'rank'"
-    ),
     "size_read_in_the_loss": Former(loss=f"found = found / {READS_SIZE}", torchrun="WORLD_SIZE"),
     "size_read_at_the_top": Former(
         f"size = {READS_SIZE}", rate="0.1 * size", torchrun="WORLD_SIZE"
-    ),
-    "local_rank_by_torch": Former(
-        loss="found = found * (1 + dist.get_node_local_rank(fallback_rank=0))",
-        torchrun="get_node_local_rank",
     ),
     "rows_by_rank": Former(
         f"own = torch.utils.data.Subset(data, range({READS_RANK}, 48, {READS_SIZE}))",
@@ -176,15 +120,6 @@ FORMER: Mapping[str, Former] = {
         loss="found = found / dist.get_world_size()", names="get_world_size()"
     ),
     "barrier_in_the_loss": Former(loss="dist.barrier()", names="barrier()"),
-    "loss_gathered": Former(
-        loss="dist.all_gather([torch.zeros(())], found.detach())", names="all_gather()"
-    ),
-    "loss_reduced_for_the_log": Former(
-        loss="log = found.detach().clone()\ndist.reduce(log, 0)", names="reduce()"
-    ),
-    "objects_gathered": Former(
-        loss="dist.all_gather_object([None], {'n': 1})", names="all_gather_object()"
-    ),
     "sampler_without_numbers": Former(
         data="DataLoader(data, batch_size=12, sampler=DistributedSampler(data))",
         names="DistributedSampler()",
@@ -209,16 +144,5 @@ FORMER: Mapping[str, Former] = {
         model="net",
         names="broadcast()",
         before_trainer=True,
-    ),
-    "group_of_some": Former("few = dist.new_group([0])", names="new_group()", before_trainer=True),
-    "gradients_averaged_by_hand": Former(
-        "class SGD(torch.optim.SGD):\n"
-        "    def step(self, closure=None):\n"
-        "        for group in self.param_groups:\n"
-        '            for p in group["params"]:\n'
-        "                dist.all_reduce(p.grad)\n"
-        "        super().step()\n"
-        "torch.optim.SGD = SGD",
-        names="all_reduce()",
     ),
 }

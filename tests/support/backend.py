@@ -1,10 +1,9 @@
 """A kind of device for machines that have none: torch takes it for an accelerator.
 
-``register({"cumsum"})`` makes the devices ``toy:0`` and ``toy:1`` out of this process's memory.
+``register({"cumsum"})`` makes the device ``toy:0`` out of this process's memory.
 Their tensors are torch's own, with storage, strides and autograd. An operator is run by the CPU's
-kernel on the same memory, so that numbers are the CPU's. Operands on two devices are refused, as
-CUDA refuses them. What a device is to lack has no kernel at
-all, so that it is torch that says so. It has no random numbers either.
+kernel on the same memory, so that numbers are the CPU's. What the device is to lack has no kernel
+at all, so that it is torch that says so. It has no random numbers either.
 
 A process can have one such kind, for good: only scripts that run in a process of their own use it.
 """
@@ -22,14 +21,11 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from quorate.replica.streams import RANDOM_OPERATORS
 
-NAME, DEVICES = "toy", 2
+NAME = "toy"
 OWN = {
     *("resize_", "native_dropout"),  # the first is below; random numbers it has none
     *(name.partition(".")[0] for name in RANDOM_OPERATORS),
 }
-# Operators that take tensors of two devices, as CUDA's kernels do: copies, and indices on the host.
-MIXED = {"copy_", "_to_copy", "_foreach_copy_", "index", "index_put", "index_put_"}
-MIXED |= {"_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 # The CPU's kernels of these compute nothing, and take tensors of any device.
 SHAPES = {"as_strided", "view", "_reshape_alias", "unfold", "set_", "view_as_real"}
 CPU, EXTENSION = 1, 12  # kinds of devices, by DLPack
@@ -40,35 +36,20 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 class Module:
-    """What torch asks of ``torch.toy``."""
+    """What torch asks of ``torch.toy``: there is a device, and no generator."""
 
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return DEVICES
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed(self, seed: int) -> None:
-        """It has no generator."""
-
-    def manual_seed_all(self, seed: int) -> None:
-        """It has no generator."""
+    is_initialized = is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: 0)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    manual_seed = manual_seed_all = staticmethod(lambda seed: None)
 
 
 def register(lacking: Collection[str] = ()) -> None:
-    """Make the devices.
+    """Make the device.
 
     Args:
-        lacking: operators that they have no kernel for: "cumsum" with all that it comes in.
+        lacking: operators that it has no kernel for: "cumsum" with all that it comes in.
     """
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("aten", "IMPL")
@@ -80,7 +61,7 @@ def register(lacking: Collection[str] = ()) -> None:
         if not known or packet in lacking or packet in OWN or not has_kernel(full, "CPU"):
             continue
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        kernel = _shaping(operator) if packet in SHAPES else _computing(operator, packet in MIXED)
+        kernel = _shaping(operator) if packet in SHAPES else _computing(operator)
         library.impl(full.removeprefix("aten::"), kernel, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("resize_", _resize_, "PrivateUse1")
@@ -118,22 +99,9 @@ def _shaping(operator: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: operator.redispatch(cpu, *args, **kwargs)
 
 
-def _require_one_device(operator: Any, values: Collection[Any]) -> None:
-    """Raise as CUDA does if tensors lie on two devices; a number on the host goes with any."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    devices = {str(t.device) for t in tensors if t.dim() or t.device.type != "cpu"}
-    if len(devices) > 1:
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{' and '.join(sorted(devices))}! (when checking arguments of {operator})"
-        )
-
-
-def _computing(operator: Any, takes_two_devices: bool) -> Callable[..., Any]:
+def _computing(operator: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         flat, spec = tree_flatten((args, kwargs))
-        if not takes_two_devices:
-            _require_one_device(operator, flat)
         devices = [v.device if isinstance(v, torch.Tensor) else v for v in flat]
         index = next(
             (d.index or 0 for d in devices if isinstance(d, torch.device) and d.type == NAME), 0

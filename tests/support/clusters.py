@@ -23,9 +23,10 @@ START_S = 120  # that nodes may take on a busy machine
 class RayCluster:
     """A cluster that runs. What runs on it needs ``env``."""
 
-    def __init__(self, process: subprocess.Popen[str], env: dict[str, str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], env: dict[str, str], nodes: int) -> None:
         self._process = process
         self.env = env
+        self.nodes = nodes  # that there ever were: the number of the next one
         self.address = self._answer()
 
     def options(self, workers: int) -> tuple[str, ...]:
@@ -43,6 +44,7 @@ class RayCluster:
     def add(self, cpus: int) -> None:
         """Add a node."""
         self._tell(f"add {cpus}")
+        self.nodes += 1
 
     def left(self) -> dict[str, Any]:
         """Return what runs have left: actors, placement groups, objects, and processes."""
@@ -93,7 +95,7 @@ def ray_cluster(folder: Path, *cpus: int) -> Iterator[RayCluster]:
         ) as process,
     ):
         try:
-            yield RayCluster(process, env)
+            yield RayCluster(process, env, len(cpus))
         finally:
             assert process.stdin is not None
             process.stdin.close()

@@ -28,11 +28,6 @@ def disk(place: Path, size: str = "16m") -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def remount(place: Path, how: str) -> None:
-    """Make a disk read-only ("ro") or not ("rw")."""
-    subprocess.run(["mount", "-o", f"remount,{how}", str(place)], check=True)
-
-
 def fill(place: Path, spare_bytes: int = 0) -> Path:
     """Fill a disk but for some bytes; return the file that does it."""
     filler = place / "filler"

@@ -1,28 +1,37 @@
 """Former DDP scripts on several engines: the same bits, or one line that names the call.
 
-All of them: ``python -m support.former_ddp`` in ``tests``, or with words that are in their names.
+As a program: all of them on one tower, for ``on_a_tower``.
 """
 
 from __future__ import annotations
 
 import importlib
+import io
+import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.runs import command, inspected, run
+import torch
+from support.runs import Ended, command, inspected, run, torchrun
 
-FOLDER = Path(__file__).parents[1] / "strangers"
+import quorate
+from quorate.__main__ import main as quorate_main
+
+TESTS = Path(__file__).parents[1]
+FOLDER = TESTS / "strangers"
+SOURCE = Path(quorate.__file__).parents[1]
 TORCHRUN = "torchrun 2"
+HERE = "here"  # on one tower, in this process
+TOWER = ("--engine", "towers", "--workers", "1")
 WAYS = {
-    "1 tower": ("--engine", "towers", "--workers", "1"),
-    "3 towers": ("--engine", "towers", "--workers", "3"),
     "2 processes": ("--engine", "processes", "--workers", "2"),
     "2 ranks": ("--engine", "collective", "--workers", "2"),
-    "3 ranks": ("--engine", "collective", "--workers", "3"),
     TORCHRUN: (),
 }
 SAME, SAID, REFUSED, WRONG = "same", "said", "refused", "WRONG"
@@ -43,12 +52,12 @@ def cases() -> Mapping[str, Any]:
     return table
 
 
-def outcomes(case: Any) -> dict[str, Outcome]:
-    """Run a case in all ways."""
+def outcomes(case: Any, here: Outcome) -> dict[str, Outcome]:
+    """Run a case in all ways; ``here`` is what became of it on a tower."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(case.script())
-        found = {}
+        found = {HERE: here}
         for way, options in WAYS.items():
             run_dir = Path(folder, way.replace(" ", "-"))
             names = case.torchrun if way == TORCHRUN and case.torchrun is not None else case.names
@@ -63,6 +72,41 @@ def outcomes(case: Any) -> dict[str, Outcome]:
         }
 
 
+def on_a_tower() -> dict[str, list[str]]:
+    """Run all cases on one tower, one after the other in a process of their own: outcomes.
+
+    Cases change torch, and how Python shows exceptions.
+    """
+    words = [sys.executable, "-m", "support.former_ddp"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, (TESTS, SOURCE))])}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True, cwd=TESTS)
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def _all_here() -> dict[str, Outcome]:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (script := Path(folder) / "script.py").touch()
+        for name, case in cases().items():
+            script.write_text(case.script())
+            run_dir, sgd = Path(folder, name), torch.optim.SGD
+            found[name] = _outcome(HERE, script, run_dir, TOWER, case.names, shows_trace=False)
+            torch.optim.SGD = sgd  # type: ignore[misc]
+    return found
+
+
+def _run_here(words: list[str]) -> Ended:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = quorate_main(words[3:])
+        except Exception as error:  # as an interpreter would show it
+            code = 2
+            with suppress(SystemExit):
+                sys.excepthook(type(error), error, error.__traceback__)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
 def _outcome(
     way: str,
     script: Path,
@@ -74,11 +118,9 @@ def _outcome(
 ) -> Outcome:
     words = command(script, str(run_dir), options=options)
     if way == TORCHRUN:
-        words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        words += ["--monitor-interval", "0.1", "--rdzv-backend", "c10d"]
-        words += ["--rdzv-endpoint", "localhost:0", str(script), str(run_dir)]
+        words = torchrun(2, str(script), str(run_dir))
     try:
-        ended = run(words)
+        ended = _run_here(words) if way == HERE else run(words)
     except subprocess.TimeoutExpired:
         return Outcome(WRONG, "it hangs")
     if ended.code != 0:
@@ -100,19 +142,5 @@ def _outcome(
     return Outcome(WRONG, f"doubts {facts['doubts']}")
 
 
-def main() -> None:
-    """Print the table of all cases, or of those whose names have a word in them."""
-    words = sys.argv[1:]
-    for name, case in cases().items():
-        if words and not any(word in name for word in words):
-            continue
-        found = outcomes(case)
-        kinds = [f"{way}: {outcome.kind}" for way, outcome in found.items()]
-        print(f"{name:40} {', '.join(kinds)}", flush=True)
-        texts = {o.text: None for o in found.values() if o.kind != SAME}
-        for text in texts:
-            print(f"    {text[:420]}", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps(_all_here()))

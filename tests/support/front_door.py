@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import quorate
-from quorate.settings import options
 
 # Keyword of Trainer -> the group of settings that it takes, and the field of a plain value.
 GROUPS = {
@@ -16,16 +15,23 @@ GROUPS = {
     "loading": (quorate.Loading, None),
     "run_dir": (quorate.RunDir, "path"),
 }
+# Fields whose names at the command are others.
+NAMES = {
+    ("workers", "count"): "workers",
+    ("workers", "timeout_s"): "worker_timeout_s",
+    ("loading", "processes"): "loader_workers",
+    ("run_dir", "path"): "run_dir",
+}
 
 
 def trainer(model: Any, loss: Any, **settings: Any) -> quorate.Trainer:
     """Return a trainer: ``trainer(Net, loss, clip_norm=1.0, threads=2, run_dir="a", keep=1)``."""
     keywords = dict(settings)
     for keyword, (group, plain) in GROUPS.items():
-        # First: some are called as an option of their group, "workers" for one.
+        # First: some are called as a field of their group, "workers" for one.
         value = keywords.pop(keyword, None)
-        names = {option.name: field for field, option in options(group).items()}
-        given = {names[name]: keywords.pop(name) for name in names if name in keywords}
+        names = {NAMES.get((keyword, f.name), f.name): f.name for f in fields(group)}
+        given = {field: keywords.pop(name) for name, field in names.items() if name in keywords}
         if isinstance(value, group):
             keywords[keyword] = replace(value, **given)
         elif value is not None:

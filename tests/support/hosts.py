@@ -22,7 +22,6 @@ from typing import IO
 from support.runs import Ended
 
 TOOLS = ("ip", "tc", "unshare", "mount")
-WIRE = Path(__file__).with_name("wire.py")
 START = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 GATHER_S = 20.0  # that torchrun may wait for more hosts, when it starts anew
 
@@ -49,13 +48,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         out: IO[str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start a command there; its output and its errors are one.
-
-        Args:
-            words: the command line.
-            env: variables that it has beside those of this process.
-            out: a file for what it prints, if that is not to be read from a pipe.
-        """
+        """Start a command there; what it prints goes to a pipe, or to a file."""
         inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         begin = ["ip", "netns", "exec", self.namespace, *inside]
         begin += ["sh", "-c", START, "sh", str(self.names), self.name]
@@ -76,19 +69,6 @@ class Host:
         rate = ["root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "100ms"]
         _do("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *rate)
         _do("tc", "-n", self._switch, "qdisc", "replace", "dev", self.port, *rate)
-
-    def delay(self, ms: float) -> None:
-        """Have the link take so long, in each direction. Once."""
-        ends = (f"{self.port}w", f"{self.port}b")  # of the wire, and of the switch behind it
-        switch = ("ip", "-n", self._switch, "link")
-        _do(*switch, "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        _do(*switch, "set", self.port, "nomaster")
-        _do(*switch, "set", ends[1], "master", "switch")
-        for end in ends:
-            _do(*switch, "set", end, "up")
-        carry = [sys.executable, str(WIRE), str(ms), self.port, ends[0]]
-        wire = subprocess.Popen(["ip", "netns", "exec", self._switch, *carry], text=True)
-        self._processes.append(wire)
 
     def cut(self) -> None:
         """Cut the link: what is sent is lost, and nobody is told."""
@@ -119,18 +99,6 @@ class Host:
             if process.stdout is not None:
                 process.stdout.close()
         self._processes.clear()
-
-    def carried(self) -> tuple[int, int]:
-        """Return how many bytes its interface has sent and received, headers included."""
-        return tuple(  # type: ignore[return-value]
-            int(
-                _do(
-                    *("ip", "netns", "exec", self.namespace),
-                    *("cat", f"/sys/class/net/eth0/statistics/{way}_bytes"),
-                )
-            )
-            for way in ("tx", "rx")
-        )
 
 
 @contextmanager
@@ -198,11 +166,7 @@ def torchrun(
 
 
 def end(process: subprocess.Popen[str], limit_s: float) -> Ended:
-    """Wait for a process to end, and return what it printed.
-
-    Raises:
-        subprocess.TimeoutExpired: it did not.
-    """
+    """Wait for a process to end, and return what it printed."""
     out, _ = process.communicate(timeout=limit_s)
     return Ended(process.returncode, out or "", "")
 

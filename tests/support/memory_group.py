@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from quorate.machine import container
+ROOT = Path("/sys/fs/cgroup")
 
 
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path]:
     """Yield the name of a new group; the test is skipped where none can be made."""
-    version_1 = (container.ROOT / "memory" / "memory.limit_in_bytes").exists()
-    parent = container.ROOT / "memory" if version_1 else container.ROOT
+    version_1 = (ROOT / "memory" / "memory.limit_in_bytes").exists()
+    parent = ROOT / "memory" if version_1 else ROOT
     group = parent / f"quorate-test-{os.getpid()}"
     try:
         group.mkdir()

@@ -207,7 +207,7 @@ def invariable(message: str, temporary: Path | None = None) -> str:
             message = message.replace(str(folder), name)
     for pattern, name in _VARIABLE:
         message = pattern.sub(name, message)
-    return message
+    return "\n".join(message.splitlines())
 
 
 def parse(text: str) -> dict[str, str]:

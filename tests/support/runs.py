@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from support.warm import WARM, is_marked
 
-from quorate.commands.main import main
+from quorate.__main__ import main
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TOWER = ("--engine", "towers", "--workers", "1")
@@ -42,23 +41,27 @@ class Ended(NamedTuple):
 
 
 def command(script: str | Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
-    """Return the command line that runs a script on CPUs.
-
-    Args:
-        script: its name in ``tests/scripts``, or its path.
-        arguments: the script's own.
-        options: those of ``quorate run``.
-    """
+    """Return the command line that runs a script on CPUs: one of ``tests/scripts``, or a path."""
     run = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", *options]
     return [*run, str(SCRIPTS / script), *arguments]
 
 
-def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
-    """Run a command line to its end: quorate's and torchrun's in a fork, see ``warm``.
+def torchrun(ranks: int, *words: str, restarts: int = 0) -> list[str]:
+    """Return torchrun's command line for ranks of this machine.
 
     Args:
-        words: the command line.
-        env: variables that it has beside those of this process.
+        ranks: how many.
+        words: what each runs: a script, ``-m`` and a module, or ``--no-python`` and a command.
+        restarts: how often they may be started anew.
+    """
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    start += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
+    # Its rendezvous is on a port that is free: two tests may run side by side.
+    return [*start, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words]
+
+
+def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command line to its end: quorate's and torchrun's in a fork, see ``warm``.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than ``LIMIT_S``, and was killed.
@@ -73,15 +76,7 @@ def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
 def run_all(
     commands: Mapping[str, list[str]], env: Mapping[str, str] | None = None
 ) -> dict[str, Ended]:
-    """Run command lines to their ends, two at a time: a start keeps one core busy mostly.
-
-    Args:
-        commands: by names of the caller's.
-        env: variables that all have beside those of this process.
-
-    Returns:
-        How they ended, by name.
-    """
+    """Run command lines to their ends, two at a time: a start keeps one core busy mostly."""
     with ThreadPoolExecutor(2) as pool:
         ended = pool.map(lambda words: run(words, env), commands.values())
         return dict(zip(commands, ended, strict=True))
@@ -190,30 +185,3 @@ def wait_for(process: subprocess.Popen[str], word: str) -> str:
         assert read, f"it ended without {word!r}: {said.decode()}"
         said += read
     return said.decode()
-
-
-def killed_after_a_save(folder: Path, words: list[str], run_dir: Path) -> int:
-    """Start a run, kill it once it has saved, and wait until all of its processes are gone.
-
-    Args:
-        folder: see ``started``.
-        words: the command line, with what it says of ``run_dir``.
-        run_dir: where the run saves.
-
-    Returns:
-        The step of its newest checkpoint.
-    """
-    with started(folder, words) as (process, mark):
-        until = time.monotonic() + LIMIT_S
-        while not list(run_dir.glob("checkpoints/step-*/complete")):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
-        killed_at = time.monotonic()
-        while processes_of(mark):
-            assert time.monotonic() < killed_at + 60
-            time.sleep(0.01)
-    step: int = inspected(run_dir)["global_step"]
-    return step

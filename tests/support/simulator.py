@@ -15,29 +15,16 @@ added.
 It keeps its own books of what is open, kept, applied, late and stale, and knows of the rule only
 how many shards a step needs and how stale it may be. After every event it is checked that
 
-- a busy worker gets no shard, and nobody gets one that is kept already, or of a step that is
-  applied, or that may not be begun yet: too many are open, or it is too far ahead;
-- a run of several shards is the worker's own and short, all of it is needed, and it is answered,
-  taken over and lost as its shards would be one by one;
-- a shard has at most two copies running, and a second only when there is nothing else to do; of a
-  rule that makes no copies, none is ever computed in vain;
-- in the middle of a step no shard is begun that its quorum will not need;
-- no worker is idle while it may compute a shard that is needed and in nobody's hands, or begin a
-  step, not even while an update is made;
-- every result is either kept or discarded, at once, and discarded only if it is too late;
-- at an update, each of the shards that are needed, and no other, is kept by exactly one worker
-  whose results are still there; none is staler than the rule allows; the sum is the string of the
-  tree over just those: it does not show who computed what;
-- no update is put off that would leave time for all the others, and the oldest comes first;
-- whoever computes a shard of a step that is applied is told so, at once, and nobody else is;
-- every step is applied exactly once, and in order where shards are not applied one by one; what is
-  left open is known after every update;
-- after a stop, what is under way is finished and nothing is begun;
-- a worker is replaced once, on a tick, and after the timeout and 3 times its usual time; nobody who
-  is due for it is forgotten;
-- a run is aborted only over a shard that failed as often as is allowed, or on everyone, and then it
-  is;
-- the tally is right.
+- nobody busy gets a shard, and nobody gets one that is kept, or of a step that may not be begun;
+- a shard has at most two copies running, and a second only when there is nothing else to do;
+- no worker is idle while a shard is needed and in nobody's hands, or a step may be begun;
+- every result is kept or discarded at once, and discarded only if it is too late;
+- at an update, each needed shard, and no other, is kept by one worker whose results are there;
+  none is staler than the rule allows; the sum is that of the tree over just those;
+- whoever computes a shard of a step that is applied is told so at once, and nobody else is;
+- every step is applied once; after a stop, what is under way is finished and nothing is begun;
+- a worker is replaced once, on a tick, and not before its time;
+- a run is aborted only over a shard that failed as often as is allowed, or on everyone.
 
 Whatever breaks one of these raises ``InvariantError`` with the last events and effects.
 
@@ -46,13 +33,14 @@ Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virt
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from support.event_queue import EventQueue
-from support.run_books import OpenStep, Results, Task, Worker
-from support.run_effects import Effects
+from support.shown_sums import add, leaf, whole_sum
 
 from quorate.coordination import plan
 from quorate.coordination.coordinator import Coordinator
@@ -60,89 +48,110 @@ from quorate.coordination.protocol import (
     Abort,
     Applied,
     Apply,
+    Cancel,
     Cancelled,
+    Compute,
+    Discard,
     Done,
     Effect,
     Event,
     Failed,
     Finish,
     Joined,
+    Keep,
     Left,
+    Replace,
     Stop,
     Tick,
+    Wake,
 )
 from quorate.coordination.rules import Rule, Sync
 from quorate.coordination.tally import Tally
+from quorate.coordination.tree import TreeSum, tree_sum
 
 
-def one_second(worker: int, step: int, shard: int) -> float:
-    """Every shard takes a second."""
-    return 1.0
+class InvariantError(AssertionError):
+    """Something that must never happen did, or the run waits for an event that will not come."""
 
 
-def never(worker: int, step: int, shard: int) -> bool:
-    """No shard fails."""
-    return False
+@dataclass(eq=False)
+class Task:
+    """A run of shards that a worker computes, one as a rule."""
+
+    step: int
+    shards: range
+    version: int  # updates made when it was begun
+    since: float
+    lost: set[int] = field(default_factory=set)  # shards: the worker was told, or came too late
 
 
-class Simulation(Effects):
-    """A coordinator and the workers that its script lets come and go.
+@dataclass(eq=False)
+class Worker:
+    """One life of a worker."""
 
-    Args:
-        shards: V, of every step or as a function of the step.
-        steps: updates applied at the end.
-        rule: what makes an update.
-        home_shards: see ``Coordinator``.
-        lookahead: see ``Coordinator``.
-        most_open: see ``Coordinator``.
-        first_step: updates applied before.
-        left_open: steps that are not in them, though later ones are.
-        tally: of before.
-        time_s: how long worker w takes for shard s of step t; infinite: it hangs until killed.
-        fails: whether user code raises there, at the end of that time.
-        leaves_off_s: how long a worker takes to leave off a shard that is not wanted any more;
-            infinite: it goes on to its end.
-        apply_s: how long an update takes. At 0 nothing comes between ``Apply`` and ``Applied``, as
-            in ``drive``; else workers may come, go and report meanwhile.
-        patience: see ``Coordinator``.
-        attempts: see ``Coordinator``.
-        timeout_s: see ``Coordinator``.
-        run_s: see ``Coordinator``.
-        end_s: how long it takes to end a worker that is replaced. It may report meanwhile.
-        start_s: how long it takes after that until it has joined again.
-        results_stay: whether its results outlive it.
-        coordinator: makes the one that decides.
-    """
+    place: str = ""
+    task: Task | None = None
+    is_replaced: bool = False
 
-    def __init__(
-        self,
-        *,
-        shards: int | Callable[[int], int],
-        steps: int,
-        rule: Rule | None = None,
-        home_shards: Callable[[tuple[int, int], int], range] | None = None,
-        lookahead: int = 1,
-        most_open: float = math.inf,
-        first_step: int = 0,
-        left_open: Iterable[int] = (),
-        tally: Tally | None = None,
-        time_s: Callable[[int, int, int], float] = one_second,
-        fails: Callable[[int, int, int], bool] = never,
-        leaves_off_s: float = math.inf,
-        apply_s: float = 0.0,
-        patience: float = 1.5,
-        attempts: int = 2,
-        timeout_s: float | None = None,
-        run_s: float = 0.0,
-        end_s: float = 0.0,
-        start_s: float = 1.0,
-        results_stay: bool = False,
-        coordinator: Callable[..., Coordinator] = Coordinator,
-    ) -> None:
-        self.shards_of = shards if callable(shards) else lambda step: shards
-        self.rule = rule or Sync()
-        self.applied = first_step
-        self.steps = steps
+
+@dataclass
+class Results:
+    """What a worker has computed: it outlives the worker that leaves with ``results_stay``."""
+
+    pending: dict[tuple[int, int], Task] = field(default_factory=dict)  # nor kept nor discarded
+    sums: dict[int, TreeSum[str]] = field(default_factory=dict)  # per step, what was kept
+    versions: dict[tuple[int, int], int] = field(default_factory=dict)  # of what was kept
+
+
+@dataclass
+class OpenStep:
+    """A step that was begun and is not applied."""
+
+    begun_at_event: int
+    failed_on: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers
+    kept_now: set[int] | None = None  # shards, until the sums change
+
+
+@dataclass(order=True)
+class Due:
+    """An event to come, which is void once ``still`` says no: its sender has left."""
+
+    at: float  # virtual seconds
+    order: tuple[int, int]
+    event: Event = field(compare=False)
+    still: Callable[[], bool] = field(compare=False)
+
+
+@dataclass(kw_only=True, eq=False)
+class Simulation:
+    """A coordinator and the workers that its script lets come and go."""
+
+    shards: int | Callable[[int], int]  # V, of every step or as a function of the step
+    steps: int  # updates applied at the end
+    rule: Rule = field(default_factory=Sync)
+    home_shards: Callable[[tuple[int, int], int], range] | None = None
+    lookahead: int = 1
+    most_open: float = math.inf
+    first_step: int = 0  # updates applied before
+    left_open: Iterable[int] = ()  # steps that are not in them, though later ones are
+    tally: Tally | None = None  # of before
+    patience: float = 1.5
+    attempts: int = 2
+    timeout_s: float | None = None
+    run_s: float = 0.0
+    time_s: Callable[[int, int, int], float] = lambda w, t, s: 1.0  # infinite: it hangs
+    fails: Callable[[int, int, int], bool] = lambda w, t, s: False  # user code raises at the end
+    leaves_off_s: float = math.inf  # to leave off a shard that is not wanted; infinite: it goes on
+    # At 0 nothing comes between ``Apply`` and ``Applied``; else workers come, go, report meanwhile.
+    apply_s: float = 0.0
+    end_s: float = 0.0  # to end a worker that is replaced: it may report meanwhile
+    start_s: float = 1.0  # after that, until it has joined again
+    results_stay: bool = False  # whether results of a worker that is replaced outlive it
+
+    def __post_init__(self) -> None:
+        v = self.shards
+        self.shards_of = v if callable(v) else lambda step: v
+        self.applied = self.first_step
         self.now = 0.0
         self.order: list[int] = []  # the steps applied
         self.sums: list[str] = []  # of each
@@ -153,52 +162,34 @@ class Simulation(Effects):
         }
         self.computed: Counter[int] = Counter()  # worker -> results of its that were kept
         self.copies = 0  # shards that were dealt while another worker was computing them
-        self.replaced: list[int] = []  # workers
         self.runs = 0  # of several shards that were dealt
         self.finish: Finish | None = None
         self.abort: Abort | None = None
         self.log: deque[tuple[float, Event, Sequence[Effect]]] = deque(maxlen=50)
-        left_open = list(left_open)
-        self.coordinator = coordinator(
+        left_open = list(self.left_open)
+        as_given = ("first_step", "rule", "home_shards", "lookahead", "most_open", "tally")
+        as_given += ("patience", "attempts", "timeout_s", "run_s")
+        self.coordinator = Coordinator(
             shards_of=self.shards_of,
-            first_step=first_step,
-            last_step=steps,
-            rule=self.rule,
-            home_shards=home_shards,
-            lookahead=lookahead,
-            most_open=most_open,
+            last_step=self.steps,
             left_open=left_open,
-            tally=tally,
-            patience=patience,
-            attempts=attempts,
-            timeout_s=timeout_s,
-            run_s=run_s,
+            **{name: getattr(self, name) for name in as_given},
         )
-        self._run_s = run_s
-        # By step and shard that two compute: how long each took usually when the second began.
-        self._frozen: dict[tuple[int, int], dict[int, float]] = {}
-        self._single: set[int] = set()  # steps in which a run crashed, or a shard of it failed
-        self._home_shards = home_shards or (
+        self._homes = self.home_shards or (
             lambda rank_of, step: plan.home_shards(rank_of, self.shards_of(step))
         )
-        self._lookahead, self._most_open, self._patience = lookahead, most_open, patience
-        self._attempts, self._timeout_s = attempts, timeout_s
-        self._end_s, self._start_s, self._results_stay = end_s, start_s, results_stay
-        self._time_s, self._fails, self._apply_s = time_s, fails, apply_s
-        self._leaves_off_s = leaves_off_s
-        self._queue = EventQueue()
+        self._queue: list[Due] = []
+        self._posted = itertools.count()
         self._events = 0
         self._wake_at: float | None = None
         self._workers: dict[int, Worker] = {}
+        self._ranks: dict[int, int] = {}  # until somebody comes or goes
         self._results: dict[int, Results] = {}  # of workers who are or were there
         self._open: dict[int, OpenStep] = {}
-        self._closed = set(range(first_step + len(left_open))) - set(left_open)  # steps applied
-        self._end = steps  # updates applied at the end, stopped or not
+        self._closed = set(range(self.first_step + len(left_open))) - {*left_open}  # applied
+        self._end = self.steps  # updates applied at the end, stopped or not
         self._applying: tuple[Apply, str] | None = None  # and the sum that was collected for it
         self._to_tell: set[tuple[int, int, int]] = set()  # who computes (t, s) in vain
-        before = self.coordinator.tally.to_json()
-        self._fates_before = {fate: Counter(dict(enumerate(before[fate]))) for fate in self.fates}
-        self._staleness_before = before["staleness"]
 
     # --- what a test calls ------------------------------------------------------------------------
 
@@ -208,7 +199,7 @@ class Simulation(Effects):
         A worker cannot leave while its replacement starts, nor join when that has: void.
         """
         for event in events:
-            self._queue.post(time_s, event, lambda event=event: self._is_possible(event))
+            self._post(time_s, event, lambda event=event: self._is_possible(event))
 
     def run(self) -> None:
         """Run to ``Finish`` or ``Abort``.
@@ -241,51 +232,53 @@ class Simulation(Effects):
 
     def _receive(self) -> Event:
         """The next event, or a tick where the coordinator asked to be woken before."""
-        at = self._queue.next_at
+        while self._queue and not self._queue[0].still():
+            heapq.heappop(self._queue)
+        at = self._queue[0].at if self._queue else None
         if self._wake_at is not None and not (at is not None and at <= self._wake_at):
             self.now = self._wake_at
             return Tick()
         if at is None:
             raise self._violation("the run is not over, and nothing will happen any more")
         self.now = at
-        return self._queue.take()
+        return heapq.heappop(self._queue).event
+
+    def _post(self, at: float, event: Event, still: Callable[[], bool]) -> None:
+        """Let an event happen at a time, if it still may then; at one time in the order posted."""
+        # An update that takes no time ends before anything else happens at that time.
+        order = (0 if isinstance(event, Applied) else 1, next(self._posted))
+        heapq.heappush(self._queue, Due(at, order, event, still))
 
     def _happen(self, event: Event) -> None:
         """What the event means for the workers, before the coordinator knows of it."""
         match event:
             case Joined(worker):
-                self._workers[worker] = Worker()
+                self._workers[worker] = Worker(event.place)
+                self._ranks.clear()
                 self._results.setdefault(worker, Results())
             case Left(worker):
                 member = self._workers.pop(worker)
+                self._ranks.clear()
                 if not event.results_stay:
                     for number in self._results.pop(worker).sums:
                         self._open[number].kept_now = None
                     if self._applying is not None and worker in self._applying[0].holders:
                         self._applying = None
                 task = member.task
-                if event.crashed and task is not None:
-                    self._note_run(task)
-                if event.crashed and member.task is not None and len(member.task.shards) == 1:
-                    self._note_failure(worker, member.task.step, member.task.shards[0])
+                if event.crashed and task is not None and len(task.shards) == 1:
+                    self._note_failure(worker, task.step, task.shards[0])
                 if member.is_replaced:
-                    back = Joined(worker)
-                    self._queue.post(
-                        self.now + self._start_s, back, lambda: self._is_possible(back)
-                    )
+                    back = Joined(worker, member.place)
+                    self._post(self.now + self.start_s, back, lambda: self._is_possible(back))
             case Done(worker, step):
                 task = self._end_task(worker)
-                self._workers[worker].times_s.append((self.now - task.since) / len(task.shards))
                 for shard in task.shards:
                     self._results[worker].pending[step, shard] = task
             case Failed(worker, step, shard):
-                self._note_run(self._end_task(worker))
+                self._end_task(worker)
                 self._note_failure(worker, step, shard)
             case Cancelled(worker):
-                task = self._end_task(worker)
-                took_s = (self.now - task.since) / len(task.shards)
-                if took_s > self._expected_s(self._workers[worker]):
-                    self._workers[worker].times_s.append(took_s)
+                self._end_task(worker)
             case Applied(step):
                 self._end_step(step)
             case Stop():
@@ -329,7 +322,282 @@ class Simulation(Effects):
         if self._is_wanted(step, shard):
             self._open[step].failed_on.setdefault(shard, []).append(worker)
 
-    def _note_run(self, task: Task) -> None:
-        """Note that a run ended badly, unless nobody waits for any of it."""
-        if len(task.shards) > 1 and any(self._is_wanted(task.step, s) for s in task.shards):
-            self._single.add(task.step)
+    # --- effects: each is carried out if it may be ------------------------------------------------
+
+    def _carry_out(self, effect: Effect, event: Event) -> None:
+        if self.finish is not None or self.abort is not None:
+            raise self._violation(f"the run is over, and then {effect}")
+        match effect:
+            case Compute():
+                self._compute(effect)
+            case Keep(worker, step, first, count):
+                for shard in range(first, first + count):
+                    if not self._is_wanted(step, shard):
+                        raise self._violation(f"nobody needs this result any more: {effect}")
+                    results, task = self._result(effect, shard)
+                    tree = results.sums.setdefault(step, TreeSum(self.shards_of(step), add))
+                    tree.put((0, shard), leaf(step, shard))
+                    results.versions[step, shard] = task.version
+                    self._open[step].kept_now = None
+                    self.computed[worker] += 1
+            case Discard(worker, step, first, count):
+                kept = self._kept(step) if step in self._open else set()
+                for shard in range(first, first + count):
+                    if self._is_wanted(step, shard) or not self.rule.copies:
+                        raise self._violation(f"it was not in vain: {effect}")
+                    _, task = self._result(effect, shard)
+                    self._lose(worker, task, shard, kept)
+            case Cancel(worker, step, shard):
+                if (worker, step, shard) not in self._to_tell or not self.rule.copies:
+                    raise self._violation(f"it is not in vain: {effect}")
+                self._to_tell.remove((worker, step, shard))
+                self._cancel(effect)
+            case Apply():
+                self._apply(effect)
+            case Replace(worker):
+                if not isinstance(event, Tick):
+                    raise self._violation(f"a result may be under way, and yet {effect}")
+                self._replace(effect)
+            case Wake(at):
+                # At once is allowed, but not after a tick: that would never end.
+                if at < self.now or (at == self.now and isinstance(event, Tick)):
+                    raise self._violation(f"at {self.now} the coordinator asks for {effect}")
+                if self._wake_at is not None:
+                    raise self._violation(f"the coordinator asks for two ticks: {effect}")
+                self._wake_at = at
+            case Abort(_, step, shard):
+                failed_on = self._open[step].failed_on.get(shard, []) if step in self._open else []
+                if len(failed_on) < self.attempts and not self._workers.keys() <= set(failed_on):
+                    raise self._violation(f"someone could try shard {shard} again: {effect}")
+                self.abort = effect
+            case Finish(step):
+                if step != self.applied or step != self._end:
+                    raise self._violation(f"it is not {self._end} updates at {effect}")
+                self.finish = effect
+
+    def _compute(self, effect: Compute) -> None:
+        worker, number = effect.worker, effect.step
+        member = self._workers.get(worker)
+        if member is None or member.task is not None:
+            raise self._violation(f"worker {worker} is not idle: {effect}")
+        if effect.rank_of != self._rank_of(worker):
+            raise self._violation(f"worker {worker} is at {self._rank_of(worker)}: {effect}")
+        if number not in self._open:
+            self._begin(effect)
+        shards = range(effect.shard, effect.shard + effect.count)
+        for shard in shards:
+            if shard not in range(self.shards_of(number)) or self._applying:
+                raise self._violation(f"there is no such shard to compute now: {effect}")
+            if shard in self._kept(number):
+                raise self._violation(f"shard {shard} is kept already: {effect}")
+            runners = self._running(number).get(shard, [])
+            if runners and (not self.rule.copies or len(runners) > 1 or self._have_work([worker])):
+                raise self._violation(f"{len(runners)} copies of it are running: {effect}")
+            if not self._may_compute(worker, number, {shard}):
+                raise self._violation(f"shard {shard} failed there and others could try: {effect}")
+            if runners and effect.count > 1:
+                raise self._violation(f"shard {shard} is a copy, and copies come alone: {effect}")
+            self.copies += len(runners)
+        self.runs += effect.count > 1
+        task = member.task = Task(number, shards, self.applied, self.now)
+        time_s = 0.0
+        for shard in shards:
+            time_s += self.time_s(worker, number, shard)
+            if self.fails(worker, number, shard):
+                self._post_of(worker, task, time_s, Failed(worker, number, shard))
+                return
+        self._post_of(worker, task, time_s, Done(worker, number, effect.shard))
+
+    def _post_of(self, worker: int, task: Task, after_s: float, event: Event) -> None:
+        """Let a worker report later, if it is alive and computing the same thing then."""
+        member = self._workers[worker]
+        if after_s < math.inf:
+            self._post(
+                self.now + after_s,
+                event,
+                lambda: self._workers.get(worker) is member and member.task is task,
+            )
+
+    def _begin(self, effect: Compute) -> None:
+        if not self._may_begin():
+            raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
+        waiting = (t for t in itertools.count() if t not in self._closed and t not in self._open)
+        first = next(waiting)
+        if effect.step in self._closed or effect.step >= self.steps:
+            raise self._violation(f"there is no such step any more: {effect}")
+        if not first <= effect.step < first + self.lookahead:
+            raise self._violation(f"step {first} is the next, and then {effect}")
+        if effect.step != first and not self._homes(self._rank_of(effect.worker), effect.step):
+            raise self._violation(f"step {first} is before one that is at home elsewhere: {effect}")
+        self._open[effect.step] = OpenStep(self._events)
+
+    def _cancel(self, effect: Cancel) -> None:
+        task = self._workers[effect.worker].task
+        assert task is not None
+        event = Cancelled(effect.worker, effect.step, task.shards[0])
+        self._post_of(effect.worker, task, self.leaves_off_s, event)
+
+    def _result(self, effect: Keep | Discard, shard: int) -> tuple[Results, Task]:
+        results = self._results.get(effect.worker)
+        task = results and results.pending.pop((effect.step, shard), None)
+        if results is None or task is None:
+            raise self._violation(f"there is no such result: {effect}")
+        return results, task
+
+    def _replace(self, effect: Replace) -> None:
+        worker = effect.worker
+        member = self._workers.get(worker)
+        if member is None or member.task is None or member.is_replaced:
+            raise self._violation(f"worker {worker} is ended or owes no answer: {effect}")
+        if self.timeout_s is None or self.now < member.task.since + self.timeout_s:
+            raise self._violation(f"worker {worker} has time left: {effect}")
+        member.is_replaced = True
+        left = Left(worker, effect.reason, crashed=True, results_stay=self.results_stay)
+        self._post(self.now + self.end_s, left, lambda: self._workers.get(worker) is member)
+
+    def _apply(self, effect: Apply) -> None:
+        step = effect.step
+        if self._applying is not None or step not in self._open:
+            raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
+        if not self.rule.by_shard and step != self.applied:
+            raise self._violation(f"step {self.applied} is the next, and then {effect}")
+        self._check_idle()  # whoever can go on does so before the update
+        parts = []
+        for worker in effect.holders:
+            results = self._results.get(worker)
+            if results is None or step not in results.sums:
+                raise self._violation(f"worker {worker} holds nothing: {effect}")
+            parts += results.sums[step].parts.items()
+        everyone = {w for w, results in self._results.items() if step in results.sums}
+        if everyone != set(effect.holders):
+            raise self._violation(f"workers {sorted(everyone)} hold sums, but {effect}")
+        shards, kept = self.shards_of(step), self._kept(step)
+        needed = self.rule.needed(shards)
+        if len(kept) != needed or effect.shards != tuple(sorted(kept)):
+            raise self._violation(f"{needed} are needed, {sorted(kept)} are kept at {effect}")
+        stale = max(self.applied - version for version in self._versions(step))
+        if stale > self.rule.staleness or effect.staleness != stale:
+            raise self._violation(f"it is {stale} updates old: {effect}")
+        total = tree_sum(parts, shards, add, present=needed)
+        if total != whole_sum(step, shards, kept):
+            raise self._violation(f"the sum of step {step} is {total}")
+        applying = (effect, total)
+        self._applying = applying
+        self._post(self.now + self.apply_s, Applied(step), lambda: self._applying is applying)
+
+    def _lose(self, worker: int, task: Task, shard: int, kept: set[int]) -> None:
+        if shard not in task.lost:
+            task.lost.add(shard)
+            self.fates["copies" if shard in kept else "dropped"][worker] += 1
+
+    # --- the judge: what must hold after every event ----------------------------------------------
+
+    def _check(self, event: Event) -> None:
+        """What must hold when all effects of an event are carried out."""
+        if isinstance(event, Done) and self._results[event.worker].pending:
+            raise self._violation(f"neither kept nor discarded: the result of {event}")
+        if self._to_tell:
+            raise self._violation(f"these compute in vain, untold: {sorted(self._to_tell)}")
+        if self.finish is not None or self.abort is not None:
+            return
+        for number, step in self._open.items():
+            for shard, failed_on in step.failed_on.items():
+                if len(set(failed_on)) >= self.attempts:
+                    raise self._violation(f"shard {shard} of {number} failed on {failed_on}")
+        if self._applying:
+            return
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        # To give one that is being ended another shard, or not to, are both fine.
+        idle = [w for w, m in self._workers.items() if m.task is None and not m.is_replaced]
+        if idle and (idle := self._have_work(idle)):
+            loose = {step: self._loose(step) for step in self._open}
+            raise self._violation(f"workers {idle} are idle, and nobody has {loose}")
+
+    # --- the books: what follows from what happened -----------------------------------------------
+
+    def _rank_of(self, worker: int) -> tuple[int, int]:
+        if not self._ranks:
+            # By place: the largest first, and the coordinator's own last.
+            places = {w: member.place for w, member in self._workers.items()}
+            sizes = Counter(places.values())
+            order = sorted(places, key=lambda w: (not places[w], -sizes[places[w]], places[w], w))
+            self._ranks = {w: rank for rank, w in enumerate(order)}
+        return self._ranks[worker], len(self._workers)
+
+    def _kept(self, step: int) -> set[int]:
+        """Shards of an open step that are in sums which are still there."""
+        found = self._open[step]
+        if found.kept_now is None:
+            found.kept_now = {
+                shard
+                for results in self._results.values()
+                if (tree := results.sums.get(step)) is not None
+                for level, index in tree.parts
+                for shard in range(index << level, min((index + 1) << level, tree.leaves))
+            }
+        return found.kept_now
+
+    def _is_wanted(self, step: int, shard: int) -> bool:
+        """Whether a result may still be in its step's update."""
+        applying = self._applying is not None and self._applying[0].step == step
+        return step in self._open and not applying and shard not in self._kept(step)
+
+    def _running(self, step: int) -> dict[int, list[int]]:
+        """Who computes the shards of a step that nobody holds."""
+        running: dict[int, list[int]] = {}
+        kept = self._kept(step)
+        for worker, member in self._workers.items():
+            task = member.task
+            if task is not None and task.step == step:
+                for shard in set(task.shards) - kept:
+                    running.setdefault(shard, []).append(worker)
+        return running
+
+    def _versions(self, step: int) -> list[int]:
+        """The parameters that the gradients kept of an open step are from."""
+        return [
+            version
+            for results in self._results.values()
+            if step in results.sums
+            for (number, _), version in results.versions.items()
+            if number == step
+        ]
+
+    def _loose(self, step: int) -> set[int]:
+        """Shards of a step that nobody computes or holds."""
+        return set(range(self.shards_of(step))) - self._kept(step) - self._running(step).keys()
+
+    def _may_compute(self, worker: int, step: int, shards: set[int]) -> bool:
+        """Whether one of the shards has not failed on this worker, or has on every one."""
+        failures = self._open[step].failed_on
+        failed_on = (set(failures.get(shard, ())) for shard in shards)
+        return any(worker not in those or self._workers.keys() <= those for those in failed_on)
+
+    def _may_begin(self) -> bool:
+        """Whether the rule lets someone begin one more step: alone, nobody works ahead."""
+        alone = len(self._workers) < 2
+        most = 1 if alone else min(self.rule.staleness + 1, self.most_open)
+        return len(self._open) < most and self.applied + len(self._open) < self._end
+
+    def _wants(self, step: int) -> int:
+        """How many shards of a step somebody should begin at least.
+
+        At its opening, when nobody knows who will be late, any.
+        """
+        if self._open[step].begun_at_event == self._events:
+            return self.shards_of(step)
+        needed = self.rule.needed(self.shards_of(step))
+        return needed - len(self._kept(step)) - len(self._running(step))
+
+    def _have_work(self, workers: Iterable[int]) -> list[int]:
+        """Which of these may begin a step, or compute what is needed and nobody computes."""
+        if self._may_begin():
+            return list(workers)
+        loose = {step: self._loose(step) for step in self._open if self._wants(step) > 0}
+        return [w for w in workers if any(self._may_compute(w, *each) for each in loose.items())]
+
+    def _violation(self, message: str) -> InvariantError:
+        lines = [f"  {at:g}: {event} -> {list(effects)}" for at, event, effects in self.log]
+        return InvariantError("\n".join([f"{message} (after {self.applied} updates)", *lines]))

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import importlib
+import io
+import random
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch.distributed
 from safetensors.torch import load_file
-from support.runs import Ended, command, inspected, run
+from support.digests import digest
+from support.runs import command, inspected, run
 
-SCRIPT = Path(__file__).parents[1] / "strangers" / "stranger.py"
-TOWERS = ("--engine", "towers", "--workers")
-PROCESSES = ("--engine", "processes", "--workers")
-RANKS = ("--engine", "collective", "--workers")
+import quorate
+from quorate.errors import OneLineError
 
+FOLDER = Path(__file__).parents[1] / "strangers"
+SCRIPT = FOLDER / "stranger.py"
 
-class Part(NamedTuple):
-    """One command of a way."""
-
-    options: tuple[str, ...]  # of the command
-    arguments: tuple[str, ...] = ()  # of the script
-
-
-# Ways of running a case, in steps that go on in one run directory: the same bits in all of them.
-WAYS = {
-    "1 tower": [Part((*TOWERS, "1"))],
-    "3 towers": [Part((*TOWERS, "3"))],
-    "2 processes": [Part((*PROCESSES, "2"))],
-    "resumed": [Part((*TOWERS, "2"), ("--steps", "5")), Part((*PROCESSES, "3"))],
-}
+# Ways of running a case by the command: engine, workers and steps of each of its parts, all in one
+# run directory. They have the bits of one tower.
+WAYS = {"resumed": [("towers", "2", "4"), ("processes", "2", "8")]}
 if torch.distributed.is_available() and Path("/proc/self").exists():  # else none can be forked
-    WAYS["2 ranks"] = [Part((*RANKS, "2"))]
+    WAYS["2 ranks"] = [("collective", "2", "8")]
 
 
 class Outcome(NamedTuple):
@@ -43,93 +36,164 @@ class Outcome(NamedTuple):
 
     code: int
     said: str  # the last line of what was printed, if it failed
-    digest: str | None
-    doubts: list[str]
-    tensors: Mapping[str, torch.Tensor]
+    digest: str | None = None
+    doubts: tuple[str, ...] = ()
+    tensors: Mapping[str, torch.Tensor] = {}
 
 
 class Verdict(NamedTuple):
     """What became of a case."""
 
     name: str
-    kind: str  # same, said, refused; or: silent, half said, wrong, crash
+    kind: str  # same, said, refused; or: silent, half said, wrong, changed, crash
     why: str
-    outcomes: Mapping[str, Outcome]
+    notices: str = ""  # what was logged on the towers of this process
 
 
-def judged(name: str, options: Iterable[str] = (), *, has_plain: bool) -> Verdict:
-    """Run a case in all ways, and by a plain loop if there is one."""
+def makers() -> dict[str, Any]:
+    """Return what makes each case, by name."""
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
+    made: dict[str, Any] = importlib.import_module("case").CASES
+    importlib.import_module("cases")
+    return made
+
+
+def is_right(case: Any, verdict: Verdict) -> bool:
+    """Return whether a verdict is one of those that a case may have, with what it has to name."""
+    allowed = (case.outcome,) if isinstance(case.outcome, str) else case.outcome
+    named = verdict.kind == "same" or case.names in verdict.why
+    return verdict.kind in allowed and named
+
+
+# --- in this process ------------------------------------------------------------------------------
+
+
+class Doubts(quorate.Callback):
+    """Notes the doubts of all updates."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def updated(self, report: quorate.Report) -> None:
+        self.found += report.doubts
+
+
+def judged_here(name: str) -> Verdict:
+    """Run a case on one and on three towers of this process, and by a plain loop."""
+    outcomes: dict[str, Outcome] = {}
+    with redirect_stdout(io.StringIO()) as said:
+        for workers, compute in ((1, {}), (3, {"spot_check_every": 1})):
+            before = process_state()  # of the last way: the first one may import something
+            outcomes[f"{workers} towers"] = _towers(name, workers, **compute)
+    changed = [part for part, value in process_state().items() if value != before[part]]
+    kind, why = _verdict(name, outcomes)
+    if changed and kind == "same":
+        kind, why = "changed", f"{', '.join(changed)} of this process"
+    return Verdict(name, kind, why, said.getvalue())
+
+
+def process_state() -> dict[str, Any]:
+    """Return what user code can leave changed in a process: generators and switches of torch."""
+    backends: Any = torch.backends
+    numbers = np.random.RandomState()
+    numbers.set_state(np.random.get_state())
+    return {
+        "random": hash(random.getstate()),
+        "numpy": numbers.randn(3).tolist(),
+        "dtype": torch.get_default_dtype(),
+        "precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "attention": [
+            backends.cuda.flash_sdp_enabled(),
+            backends.cuda.mem_efficient_sdp_enabled(),
+            backends.cuda.math_sdp_enabled(),
+            backends.cuda.cudnn_sdp_enabled(),
+        ],
+        "backends": [
+            *(backends.mkldnn.enabled, backends.cudnn.enabled, backends.cudnn.benchmark),
+            *(backends.cudnn.deterministic, backends.cuda.matmul.fp32_precision),
+            *(backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision),
+        ],
+        "thread": [
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.is_autocast_enabled("cpu"),
+        ],
+    }
+
+
+def _towers(name: str, count: int, **compute: Any) -> Outcome:
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    case, doubts = makers()[name](), Doubts()
+    torch.set_rng_state(state)
+    threads = {"--threads": "threads"}  # the one option that cases have
+    more = {threads[key]: int(value) for key, value in zip(*[iter(case.options)] * 2, strict=True)}
+    workers = quorate.Workers(count, engine="towers", **more)
+    chosen: dict[str, Any] = {"workers": workers, "compute": quorate.Compute(**compute)}
+    try:
+        model = case.fit(callbacks=[doubts], devices="cpu", **chosen)
+    except OneLineError as error:
+        return Outcome(error.exit_code, str(error))
+    except Exception as error:
+        return Outcome(1, repr(error))
+    tensors = {n: t for n, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    return Outcome(0, "", digest(tensors.items()), tuple(doubts.found), tensors)
+
+
+# --- by the command -------------------------------------------------------------------------------
+
+
+def judged(name: str) -> Verdict:
+    """Run a case on a tower of this process, and in all ways by the command."""
+    options = makers()[name]().options
+    outcomes = {"1 tower": _towers(name, 1)}
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = {
-            way: _outcome(name, Path(folder) / way.replace(" ", "-"), parts, tuple(options))
-            for way, parts in WAYS.items()
-        }
-        plain = None
-        if has_plain:
-            file = Path(folder) / "plain.pt"
-            done = run(command(SCRIPT, name, "--plain", str(file)))
-            assert done.code == 0, done.err
-            plain = torch.load(file, weights_only=True)
-    kind, why = _verdict(outcomes, plain)
-    return Verdict(name, kind, why, outcomes)
+        for way, parts in WAYS.items():
+            outcomes[way] = _outcome(name, Path(folder) / way, parts, options)
+    return Verdict(name, *_verdict(name, outcomes))
 
 
-def verdicts(cases: Mapping[str, tuple[tuple[str, ...], bool]]) -> Iterator[Verdict]:
-    """Judge cases, two at a time: from names to options and whether there is a plain loop."""
-    with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(
-            lambda item: judged(item[0], item[1][0], has_plain=item[1][1]), cases.items()
-        )
-
-
-def _outcome(name: str, run_dir: Path, parts: Sequence[Part], options: tuple[str, ...]) -> Outcome:
-    ended = Ended(0, "", "")
-    for part in parts:
-        chosen = (*part.options, *options, "--run-dir", str(run_dir))
-        ended = run(command(SCRIPT, name, *part.arguments, options=chosen))
+def _outcome(name: str, run_dir: Path, parts: Any, options: tuple[str, ...]) -> Outcome:
+    for engine, workers, steps in parts:
+        chosen = ("--engine", engine, "--workers", workers, "--run-dir", str(run_dir), *options)
+        ended = run(command(SCRIPT, name, "--steps", steps, options=chosen))
         if ended.code != 0:
-            break
-    if ended.code != 0:
-        lines = ended.err.strip().splitlines() or ended.out.strip().splitlines() or [""]
-        return Outcome(
-            ended.code, lines[-1] if ended.code != 2 else ended.err.strip(), None, [], {}
-        )
+            lines = ended.err.strip().splitlines() or ended.out.strip().splitlines() or [""]
+            return Outcome(ended.code, lines[-1] if ended.code != 2 else ended.err.strip())
     facts = inspected(run_dir)
     tensors = load_file(Path(facts["checkpoint"]) / "model.safetensors")
-    return Outcome(0, "", facts["digest"], facts["doubts"], tensors)
+    return Outcome(0, "", facts["digest"], tuple(facts["doubts"]), tensors)
 
 
-def _verdict(
-    outcomes: Mapping[str, Outcome], plain: Mapping[str, torch.Tensor] | None
-) -> tuple[str, str]:
-    crashed = {way: o for way, o in outcomes.items() if o.code not in (0, 2)}
-    if crashed:
-        way, outcome = next(iter(crashed.items()))
-        return "crash", f"{way}: {outcome.said}"
-    done = {way: o for way, o in outcomes.items() if o.code == 0}
-    refused = {way: o for way, o in outcomes.items() if o.code == 2}
-    for way, outcome in refused.items():
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def _verdict(name: str, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
+    for way, outcome in outcomes.items():
+        if outcome.code not in (0, 2):
+            return "crash", f"{way}: {outcome.said}"
         if "\n" in outcome.said:
             return "crash", f"{way}: more than one line: {outcome.said}"
+    done = {way: o for way, o in outcomes.items() if o.code == 0}
     doubts = [doubt for o in done.values() for doubt in o.doubts]
-    digests = {o.digest for o in done.values()}
-    if len(digests) > 1:
-        certain = {o.digest for o in done.values() if not o.doubts}
+    certain = [way for way, o in done.items() if not o.doubts]
+    if len({o.digest for o in done.values()}) > 1:
         if not doubts:
             return "silent", ", ".join(f"{way} {str(o.digest)[:8]}" for way, o in done.items())
         if certain:
-            ways = [way for way, o in done.items() if not o.doubts]
-            return "half said", f"no doubt on {', '.join(ways)}; elsewhere {doubts[0]}"
-        return "said", doubts[0]
+            return "half said", f"no doubt on {', '.join(certain)}; elsewhere {doubts[0]}"
     if doubts:
-        return "said", doubts[0]
-    if plain is not None and done:
-        way, outcome = next(iter(done.items()))
-        if (wrong := _difference(outcome.tensors, plain)) is not None:
+        return "said", "\n".join(doubts)
+    for outcome in [*done.values()][:1]:  # the others have the same bits
+        torch.manual_seed(0)
+        case = makers()[name]()
+        if case.plain and (wrong := _difference(outcome.tensors, plain(case))):
             return "wrong", wrong
-    if refused:
-        way, outcome = next(iter(refused.items()))
-        return "refused", f"{way}: {outcome.said}"
+    for way, outcome in outcomes.items():
+        if outcome.code == 2:
+            return "refused", f"{way}: {outcome.said}"
     return "same", ""
 
 
@@ -151,32 +215,50 @@ def _difference(ours: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tens
     return None
 
 
-def catalogue() -> dict[str, Any]:
-    """Return all cases by name, made."""
-    if str(SCRIPT.parent) not in sys.path:
-        sys.path.insert(0, str(SCRIPT.parent))
-    cases = importlib.import_module("case").CASES
-    importlib.import_module("cases")
-    return {name: make() for name, make in cases.items()}
+def plain(case: Any) -> dict[str, torch.Tensor]:
+    """Return the state dict after a plain loop over the same shards.
 
-
-def is_right(case: Any, verdict: Verdict) -> bool:
-    """Return whether a verdict is one of those that a case may have, with what it has to name."""
-    named = verdict.kind == "same" or case.names in verdict.why
-    return verdict.kind in case.outcomes and named
-
-
-def main() -> None:
-    """Print the table of all cases, or of those whose names have a word in them."""
-    words = sys.argv[1:]
-    chosen = {n: c for n, c in catalogue().items() if not words or any(w in n for w in words)}
-    count: dict[str, int] = {}
-    for verdict in verdicts({n: (c.options, c.plain) for n, c in chosen.items()}):
-        mark = " " if is_right(chosen[verdict.name], verdict) else "!"
-        count[mark + verdict.kind] = count.get(mark + verdict.kind, 0) + 1
-        print(f"{mark} {verdict.kind:10} {verdict.name:36} {verdict.why[:300]}", flush=True)
-    print({name.strip(): n for name, n in sorted(count.items())})
-
-
-if __name__ == "__main__":
-    main()
+    The loop is torch alone: shard after shard, gradients of means weighted by rows, one step of the
+    optimizer, buffers of each shard from the same values and averaged.
+    """
+    steps, batch_size, shards = (vars(sys.modules["case"])[n] for n in ("STEPS", "BATCH", "SHARDS"))
+    model, data, size = case.model, case.data, batch_size // shards
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = case.optimizer(parameters)
+    schedule = case.optimize.get("schedule")
+    scheduler = None if schedule is None else schedule(optimizer)
+    for step in range(steps):
+        buffers = [b.clone() for b in model.buffers()]
+        sums: list[Any] = [None] * len(parameters)
+        seen: list[list[torch.Tensor]] = []  # buffers after each shard
+        for shard in range(shards):
+            start = step * batch_size % len(data) + shard * size
+            rows = [data[row] for row in range(start, start + size)]
+            for buffer, value in zip(model.buffers(), buffers, strict=True):
+                buffer.data.copy_(value)
+            model.train()
+            for p in parameters:
+                p.grad = None
+            returned = case.loss(model, torch.utils.data.default_collate(rows))
+            (returned["loss"] if isinstance(returned, dict) else returned).backward()
+            for n, p in enumerate(parameters):
+                if p.grad is not None:
+                    grad = p.grad.detach().to_dense() / shards
+                    sums[n] = grad if sums[n] is None else sums[n] + grad
+            seen.append([b.detach().clone() for b in model.buffers()])
+        for buffer, *values in zip(model.buffers(), *seen, strict=True):
+            mean = torch.stack(values).double().mean(0) if buffer.is_floating_point() else values[0]
+            buffer.data.copy_(mean)
+        for p, total in zip(parameters, sums, strict=True):
+            p.grad = total
+        if (norm := case.optimize.get("clip_norm")) is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        if case.after is not None:
+            case.after(model, optimizer, step + 1)
+    torch.set_num_threads(threads)
+    return {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from google.protobuf import text_format
 from support import small
 from support.digests import digest_of
+from support.fits import fit
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -25,7 +24,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.replica.witness import forward_graph
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of a library that it brings along
@@ -62,57 +60,47 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
     return {"loss": F.cross_entropy(logits, batch[1]), "size": logits.detach().abs().mean()}
 
 
-BRANCHED: Edges = {
-    "batch/0": ("Rows", []),
-    "batch/1": ("Rows", []),
-    "Branched/layer/weight": ("Parameter", []),
-    "Branched/layer/bias": ("Parameter", []),
-    "Branched/layer/linear": (
-        "linear",
-        ["batch/0", "Branched/layer/weight", "Branched/layer/bias"],
-    ),
-    "Branched/sum": ("sum", ["Branched/layer/linear"]),
-    "Branched/layer/linear_1": (
-        "linear",
-        ["Branched/layer/linear", "Branched/layer/weight", "Branched/layer/bias"],
-    ),
-    "Branched/blocks/0/num_batches_tracked": ("Buffer", []),
-    "Branched/blocks/0/add": ("add", ["Branched/blocks/0/num_batches_tracked"]),
-    "Branched/blocks/0/running_mean": ("Buffer", []),
-    "Branched/blocks/0/running_var": ("Buffer", []),
-    "Branched/blocks/0/weight": ("Parameter", []),
-    "Branched/blocks/0/bias": ("Parameter", []),
-    "Branched/blocks/0/batch_norm": (
-        "batch_norm",
-        [
-            "Branched/layer/linear_1",
-            "Branched/blocks/0/running_mean",
-            "Branched/blocks/0/running_var",
-            "Branched/blocks/0/weight",
-            "Branched/blocks/0/bias",
-        ],
-    ),
-    "Branched/blocks/1/relu": ("relu", ["Branched/blocks/0/batch_norm"]),
-    "Branched/scale": ("Buffer", []),
-    "Branched/mul": ("mul", ["Branched/blocks/1/relu", "Branched/scale"]),
-    "Branched/constant": ("Constant", []),
-    "Branched/add": ("add", ["Branched/mul", "Branched/constant"]),
-    "Branched/setitem": ("setitem", ["Branched/add"]),
-    "Branched/chunk": ("chunk", ["Branched/setitem"]),
-    "Branched/T": ("T", ["Branched/chunk"]),
-    "Branched/contiguous": ("contiguous", ["Branched/T"]),
-    "Branched/getitem": ("getitem", ["Branched/contiguous"]),
-    "Branched/matmul": ("matmul", ["Branched/chunk:1", "Branched/getitem"]),
-}
+def edges_of(text: str, root: str) -> Edges:
+    """Return lines of a name, an operator and its inputs as edges; ``~`` stands for the model."""
+    lines = [line.replace("~", root).split() for line in text.strip().splitlines()]
+    return {name: (operator, inputs) for name, operator, *inputs in lines}
 
 
-def trainer(run_dir: Path | None, **options: Any) -> quorate.Trainer:
-    return quorate.Trainer(
-        Branched,
-        loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        **{"batch_size": 8, "shards": 2, "devices": ["cpu"] * 2, "run_dir": run_dir} | options,
-    )
+BRANCHED = edges_of(
+    """
+~/layer/weight Parameter
+~/layer/bias Parameter
+~/blocks/0/num_batches_tracked Buffer
+~/blocks/0/running_mean Buffer
+~/blocks/0/running_var Buffer
+~/blocks/0/weight Parameter
+~/blocks/0/bias Parameter
+~/scale Buffer
+batch/0 Rows
+batch/1 Rows
+~/layer/linear linear batch/0 ~/layer/weight ~/layer/bias
+~/sum sum ~/layer/linear
+~/layer/linear_1 linear ~/layer/linear ~/layer/weight ~/layer/bias
+~/blocks/0/add add ~/blocks/0/num_batches_tracked
+~/blocks/0/batch_norm batch_norm ~/layer/linear_1 ~/blocks/0/running_mean ~/blocks/0/running_var \
+~/blocks/0/weight ~/blocks/0/bias
+~/blocks/1/relu relu ~/blocks/0/batch_norm
+~/mul mul ~/blocks/1/relu ~/scale
+~/constant Constant
+~/add add ~/mul ~/constant
+~/setitem setitem ~/add
+~/chunk chunk ~/setitem
+~/T T ~/chunk
+~/contiguous contiguous ~/T
+~/getitem getitem ~/contiguous
+~/matmul matmul ~/chunk:1 ~/getitem
+""",
+    "Branched",
+)
+
+
+def train(run_dir: Path, model: Any = Branched, epochs: int = 1) -> quorate.Trainer:
+    return fit(model, loss, ROWS, batch_size=8, shards=2, workers=2, run_dir=run_dir, epochs=epochs)
 
 
 def events_of(run_dir: Path) -> list[Any]:
@@ -144,7 +132,7 @@ def shapes(graph: GraphDef, name: str) -> list[list[int]]:
 
 
 def test_the_graph_is_that_of_the_forward_pass_as_it_ran(tmp_path: Path) -> None:
-    trainer(tmp_path / "run").fit(ROWS)
+    train(tmp_path / "run")
     graph = shown(tmp_path / "run")
     found = edges(graph)
     assert {n: e for n, e in found.items() if n.startswith(("batch", "Branched"))} == BRANCHED
@@ -163,75 +151,15 @@ def test_the_graph_is_that_of_the_forward_pass_as_it_ran(tmp_path: Path) -> None
 
 
 def test_a_run_has_one_graph_however_often_it_is_resumed(tmp_path: Path) -> None:
-    for epochs in (1, 2, 3):
-        trainer(tmp_path / "run").fit(ROWS, epochs=epochs)
-    assert len([*(tmp_path / "run/summaries").glob("*tfevents*")]) == 3
-    assert [e.step for e in events_of(tmp_path / "run") if e.HasField("graph_def")] == [0]
-
-
-def test_a_run_whose_summaries_were_deleted_gets_another(tmp_path: Path) -> None:
-    trainer(tmp_path / "run").fit(ROWS)
-    for file in (tmp_path / "run/summaries").iterdir():
+    run_dir = tmp_path / "run"
+    for epochs in (1, 2):
+        train(run_dir, epochs=epochs)
+    assert len([*(run_dir / "summaries").glob("*tfevents*")]) == 2
+    assert [e.step for e in events_of(run_dir) if e.HasField("graph_def")] == [0]
+    for file in (run_dir / "summaries").iterdir():  # one whose summaries are deleted gets another
         file.unlink()
-    trainer(tmp_path / "run").fit(ROWS, epochs=2)
-    assert edges(shown(tmp_path / "run"))["Branched/matmul"] == BRANCHED["Branched/matmul"]
-
-
-def test_what_does_not_bear_to_be_watched_is_shown_as_its_modules(tmp_path: Path) -> None:
-    class Shy(Branched):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            frame = sys._getframe()
-            while (outer := frame.f_back) is not None:
-                frame = outer
-                if "forward_graph" in frame.f_code.co_filename:
-                    raise RuntimeError("somebody is looking")
-            return super().forward(x)
-
-    run = quorate.Trainer(
-        Shy,
-        loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        batch_size=8,
-        devices=["cpu"],
-        run_dir=tmp_path / "run",
-    )
-    run.fit(ROWS)
-    assert run.global_step == 1
-    assert_modules(edges(shown(tmp_path / "run")), "Shy")
-
-
-def test_what_nobody_could_look_at_is_shown_as_its_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forward_graph, "MOST_NODES", 10)
-    trainer(tmp_path / "run").fit(ROWS)
-    assert_modules(edges(shown(tmp_path / "run")), "Branched")
-
-
-def assert_modules(found: Edges, root: str) -> None:
-    assert found == {
-        f"{root}/scale": ("Buffer", []),
-        f"{root}/{root}": (root, [f"{root}/scale"]),
-        f"{root}/layer/weight": ("Parameter", []),
-        f"{root}/layer/bias": ("Parameter", []),
-        f"{root}/layer/Linear": ("Linear", [f"{root}/layer/weight", f"{root}/layer/bias"]),
-        **{
-            f"{root}/blocks/0/{name}": (kind, [])
-            for kind, names in (
-                ("Parameter", ("weight", "bias")),
-                ("Buffer", ("running_mean", "running_var", "num_batches_tracked")),
-            )
-            for name in names
-        },
-        f"{root}/blocks/0/BatchNorm1d": (
-            "BatchNorm1d",
-            [
-                f"{root}/blocks/0/{name}"
-                for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-            ],
-        ),
-        f"{root}/blocks/1/ReLU": ("ReLU", []),
-    }
+    train(run_dir, epochs=3)
+    assert edges(shown(run_dir))["Branched/matmul"] == BRANCHED["Branched/matmul"]
 
 
 SEEN: list[float] = []  # by a loss function: a global that outlives a shard
@@ -251,27 +179,19 @@ def drawing_loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return value * (1 + noise)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_nothing_depends_on_it(tmp_path: Path, workers: int) -> None:
+def test_nothing_depends_on_it(tmp_path: Path) -> None:
     ends = []
     for number, every_s in enumerate((None, None, 20.0)):  # the first of a process tries once more
         random.seed(1)
         np.random.seed(1)
         torch.manual_seed(1)
         SEEN.clear()
-        run = quorate.Trainer(
-            small.Small,
-            drawing_loss,
-            optimizer=quorate.Optimize(
-                lambda parameters: torch.optim.AdamW(parameters, lr=0.01), ema_decay=0.9
-            ),
-            batch_size=12,
-            shards=4,
-            devices=["cpu"] * workers,
-            run_dir=quorate.RunDir(tmp_path / f"{number}", summary_every_s=every_s),
-        )
         seen = Seen()
-        run.fit(small.DATA, epochs=2, callbacks=[seen])
+        run = fit(
+            small.Small, drawing_loss, small.DATA, optimizer=torch.optim.AdamW, ema_decay=0.9,
+            workers=1, run_dir=tmp_path / f"{number}", summary_every_s=every_s, epochs=2,
+            callbacks=[seen],
+        )  # fmt: skip
         draws = random.random(), np.random.rand(), torch.rand(()).item()
         ends.append((digest_of(run), draws, seen.before_training))
     assert not (tmp_path / "1/summaries").exists()

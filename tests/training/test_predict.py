@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.digests import digest
 from support.messages import expect_error
+from support.runs import TOWER, command, last_json, run_all
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import quorate
 from quorate.errors import OutputError, SettingError, UserError
-from quorate.replica.fingerprint import fingerprint
-from quorate.replica.outputs import parcel
 
 ROWS, BATCH, V = 46, 12, 4
 DATA = TensorDataset(
@@ -36,15 +37,29 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
 
 
 def trainer(workers: int = 1, **options: Any) -> quorate.Trainer:
-    defaults: dict[str, Any] = {"batch_size": BATCH, "shards": V}
+    defaults: dict[str, Any] = {
+        "optimizer": partial(torch.optim.Adam, lr=0.01),
+        "batch_size": BATCH,
+        "shards": V,
+    }
     return quorate.Trainer(
-        net,
-        loss,
-        optimizer=options.pop("optimizer", lambda params: torch.optim.Adam(params, lr=0.01)),
+        options.pop("model", net),
+        options.pop("loss", loss),
         devices="cpu",
         workers=quorate.Workers(workers, engine="towers"),
         **defaults | options,
     )
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Compare outputs to the bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(are_same(v, other[k]) for k, v in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(are_same, one, other))
+    return bool(one == other)
 
 
 def everything(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
@@ -74,7 +89,7 @@ def by_shard(data: TensorDataset) -> list[list[torch.Tensor]]:
 
 def test_the_same_on_any_number_of_towers_and_as_a_plain_loop() -> None:
     found = []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         made = trainer(workers)
         made.fit(DATA, epochs=1)
         found.append(made.predict(DATA, everything))
@@ -84,17 +99,12 @@ def test_the_same_on_any_number_of_towers_and_as_a_plain_loop() -> None:
         assert torch.equal(found[-1]["logits"], torch.cat([each["logits"] for each in plain]))
         assert found[-1]["words"] == [word for each in plain for word in each["words"]]
     first = found[0]
-    assert all(fingerprint(each) == fingerprint(first) for each in found)
+    assert all(are_same(each, first) for each in found)
     assert first["logits"].shape == (ROWS, 3)
     assert first["found"][1].keys() == {"is_right"}
     assert [len(box) for box in first["boxes"]] == [row % 3 + 1 for row in range(ROWS)]
     assert torch.equal(first["odd"][7]["x"], DATA.tensors[0][7, :2])
     assert torch.equal(first["array"], DATA.tensors[0] * 2)
-
-
-def test_without_shards_bits_do_not_depend_on_workers_either() -> None:
-    prints = {fingerprint(trainer(workers, shards=None).predict(DATA)) for workers in (1, 3)}
-    assert len(prints) == 1
 
 
 def test_the_model_is_as_it_was_and_training_goes_on() -> None:
@@ -103,10 +113,9 @@ def test_the_model_is_as_it_was_and_training_goes_on() -> None:
         if update.global_step % 3 == 0:
             before = looked.weights()
             looked.predict(DATA)
-            assert fingerprint(looked.weights()) == fingerprint(before)
-    for _ in plain.updates(DATA, epochs=2):
-        pass
-    assert fingerprint(looked.weights()) == fingerprint(plain.weights())
+            assert are_same(looked.weights(), before)
+    assert len([*plain.updates(DATA, epochs=2)]) == 8
+    assert digest(looked.weights().items()) == digest(plain.weights().items())
 
 
 def test_averaged_weights() -> None:
@@ -156,9 +165,6 @@ def test_files_hold_the_same(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     with expect_error(SettingError, name="to"):
         made.predict(DATA, to=tmp_path / "mine")
-    cut = r"'/\S+x{20}\S* \([\d,]+ characters more\)"  # where: the path before it is long or short
-    with expect_error(SettingError, name="to", hide=cut):
-        made.predict(DATA, to=tmp_path / ("x" * 5000))
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
@@ -199,30 +205,19 @@ class Named(nn.Module):
 
 
 def test_a_dict_is_keyword_arguments_and_labels_are_left_out() -> None:
-    made = quorate.Trainer(
-        Named,
-        lambda model, batch: model(**batch).mean(),
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        batch_size=4,
-        devices="cpu",
-        workers=1,
-    )
+    made = trainer(model=Named, loss=lambda m, b: m(**b).mean(), batch_size=4, shards=None)
     assert made.predict(Inputs()).flatten().tolist() == [2.0 * row for row in range(9)]
     pairs = TensorDataset(torch.ones(9, 1), torch.ones(9, 1))
     with expect_error(OutputError, name="predict"):
         made.predict(pairs)
 
 
-Function = Callable[[nn.Module, list[torch.Tensor]], Any]
-MISTAKES: dict[str, Function] = {
+MISTAKES: dict[str, Any] = {
     "mean": lambda m, b: m(b[0]).mean(),
-    "transposed": lambda m, b: {"a": m(b[0]).T[:2]},
     "parts": lambda m, b: [m(b[0]), b[1]],
     "object": lambda m, _: m,
-    "item": lambda _, b: [object() for _ in b[1]],
     "sizes": lambda _, b: b[0][:, : int(b[1][0]) + 1],
     "names": lambda m, b: {"ab"[int(b[0][0, 0] > 0)]: m(b[0])},
-    "key": lambda _, b: {1: b[1]},
 }
 
 
@@ -236,69 +231,45 @@ def test_what_files_do_not_have_is_named(tmp_path: Path) -> None:
     made = trainer()
     with expect_error(OutputError, name="predict: output.npy"):
         made.predict(DATA, lambda m, b: m(b[0]).bfloat16(), to=tmp_path / "out")
-    with expect_error(OutputError, name="predict: output.jsonl"):
-        made.predict(DATA, lambda m, b: everything(m, b)["odd"], to=tmp_path / "out")
     with expect_error(UserError, name="predict", got="str"):
         made.predict(DATA, "logits")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_parcel_holds_what_was_packed() -> None:
-    value = {
-        "a": torch.randn(3, 0, 2),
-        "b": (torch.randn(5).bfloat16(), torch.tensor(True), torch.randn(4, 4).T),
-        "c": [1, 2.5, "text", None, {"x": torch.arange(3, dtype=torch.uint8)}, (1, [2])],
-        "d": torch.randn(2, dtype=torch.complex64),
-    }
-    description, memory = parcel.packed(value)
-    assert memory is not None
-    sent = json.loads(json.dumps(description))
-    for through in (memory, parcel.as_text(memory)):
-        found = parcel.unpacked(sent, through)
-        assert fingerprint(found) == fingerprint(value)
-        assert found["b"][2].shape == (4, 4)
-    assert parcel.packed(["text"])[1] is None
-
-
-class Predicts(quorate.Callback):
-    """Predicts in the middle of a run, by its workers."""
-
-    found: Any = None
-
-    def started(self, trainer: quorate.Trainer) -> None:
-        self.trainer = trainer
-
-    def updated(self, report: quorate.Report) -> None:
-        if report.global_step == 1:
-            self.found = self.trainer.predict(DATA, logits)
-
-
-def logits(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    return model(batch[0])
 
 
 def told(model: nn.Module, batch: list[torch.Tensor], at: Any) -> torch.Tensor:
     return loss(model, batch) * (1 + at.progress)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_loss_that_is_told_where_it_is_is_not_what_predicts(workers: int) -> None:
-    predicts = Predicts()
-    made = quorate.Trainer(
-        net,
-        told,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
-        batch_size=BATCH,
-        shards=V,
-        devices="cpu",
-        workers=quorate.Workers(workers, engine="towers"),
-    )
-    made.fit(DATA, epochs=1, callbacks=[predicts])
-    assert predicts.found.shape == (ROWS, 3)
-    made.model.eval()
-    with torch.no_grad():
-        for found in (made.predict(DATA, logits), made.predict(DATA, lambda m, b: m(b[0]))):
-            torch.testing.assert_close(found, made.model(DATA.tensors[0]))
-    assert made.evaluate(DATA).keys() >= {"loss"}
+def test_a_loss_that_is_told_where_it_is_is_not_what_predicts() -> None:
+    made = trainer(2, loss=told)
+    for _ in made.updates(DATA, steps=2):  # by the workers of a loop that is under way
+        assert made.predict(DATA, lambda m, b: m(b[0])).shape == (ROWS, 3)
     with expect_error(OutputError, name="predict", got="a function with the argument at"):
         made.predict(DATA, told)
+
+
+# --- by worker processes, ranks and a Ray cluster -------------------------------------------------
+
+RUNS = {
+    "tower": TOWER,
+    "killed": ("--engine", "processes", "--workers", "2"),
+    "ranks": ("--engine", "collective", "--workers", "2"),
+}
+if importlib.util.find_spec("ray") is not None:
+    RUNS["ray"] = ("--engine", "ray", "--workers", "2")
+
+
+@pytest.mark.slow
+def test_the_same_on_all_engines_and_with_a_kill(tmp_path: Path) -> None:
+    """Outputs of all kinds, before the first loop of a script, in it and after it."""
+    words = {
+        name: command("predicted.py", str(tmp_path / name), name, options=options)
+        for name, options in RUNS.items()
+    }
+    ended = run_all(words)
+    assert [(name, each.said) for name, each in ended.items() if each.code] == []
+    found = {name: last_json(each.out) for name, each in ended.items()}
+    for name, prints in found.items():
+        assert prints == found["tower"], name
+    assert (tmp_path / "killed" / "killed").exists()
+    assert "killed by signal 9" in ended["killed"].said

@@ -1,133 +1,60 @@
-"""Saving, resuming and stopping: the state is whole, or it is not loaded."""
+"""Saving and resuming: the state is whole, or it is not loaded; what is not as it was is said."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.digests import digest_of
+from support.digests import digest, digest_of
+from support.fits import fit
+from support.forgery.forged import Forged
 from support.messages import expect_error
-from support.runs import wait_for
-from support.small import DATA, Small, loss, trainer
+from support.runs import inspected
+from support.small import DATA, Small, trainer
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.coordination.plan import Plan
-from quorate.errors import CheckpointError
-from quorate.replica.digest import digest
-from quorate.services.checkpoints import files
+from quorate.errors import CheckpointError, SameBitsError
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
-        lambda params: torch.optim.Adam(params, lr=0.01, amsgrad=True),
-        lambda params: torch.optim.Adafactor(params, lr=0.01),
-    ],
-)
+def newest(run_dir: Path) -> Path:
+    return max((run_dir / "checkpoints").iterdir())
+
+
 def test_a_resume_in_the_middle_of_an_epoch_on_other_workers(
-    tmp_path: Path, optimizer: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = trainer(None, workers=1, optimizer=optimizer)
-    whole.fit(DATA, steps=23)
-    trainer(tmp_path, workers=3, optimizer=optimizer).fit(DATA, steps=9)
-    resumed = trainer(tmp_path, workers=2, optimizer=optimizer)
-    resumed.fit(DATA, steps=23)
+    whole = trainer(None, workers=1)
+    whole.fit(DATA, steps=13)
+    trainer(tmp_path, workers=3).fit(DATA, steps=9)
+    resumed = trainer(tmp_path, workers=2)
+    resumed.fit(DATA, steps=13)
     assert "resumed step 9 (epoch 2, 80%) from" in capsys.readouterr().out
     assert digest_of(resumed) == digest_of(whole)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["global_step"] for line in lines] == list(range(1, 24))
-
-
-def test_a_loop_that_is_left_goes_on_where_it_was() -> None:
-    whole, parts = trainer(None), trainer(None)
-    for _ in whole.updates(DATA, steps=14):
-        pass
-    for report in parts.updates(DATA, steps=14):
-        if report.global_step == 6:
-            break
-    for _ in parts.updates(DATA, steps=14):
-        pass
-    assert digest_of(parts) == digest_of(whole)
-
-
-def test_what_is_saved_loads_into_plain_torch(tmp_path: Path) -> None:
-    run = trainer(tmp_path)
-    run.fit(DATA, epochs=1)
-    found = files.find(tmp_path)
-    assert found is not None
+    assert [line["global_step"] for line in lines] == list(range(1, 14))
+    facts = inspected(tmp_path)
+    assert (facts["same_bits"], facts["doubts"]) == (True, [])
+    # What is saved loads into plain torch, and there is nothing to do in a run that is finished.
     plain, averaged = Small(), Small()
-    plain.load_state_dict(load_file(found.path / "model.safetensors"))
-    averaged.load_state_dict(load_file(found.path / "averaged.safetensors"))
-    assert digest(plain.state_dict().items()) == digest(run.model.state_dict().items())
-    assert digest_of(run) == digest([*plain.state_dict().items(), *averaged.state_dict().items()])
-
-
-def test_a_finished_run_has_nothing_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = trainer(tmp_path)
-    first.fit(DATA, epochs=1)
-    second = trainer(tmp_path)
-    second.fit(DATA, epochs=1)
-    assert "nothing to do: 5 of 5 updates are done" in capsys.readouterr().out
-    assert digest_of(first) == digest_of(second)
-
-
-def test_shards_of_the_first_run_are_the_default_of_later_ones(tmp_path: Path) -> None:
-    trainer(tmp_path, workers=3, shards=None).fit(DATA, steps=2)
-    second = trainer(tmp_path, workers=2, shards=None)
-    second.fit(DATA, steps=5)
-    whole = trainer(None, workers=1, shards=3)
-    whole.fit(DATA, steps=5)
-    assert digest_of(second) == digest_of(whole)
-
-
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"shards": 3}, {"batch_size": 13}], ids=str)
-def test_what_does_not_fit_is_named(tmp_path: Path, changed: dict[str, int]) -> None:
-    trainer(tmp_path).fit(DATA, steps=2)
-    with expect_error(CheckpointError):
-        trainer(tmp_path, **changed).fit(DATA, steps=4)
-    with expect_error(CheckpointError):
-        trainer(tmp_path).fit(torch.utils.data.Subset(DATA, range(55)), steps=4)
-
-
-def test_another_optimizer_is_refused(tmp_path: Path) -> None:
-    trainer(tmp_path).fit(DATA, steps=2)
-    with expect_error(CheckpointError):
-        trainer(tmp_path, optimizer=torch.optim.Adafactor).fit(DATA, steps=4)
-
-
-def test_another_model_is_refused_by_key_with_both_shapes(tmp_path: Path) -> None:
-    trainer(tmp_path).fit(DATA, steps=2)
-
-    class Wider(Small):
-        def __init__(self) -> None:
-            super().__init__()
-            self.frozen = nn.Linear(3, 2)
-
-    other = quorate.Trainer(
-        Wider,
-        loss,
-        optimizer=torch.optim.AdamW,
-        run_dir=tmp_path,
-        batch_size=12,
-        shards=4,
-        devices="cpu",
-    )
-    with expect_error(CheckpointError):
-        other.fit(DATA, steps=4)
+    plain.load_state_dict(load_file(newest(tmp_path) / "model.safetensors"))
+    averaged.load_state_dict(load_file(newest(tmp_path) / "averaged.safetensors"))
+    both = [*plain.state_dict().items(), *averaged.state_dict().items()]
+    assert digest(both) == digest_of(whole)
+    done = trainer(tmp_path)
+    assert done.evaluate(DATA) == whole.evaluate(DATA)  # of what is saved there
+    done.fit(DATA, steps=13)
+    assert "nothing to do: 13 of 13 updates are done" in capsys.readouterr().out
+    assert digest_of(done) == digest_of(whole)
 
 
 def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
@@ -135,27 +62,28 @@ def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
 ) -> None:
     for steps in (2, 4):
         trainer(tmp_path).fit(DATA, steps=steps)
-    newest = max((tmp_path / "checkpoints").iterdir())
-    for name in ("model", "averaged", "optimizer"):
+    for name in ("model", "optimizer"):
         copy = tmp_path / f"copy-{name}"
         shutil.copytree(tmp_path / "checkpoints", copy / "checkpoints")
-        file = copy / "checkpoints" / newest.name / f"{name}.safetensors"
+        file = newest(copy) / f"{name}.safetensors"
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(bytes(data))
-        found = files.find(copy)
-        assert found is not None
-        assert found.record["global_step"] == 2
+        assert inspected(copy)["global_step"] == 2
     trainer(copy).fit(DATA, steps=4)
     assert f"skipped a checkpoint: {file}: " in capsys.readouterr().out
     assert not list((copy / "checkpoints").glob(".*"))
-    repaired = files.find(copy)
-    assert repaired is not None
-    assert (repaired.record["global_step"], repaired.passed_over) == (4, [])
+    # Sound ones stay, however many newer ones are damaged.
+    for step in range(10, 16):
+        (damaged := copy / "checkpoints" / f"step-{step:012d}").mkdir()
+        (damaged / "state.json").write_text("{")
+    assert inspected(copy)["global_step"] == 4
+    trainer(copy).fit(DATA, steps=5)
+    assert inspected(copy)["global_step"] == 5
     for path in (tmp_path / "checkpoints").iterdir():
         (path / "state.json").write_text("{")
     with expect_error(CheckpointError):
-        files.find(tmp_path)
+        trainer(tmp_path).fit(DATA, steps=5)
 
 
 def test_a_save_that_fails_leaves_the_older_ones(
@@ -168,164 +96,11 @@ def test_a_save_that_fails_leaves_the_older_ones(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    for _ in run.updates(DATA, steps=4):
-        pass
+    assert len([*run.updates(DATA, steps=4)]) == 2
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run.save()
     assert sorted((tmp_path / "checkpoints").rglob("*")) == before
-
-
-def test_an_exception_of_the_user_leaves_the_state_of_the_last_update(tmp_path: Path) -> None:
-    rows = Plan(rows=len(DATA), batch_size=12, shards=4).batch(3).tolist()
-    late = {tuple(DATA[row][0].tolist()) for row in rows}
-
-    def failing(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        if tuple(batch[0][0].tolist()) in late:
-            raise ZeroDivisionError("the user's")
-        return loss(model, batch)
-
-    run = quorate.Trainer(
-        Small,
-        failing,
-        optimizer=torch.optim.AdamW,
-        batch_size=12,
-        shards=4,
-        devices="cpu",
-        workers=2,
-        run_dir=tmp_path,
-    )
-    with pytest.raises(ZeroDivisionError, match="the user's") as caught:
-        run.fit(DATA, epochs=5)
-    assert "shard" in caught.value.__notes__[0]
-    assert "step 3" in caught.value.__notes__[0]
-    found = files.find(tmp_path)
-    assert found is not None
-    assert found.record["global_step"] == run.global_step == 3
-
-
-SLOW = """
-import sys, time, torch, quorate
-from torch.utils.data import TensorDataset
-def loss(model, batch):
-    time.sleep(0.02)
-    return model(batch[0]).square().mean()
-torch.manual_seed(0)
-trainer = quorate.Trainer(torch.nn.Linear(3, 1), loss, optimizer=torch.optim.Adam, batch_size=8,
-    shards=4, devices="cpu", workers=quorate.Workers(2, engine="towers"), run_dir=sys.argv[1])
-trainer.fit(TensorDataset(torch.ones(800, 3)), epochs=2)
-print("after fit")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "codes"),
-    [
-        # 1: Python forgets that it was a Ctrl-C if code runs at the exit for the first time, as
-        # torch's does that prints compile times where tabulate is installed.
-        (signal.SIGINT, (-signal.SIGINT, 1)),
-        (signal.SIGTERM, (143,)),
-    ],
-)
-def test_a_signal_ends_the_step_and_saves(
-    tmp_path: Path, number: signal.Signals, codes: tuple[int, ...]
-) -> None:
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW)
-    command = [sys.executable, str(script), str(tmp_path / "run")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE
-    ) as run:
-        wait_for(run, "step")
-        time.sleep(0.3)
-        run.send_signal(number)
-        out, _ = run.communicate(timeout=60)
-    assert run.returncode in codes
-    assert f": {number.name}\n" in out
-    assert "saved step" in out
-    assert "after fit" not in out
-    found = files.find(tmp_path / "run")
-    assert found is not None
-    assert 0 < found.record["global_step"] < 200
-
-
-def test_stop_ends_the_loop_after_the_step_under_way() -> None:
-    run = trainer(None)
-    for report in run.updates(DATA, steps=50):
-        if report.global_step == 3:
-            run.stop()
-    assert run.global_step in (3, 4)
-
-
-class Scalars(nn.Module):
-    """Parameters without dimensions, the first one included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-        self.linear = nn.Linear(6, 1)
-        self.shift = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.scale + self.shift
-
-
-@pytest.mark.parametrize(
-    "kind", ["SGD", "Adam", "Adagrad", "RMSprop", "NAdam", "RAdam", "ASGD", "Rprop", "Adamax"]
-)
-def test_parameters_without_dimensions_resume(tmp_path: Path, kind: str) -> None:
-    def run(run_dir: Path | None, steps: int) -> str:
-        def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-            options = {"momentum": 0.9} if kind in ("SGD", "RMSprop") else {}
-            groups = [{"params": params[:1]}, {"params": params[1:]}]
-            optimizer: torch.optim.Optimizer = getattr(torch.optim, kind)(
-                groups, lr=0.01, **options
-            )
-            return optimizer
-
-        torch.manual_seed(0)
-        one = quorate.Trainer(
-            Scalars(),
-            loss,
-            optimizer=make,
-            batch_size=12,
-            shards=4,
-            devices="cpu",
-            run_dir=run_dir,
-        )
-        one.fit(DATA, steps=steps)
-        return digest(one.model.state_dict().items())
-
-    run(tmp_path, 4)
-    assert run(tmp_path, 9) == run(None, 9)
-
-
-def test_a_resume_with_other_groups_takes_what_state_there_is(tmp_path: Path) -> None:
-    def two_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        groups = [{"params": params[:2], "momentum": 0.0}, {"params": params[2:]}]
-        return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
-
-    def one_group(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.01, momentum=0.9)
-
-    trainer(tmp_path, optimizer=two_groups, schedule=None).fit(DATA, steps=2)
-    trainer(tmp_path, optimizer=one_group, schedule=None).fit(DATA, steps=4)
-    found = files.find(tmp_path)
-    assert found is not None
-    assert found.record["global_step"] == 4
-
-
-def test_sound_checkpoints_stay_when_newer_ones_are_damaged(tmp_path: Path) -> None:
-    trainer(tmp_path).fit(DATA, steps=2)
-    for step in range(10, 16):
-        damaged = tmp_path / "checkpoints" / f"step-{step:012d}"
-        damaged.mkdir()
-        (damaged / "state.json").write_text("{")
-    trainer(tmp_path).fit(DATA, steps=4)
-    found = files.find(tmp_path)
-    assert found is not None
-    assert found.record["global_step"] == 4
 
 
 def test_an_update_that_was_cut_off_is_neither_saved_nor_continued(tmp_path: Path) -> None:
@@ -341,19 +116,174 @@ def test_an_update_that_was_cut_off_is_neither_saved_nor_continued(tmp_path: Pat
     run = trainer(tmp_path, optimizer=lambda p: Interrupted(p, lr=0.1, momentum=0.9))
     with pytest.raises(KeyboardInterrupt):
         run.fit(DATA, epochs=2)
-    assert files.find(tmp_path) is None
+    assert not list(tmp_path.glob("checkpoints/*"))
     with expect_error(quorate.UserError):
         run.save()
     with expect_error(quorate.UserError):
         run.fit(DATA, epochs=2)
 
 
-def test_evaluating_a_run_directory_uses_what_is_saved_there(tmp_path: Path) -> None:
-    first = trainer(tmp_path)
-    first.fit(DATA, epochs=2)
-    second = trainer(tmp_path)
-    assert second.evaluate(DATA) == first.evaluate(DATA)
-    second.fit(DATA, epochs=3)
-    whole = trainer(None)
-    whole.fit(DATA, epochs=3)
-    assert digest_of(second) == digest_of(whole)
+# --- what is not as it was ------------------------------------------------------------------------
+
+NUMBERS = torch.arange(48, dtype=torch.float32).reshape(48, 1)
+StepLR = torch.optim.lr_scheduler.StepLR
+Sgd = partial(torch.optim.SGD, lr=1e-5)
+
+
+def train(run_dir: Path, steps: int, data: Any = None, **settings: Any) -> None:
+    def squared(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0]).square().mean()
+
+    data = TensorDataset(NUMBERS) if data is None else data
+    torch.manual_seed(0)
+    defaults = {"optimizer": Sgd, "shards": 2, "workers": 1, "run_dir": run_dir}
+    fit(nn.Linear(1, 1), squared, data, steps=steps, **defaults | settings)
+
+
+def test_other_rows_of_the_same_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = NUMBERS.clone()
+    other[-1] += 1
+    train(tmp_path, 3)
+    train(tmp_path, 5, TensorDataset(other))
+    printed, doubts = capsys.readouterr().out, inspected(tmp_path)["doubts"]
+    (said,) = doubts
+    assert said.startswith("the dataset has different values in 1 of ")
+    assert said.endswith(" compared rows, first in row 47, since step 3")
+    assert f"same bits: no, because {said}" in printed
+    assert inspected(tmp_path)["same_bits"] is False
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("doubts") for line in lines] == [None, None, None, [said], None]
+    # It stays with the run, and is not said anew.
+    train(tmp_path, 6, TensorDataset(other))
+    assert "same bits: no" not in capsys.readouterr().out
+    assert inspected(tmp_path)["doubts"] == [said]
+
+
+OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"optimizer": partial(torch.optim.SGD, lr=1e-6)},
+        "lr of parameter group 0 was 1e-05 and is 1e-06 in the script since step 3",
+    ),
+    (
+        {"schedule": partial(StepLR, step_size=5)},
+        "step_size of the schedule was 4 and is 5 in the script since step 3",
+    ),
+    ({"clip_norm": 1.0}, "clip_norm was None and is 1.0 since step 3"),
+]
+
+
+def test_other_settings_and_another_processor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = {"schedule": partial(StepLR, step_size=4), "ema_decay": 0.9}
+    train(tmp_path / "first", 3, **usual)
+    for number, (settings, said) in enumerate(OTHER_SETTINGS):
+        shutil.copytree(tmp_path / "first", copy := tmp_path / str(number))
+        train(copy, 5, **usual | settings)
+        assert f"same bits: no, because {said}" in capsys.readouterr().out
+        assert said in inspected(copy)["doubts"]
+    forged = Forged(newest(tmp_path / "first"), random.Random(0))
+    forged.record["processors"] = ["Maker AVX512"]
+    forged.write()
+    train(tmp_path / "first", 5, **usual)
+    assert "processors was ['Maker AVX512'] and is [" in capsys.readouterr().out
+
+
+def test_a_strict_run_does_not_go_on_with_what_is_other(tmp_path: Path) -> None:
+    train(tmp_path, 3, strict=True)
+    with expect_error(SameBitsError, name="strict"):
+        train(tmp_path, 5, strict=True, clip_norm=1.0)
+    assert inspected(tmp_path)["global_step"] == 3
+
+
+# --- a script with several fits, started again ----------------------------------------------------
+
+FITS, UPDATES = 4, 4
+
+
+class CutOff(Exception):  # noqa: N818
+    """Ends a script as a kill would, with a checkpoint of the update before."""
+
+
+class Kill(quorate.Callback):
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def updated(self, report: quorate.Report) -> None:
+        if report.global_step == self.at:
+            raise CutOff
+
+
+def rollouts(model: nn.Module, number: int, rows: int = 32) -> TensorDataset:
+    """Rows that follow from the model: the actions of a policy, and a reward."""
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(number))
+    with torch.no_grad():
+        logits = model(x).log_softmax(1)
+    return TensorDataset(x, logits.argmax(1), (x.sum(1) > 0).float(), logits)
+
+
+def policy_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    x, actions, reward, old = batch
+    ratio = (model(x).log_softmax(1) - old).exp().gather(1, actions[:, None])[:, 0]
+    return -(ratio.clamp(0.8, 1.2) * reward).mean()
+
+
+def policy_trainer(run_dir: Path, keep: int = 5) -> quorate.Trainer:
+    torch.manual_seed(0)
+    return quorate.Trainer(
+        nn.Linear(4, 3), policy_loss, optimizer=partial(torch.optim.Adam, lr=0.1), batch_size=8,
+        shards=2, devices="cpu", workers=1,
+        run_dir=quorate.RunDir(run_dir, keep=keep, summary_every_s=None),
+    )  # fmt: skip
+
+
+def script(run_dir: Path, *, killed_at: int | None = None, keep: int = 5, **rows: int) -> str:
+    """Train as a script of policy gradients does; return the digest at its end."""
+    made = policy_trainer(run_dir, keep)
+    for number in range(FITS):
+        data = rollouts(made.model, number, **rows)
+        made.fit(data, steps=(number + 1) * UPDATES, callbacks=[Kill(killed_at)])
+    return digest(made.model.state_dict().items())
+
+
+@pytest.mark.parametrize("killed_at", [4, 13])
+def test_a_script_that_is_started_again_ends_as_if_it_had_not_been_killed(
+    killed_at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    undisturbed = script(tmp_path / "whole")
+    with pytest.raises(CutOff):
+        script(tmp_path / "run", killed_at=killed_at)
+    capsys.readouterr()
+    assert script(tmp_path / "run") == undisturbed
+    said = capsys.readouterr().out
+    assert "same bits: no" not in said
+    for earlier in range(UPDATES, killed_at, UPDATES):
+        text = f"this fit ends after update {earlier}, and the run has made {killed_at}; until"
+        assert text in said
+    # It is done now, and so it is when it is started once more.
+    assert script(tmp_path / "run") == undisturbed
+    said = capsys.readouterr().out
+    assert said.count("nothing to do: this fit ends after update ") == FITS - 1
+    assert "nothing to do: 16 of 16 updates are done" in said
+    # A state saved between two earlier fits is that of the newest update.
+    made = policy_trainer(tmp_path / "run")
+    made.fit(rollouts(made.model, 0), steps=UPDATES)
+    assert digest(made.model.state_dict().items()) != undisturbed
+    made.save()
+    assert digest(made.model.state_dict().items()) == undisturbed
+
+
+def test_rows_that_cannot_be_made_again_are_said_and_other_rows_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, keep in (("few", 1), ("all", 5)):
+        with pytest.raises(CutOff):
+            script(tmp_path / name, killed_at=10, keep=keep)
+    capsys.readouterr()
+    script(tmp_path / "few", keep=1)
+    said = capsys.readouterr().out
+    assert "the model has the weights of update 10, because no checkpoint of update 8" in said
+    assert "same bits: no, because the dataset has different values in" in said
+    assert "since step 10" in said
+    with expect_error(quorate.UserError):
+        script(tmp_path / "all", rows=40)

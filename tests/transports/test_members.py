@@ -1,260 +1,364 @@
-"""What becomes of workers, in every order of events: no process, wire or clock is in it."""
+"""What becomes of members: every short order of events, long ones drawn; how often they start.
+
+No run reaches most of these orders: workers end, are silent, late and killed at the same time.
+"""
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 import pytest
-from support.crew import FIRST, KILLED, SECOND, TIMEOUT_S, Crew
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quorate.errors import UserError, WorkerError
-from quorate.transports.as_worker.raised import Raised
-from quorate.transports.processes import decisions, ending, member, members, restarts
-from quorate.transports.processes.decisions import (
-    AwaitEnd,
-    Kill,
-)
+from quorate.transports.processes import decisions as to
+from quorate.transports.processes.decisions import Decision
+from quorate.transports.processes.ending import Ending
 from quorate.transports.processes.member import SILENT_S, State
-from quorate.transports.processes.members import GATHER_S
+from quorate.transports.processes.members import GATHER_S, Growth, Members
+from quorate.transports.processes.restarts import Restarts
+from quorate.transports.worker_status import PHASES, Doing
 
-# --- who is started again -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("code", "starts"), [(-9, 21), (1, 3), (-11, 3)])
-def test_starts_in_vain_are_bounded(code: int, starts: int) -> None:
-    crew = Crew(2)
-    while crew.members[0].state is not State.GIVEN_UP:
-        crew.exit(0, code)
-        crew.check()
-        crew.pass_time(5.0)
-        if 0 in crew.to_start:
-            crew.start(0)
-    assert crew.starts[0] == starts
-    assert crew.lines[-1].endswith("; the run continues without this worker")
-    crew.pass_time(1e6)
-    assert crew.starts[0] == starts
+Event = tuple[object, ...]
+CODES = (0, 3, -9, -11)
+FIRST, SECOND = 1, 2  # jobs
+TIMEOUT_S = 60.0
 
 
-def test_a_crew_of_which_nobody_is_left_ends_the_run() -> None:
-    crew = Crew(2)
-    for n in (0, 1, 0, 1, 0, 1):
-        if n in crew.to_start:
-            crew.start(n)
-        crew.exit(n, 1)
-        crew.now += 1.0
-        crew.do(d for d in crew.members[n].tick(crew.now, is_computing=False))
-    assert isinstance(crew.error, WorkerError)
-    end = "ended with exit code 1 while starting: it printed nothing"
-    assert str(crew.error) == (
-        "no worker is left, and no other is started:\n"
-        f"  worker 0 (cpu:0) {end}\n  worker 1 (cpu:1) {end}"
-    )
+@dataclass
+class Process:
+    """A process that is made up."""
+
+    is_placed: bool
+    is_here: bool = False
+    is_cut: bool = False
+    is_killed: bool = False
+    is_leaving: bool = False
+    asked: set[int] = field(default_factory=set)  # jobs that it has not answered
+    joined: set[int] = field(default_factory=set)
 
 
-def test_one_that_cannot_be_started_is_tried_again_and_then_given_up() -> None:
-    crew = Crew(2)
-    crew.open(FIRST)
-    crew.start_up(0, FIRST)
-    crew.done(0)
-    crew.exit(0, -9)
-    for _ in range(2):
-        crew.pass_time(1.0)
-        crew.cannot_start(0)
-    assert crew.lines[1:] == [
-        "worker 0 cannot be started: no memory; another is starting",
-        "worker 0 cannot be started: no memory; another is starting",
-    ]
-    crew.pass_time(1.0)
-    crew.cannot_start(0)
-    assert crew.members[0].state is State.GIVEN_UP
+class Crew:
+    """Stands for the shell: carries decisions out on processes that are made up.
+
+    Args:
+        members: how many.
+        tells_exit: whether a process's exit is reported without asking for it.
+        stubborn: whether a process lives on for a while after it was killed.
+        gather_s: how long the first ones wait for the others, in the first job.
+        least: with how many it begins, if it grows: processes wait for room then.
+    """
+
+    def __init__(
+        self,
+        members: int = 1,
+        *,
+        tells_exit: bool = True,
+        stubborn: bool = False,
+        gather_s: float | None = None,
+        least: int | None = None,
+    ) -> None:
+        self.now = 100.0
+        self.growth = None if least is None else Growth(least, "there is room")
+        devices = [f"cpu:{n}" for n in range(members)]
+        self.members = Members(devices, TIMEOUT_S, self.growth)
+        self.tells_exit, self.stubborn, self.gather_s = tells_exit, stubborn, gather_s
+        self.processes: dict[int, Process] = {}
+        self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a member is gone
+        self.to_start: set[int] = set()  # decided, and neither done nor failed
+        self.jobs: set[int] = set()
+        self.starts, self.releases = Counter[int](), Counter[int]()
+        self.error: UserError | WorkerError | None = None
+        for number in range(members):
+            self.start(number)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def start(self, n: int) -> None:
+        self.to_start.discard(n)
+        assert n not in self.processes, "two processes of a member"
+        self.processes[n] = Process(is_placed=self.growth is None)
+        self.starts[n] += 1
+        is_placed = self.growth is None
+        self.members[n].started(self.now, tells_exit=self.tells_exit, is_placed=is_placed)
+
+    def place(self, n: int) -> None:
+        self.processes[n].is_placed = True
+        self.members[n].placed(self.now)
+
+    def leave(self, n: int) -> None:
+        process = self.processes[n]
+        was_killed = process.is_killed
+        self.members[n].is_to_leave("has left host-b, because Ray drains the node")
+        self.do(self.members.hand_over(n))
+        assert not process.joined, "a job was not told"
+        process.asked.clear()
+        process.is_leaving, process.is_killed = True, was_killed
+
+    def cannot_start(self, n: int) -> None:
+        self.to_start.remove(n)
+        self.do(self.members.cannot_start(n, "no memory", self.now))
+
+    def open(self, job: int) -> None:
+        self.jobs.add(job)
+        gather_s = self.gather_s if job == FIRST else None
+        self.do(self.members.open(job, self.now, gather_s=gather_s))
+
+    def close(self, job: int) -> None:
+        self.jobs.remove(job)
+        self.do(self.members.close(job))
+
+    def here(self, n: int) -> None:
+        self.processes[n].is_here = True
+        self.members[n].heard(self.now)
+        self.do(self.members.here(n, self.now))
+
+    def ready(self, n: int, job: int) -> None:
+        self.processes[n].asked.remove(job)
+        self.members[n].heard(self.now)
+        self.do(self.members.ready(n, job, self.now))
+
+    def done(self, n: int) -> None:
+        self.members[n].heard(self.now)
+        self.members[n].computed()
+
+    def refuse(self, n: int) -> None:
+        self.members[n].refused("another dataset")
+
+    def cut(self, n: int) -> None:
+        self.processes[n].is_cut = True
+        self.members[n].wire_cut(self.now)
+
+    def exit(self, n: int, code: int) -> None:
+        at = Doing("forward", 7, 3, self.now - 8.0, dict.fromkeys(PHASES, 0.0), 1)
+        self.do(self.members.exited(n, Ending(code, None, "nothing"), at, self.now, changed=None))
+
+    def replace(self, n: int) -> None:
+        self.do(self.members[n].kill("no answer for 8 s"))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.tick()
+
+    def tick(self) -> None:
+        self.do(self.members.tick(self.now))
+        for each in self.members:
+            if self.error is not None:
+                return  # the transport has raised it, and ticks no further
+            self.do(each.tick(self.now, is_computing=False))
+
+    # --- what was decided -------------------------------------------------------------------------
+
+    def do(self, decided: Iterable[Decision]) -> None:
+        for decision in decided:
+            assert self.error is None, "a decision after the run has failed"
+            match decision:
+                case to.Start(n):
+                    assert n not in self.processes
+                    assert n not in self.to_start
+                    assert self.members[n].given_up is None, "given up, and started again"
+                    self.to_start.add(n)
+                case to.Welcome(n):
+                    assert self.processes[n].is_here
+                case to.Ask(n, job):
+                    assert job in self.jobs
+                    assert self.processes[n].is_here
+                    self.processes[n].asked.add(job)
+                case to.Close(n, job):
+                    process = self.processes[n]
+                    process.asked.discard(job)
+                    process.joined.discard(job)
+                case to.Join(n, job):
+                    assert job in self.jobs
+                    assert job not in self.processes[n].joined, "joined twice"
+                    self.processes[n].joined.add(job)
+                case to.Leave(n, job):
+                    assert job in self.jobs
+                    process = self.processes.get(n)
+                    (self.untold[n] if process is None else process.joined).remove(job)
+                case to.Kill(n):
+                    self.processes[n].is_killed = True
+                case to.AwaitEnd(n):
+                    process = self.processes[n]
+                    if (process.is_killed or process.is_leaving) and not self.stubborn:
+                        self.exit(n, -9)
+                    else:
+                        self.do(self.members[n].still_there(self.now))
+                case to.Release(n):
+                    self.untold[n] = self.processes.pop(n).joined
+                    self.releases[n] += 1
+                case to.Say(_):
+                    pass
+                case to.Fail(error):
+                    self.error = error
+
+    # --- what always holds ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for each in self.members:
+            n, state = each.number, each.state
+            assert (each.attempt is not None) == (n in self.processes)
+            assert self.starts[n] - self.releases[n] == (n in self.processes)  # all wires closed
+            if self.error is not None:
+                continue  # the run has failed, with all of its jobs
+            assert not self.untold.get(n), "gone, and a job was not told"
+            if each.attempt is not None:
+                process = self.processes[n]
+                assert each.attempt.joined == process.joined
+                holds = {
+                    State.KILLED: process.is_killed,
+                    State.SILENT: process.is_cut,
+                    State.LEAVING: process.is_leaving,
+                    State.JOINED: bool(process.joined),
+                    State.READY: process.is_here and bool(each.attempt.ready),
+                    State.HERE: process.is_here,
+                    State.STARTING: True,
+                }
+                assert state is next(expected for expected in holds if holds[expected])
+            else:
+                assert (state is State.GIVEN_UP) == (each.given_up is not None)
+                assert state is State.GIVEN_UP or each.restart_at is not None or n in self.to_start
+            # Nobody is forgotten: who is waited for is so until a time.
+            is_due = any(True for _ in each.due(is_computing=False))
+            if state in (State.STARTING, State.SILENT, State.WAITING):
+                assert is_due or not self.processes[n].is_placed
+            if state is State.HERE and self.processes[n].asked:
+                assert is_due
+        given_up = [each.given_up is not None for each in self.members]
+        if isinstance(self.error, WorkerError):
+            assert all(given_up)
+        elif self.error is None:
+            assert not all(given_up)
+
+    def check_that_time_goes_on(self) -> None:
+        """What is due is decided: it is not due at the same time again."""
+        if self.error is None and self.tells_exit and not self.to_start:
+            self.tick()
+            assert self.error is not None or all(at > self.now for at in self.members.due())
 
 
-def test_no_other_takes_the_place_where_the_script_has_changed() -> None:
-    crew = Crew(2)
-    crew.exit(0, -9, changed="/a/script.py")
-    assert crew.lines == [
-        f"worker 0 (cpu:0) {KILLED} while starting; /a/script.py was edited during the run, so "
-        "no other worker can start; the run continues without this worker"
-    ]
+def possible(crew: Crew, *, times: tuple[float, ...]) -> Iterator[Event]:
+    """All that can happen next."""
+    if crew.error is not None:
+        return
+    for n, process in crew.processes.items():
+        if not process.is_placed:
+            yield "place", n
+        elif not process.is_cut:
+            if not process.is_here:
+                yield "here", n
+            if not process.is_leaving:
+                yield "leave", n
+            for job in sorted(process.asked):
+                yield "ready", n, job
+            yield "cut", n
+            yield "refuse", n
+            if process.joined:
+                yield "done", n
+        yield "replace", n
+        for code in CODES:
+            yield "exit", n, code
+    for n in sorted(crew.to_start):
+        yield "start", n
+        yield "cannot_start", n
+    for job in (FIRST, SECOND):
+        yield ("close" if job in crew.jobs else "open"), job
+    for seconds in times:
+        yield "pass_time", seconds
 
 
-def test_a_mistake_of_the_script_ends_the_run_only_before_it_has_worked() -> None:
-    crew = Crew(2)
-    crew.refuse(0)
-    crew.exit(0, 1)
-    assert isinstance(crew.error, UserError)
-    assert str(crew.error) == "another dataset"
-    crew = Crew(2)
-    crew.done(1)
-    crew.refuse(0)
-    crew.exit(0, 1)
-    assert crew.lines == ["worker 0 (cpu:0) another dataset; the run continues without this worker"]
+def happen(crew: Crew, event: Event) -> None:
+    name, *arguments = event
+    getattr(crew, str(name))(*arguments)
+    crew.check()
 
 
-def test_what_the_script_raises_twice_ends_the_run_before_it_has_worked() -> None:
-    errors = [ValueError("no such file") for _ in range(3)]
-    crew = Crew(3)
-    for number, text in ((0, "ValueError: a"), (1, "ValueError: b"), (2, "ValueError: a")):
-        crew.members[number].raised(Raised(errors[number], text))
-        crew.exit(number, 1)
-    assert crew.lines == [
-        "worker 0 (cpu:0) raised ValueError: a while starting; another is starting",
-        "worker 1 (cpu:1) raised ValueError: b while starting; another is starting",
-    ]
-    assert crew.error is errors[2]
+def sequences(first: list[Event], depth: int, **options: bool) -> Iterator[list[Event]]:
+    """All orders of events of a length, after some first ones."""
+    crew = Crew(1, **options)  # type: ignore[arg-type]
+    for event in first:
+        happen(crew, event)
+    events = list(possible(crew, times=(TIMEOUT_S,)))
+    crew.check_that_time_goes_on()
+    if depth == 0:
+        yield first
+        return
+    for event in events:
+        if event in (("open", SECOND), ("close", SECOND)):
+            continue
+        yield from sequences([*first, event], depth - 1, **options)
 
 
-def test_what_the_script_raises_later_is_said_and_the_run_goes_on() -> None:
-    crew = Crew(2)
-    crew.done(1)
-    for _ in range(3):
-        crew.members[0].raised(Raised(ValueError("a"), "ValueError: a"))
-        crew.exit(0, 1)
-        crew.pass_time(5.0)
-        if 0 in crew.to_start:
-            crew.start(0)
-    assert crew.lines[-1] == (
-        "worker 0 (cpu:0) raised ValueError: a while starting; the run continues without this "
-        "worker"
-    )
+@pytest.mark.parametrize("tells_exit", [True, False])
+@pytest.mark.parametrize(
+    ("first", "depth"),
+    [
+        ([], 4),
+        ([("open", FIRST), ("here", 0)], 3),
+        ([("open", FIRST), ("here", 0), ("ready", 0, FIRST)], 3),
+        ([("open", FIRST), ("here", 0), ("ready", 0, FIRST), ("cut", 0)], 4),
+        ([("exit", 0, -9), ("pass_time", 0.0)], 4),
+    ],
+    ids=["start", "here", "joined", "silent", "lost"],
+)
+def test_every_short_order_of_events(first: list[Event], depth: int, tells_exit: bool) -> None:
+    count = sum(1 for _ in sequences(first, depth, tells_exit=tells_exit))
+    assert count > 50
 
 
-# --- who is waited for, and how long --------------------------------------------------------------
+@given(
+    st.data(),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, GATHER_S]),
+    st.sampled_from([None, 1, 2]),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_long_histories_of_several_members(
+    data: st.DataObject,
+    members: int,
+    tells_exit: bool,
+    stubborn: bool,
+    gather_s: float | None,
+    least: int | None,
+) -> None:
+    told = {"tells_exit": tells_exit, "stubborn": stubborn}
+    crew = Crew(members, gather_s=gather_s, least=least and min(least, members), **told)
+    for _ in range(60):
+        events = list(possible(crew, times=(0.0, 0.3, SILENT_S, TIMEOUT_S)))
+        if not events:
+            break
+        happen(crew, data.draw(st.sampled_from(events)))
+    crew.check_that_time_goes_on()
 
 
-def test_the_first_ones_wait_for_the_others() -> None:
-    crew = Crew(2, gather_s=GATHER_S)
-    crew.open(FIRST)
-    crew.start_up(0, FIRST)
-    assert (crew.members[0].state, crew.members.is_gathering) == (State.READY, True)
-    crew.start_up(1, FIRST)
-    assert [m.state for m in crew.members] == [State.JOINED] * 2
-    assert not crew.members.is_gathering
+# --- how often one is started again ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["late", "ended"])
-def test_the_first_ones_do_not_wait_for_ever(how: str) -> None:
-    crew = Crew(2, gather_s=GATHER_S)
-    crew.open(FIRST)
-    crew.start_up(0, FIRST)
-    if how == "late":
-        crew.pass_time(GATHER_S - 0.1)
-        assert crew.members[0].state is State.READY
-        assert min(crew.members.due()) == pytest.approx(crew.now + 0.1)
-        crew.pass_time(0.1)
-    else:
-        crew.exit(1, -9)
-    assert crew.members[0].state is State.JOINED
-    # Who comes later joins at once.
-    if how == "ended":
-        crew.tick()
-    crew.start_up(1, FIRST)
-    assert crew.members[1].state is State.JOINED
-
-
-def test_a_start_that_takes_too_long_is_killed() -> None:
-    crew = Crew(2)
-    crew.pass_time(TIMEOUT_S - 1.0)
-    assert crew.members[0].state is State.STARTING
-    crew.pass_time(1.0)
-    assert crew.members[0].state is State.KILLED
-    crew.exit(0, -9)
-    took = "took more than worker_timeout_s=60 s to start"
-    assert crew.lines == [f"worker 0 (cpu:0) {took}; another is starting"]
-
-
-def test_the_time_to_join_begins_anew_with_each_message_and_not_for_one_that_computes() -> None:
-    crew = Crew(1)
-    crew.open(FIRST)
-    crew.start_up(0, FIRST)
-    crew.open(SECOND)
-    crew.now += TIMEOUT_S - 1.0
-    crew.done(0)
-    crew.pass_time(TIMEOUT_S - 1.0)
-    assert crew.members[0].state is State.JOINED
-    crew.pass_time(2.0, computing=[0])
-    assert crew.members[0].state is State.JOINED
-    assert list(crew.members.due(frozenset([0]))) == []
-    crew.tick()
-    assert crew.members[0].state is State.KILLED
-
-
-def test_one_that_never_answers_is_lost_however_short_the_jobs_are() -> None:
-    crew = Crew(2)
-    crew.open(FIRST)
-    for n in (0, 1):
-        crew.start_up(n, FIRST)
-    for job in range(SECOND, 130):
-        crew.open(job)
-        crew.ready(0, job)
-        crew.pass_time(0.5)
-        crew.close(job)
-        if job >= 100:  # it is told no more, as its wire is full
-            crew.members[1].not_asked(job)
-    assert crew.members[0].state is State.JOINED
-    assert crew.members[1].state is State.KILLED
-    assert list(crew.members[1].due(is_computing=False)) == []
-    crew.exit(1, -9)
-    took = "took more than worker_timeout_s=60 s to answer in step 7, shard 3, forward for 8 s"
-    assert crew.lines == [f"worker 1 (cpu:1) {took}; another is starting"]
-
-
-def test_an_answer_to_a_job_that_is_over_ends_the_wait_for_it() -> None:
-    crew = Crew(1)
-    crew.open(FIRST)
-    crew.start_up(0, FIRST)
-    crew.open(SECOND)
-    crew.close(SECOND)
-    crew.do(crew.members.ready(0, SECOND, crew.now))
-    assert list(crew.members.due()) == []
-    crew.pass_time(2 * TIMEOUT_S)
-    assert crew.members[0].state is State.JOINED
-
-
-def test_one_that_has_closed_its_wire_has_some_time_to_end() -> None:
-    crew = Crew(2)
-    crew.open(FIRST)
-    crew.start_up(0, FIRST)
-    crew.cut(0)
-    crew.pass_time(SILENT_S - 0.1)
-    assert crew.members[0].state is State.SILENT
-    crew.pass_time(0.1)  # it is killed, and waited for
-    what = "worker 0 (cpu:0) closed its wire in step 7, shard 3, forward for 8 s"
-    assert crew.lines == [f"{what}; another is starting"]
-
-
-def test_where_nobody_tells_of_an_exit_one_that_is_silent_is_looked_at_again_and_again() -> None:
-    crew = Crew(2, tells_exit=False, stubborn=True)
-    crew.start_up(0)
-    crew.cut(0)
-    for _ in range(3):
-        assert min(crew.members[0].due(is_computing=False)) <= crew.now
-        assert crew.members[0].tick(crew.now, is_computing=False) == [AwaitEnd(0)]
-        assert crew.members[0].still_there(crew.now + 0.5) == []
-        crew.now += 0.5
-    crew.now += SILENT_S
-    assert crew.members[0].still_there(crew.now) == [Kill(0), AwaitEnd(0)]
-    assert crew.members[0].still_there(crew.now + 0.5) == []  # no second kill
-
-
-def test_a_job_that_is_over_is_joined_by_nobody() -> None:
-    crew = Crew(1)
-    crew.open(FIRST)
-    crew.here(0)
-    crew.close(FIRST)
-    crew.do(crew.members.ready(0, FIRST, crew.now))  # the answer was on its way
-    assert crew.members[0].state is State.HERE
-    crew.open(SECOND)
-    crew.ready(0, SECOND)
-    assert crew.processes[0].joined == {SECOND}
-
-
-def test_decisions_are_pure() -> None:
-    impure = {"torch", "time", "threading", "socket", "selectors", "subprocess", "os"}
-    for module in (decisions, ending, member, members, restarts):
-        assert module.__file__ is not None
-        tree = ast.parse(Path(module.__file__).read_text())
-        names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
-        names += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-        assert not {name.partition(".")[0] for name in names} & impure, module
+@given(
+    # None: it computes a shard; True: it is killed; False: it ends by itself.
+    st.lists(st.sampled_from([None, True, False]), max_size=60),
+    st.integers(1, 8),
+    st.integers(1, 4),
+)
+def test_the_budget_is_of_starts_in_vain(
+    events: list[bool | None], killed: int, failed: int
+) -> None:
+    restarts = Restarts(killed=killed, failed=failed)
+    in_vain: list[bool] = []  # since it last computed
+    for killed_now in events:
+        if killed_now is None:
+            restarts.computed()
+            in_vain = []
+            continue
+        delay_s = restarts.ended(killed=killed_now)
+        given_up = len(in_vain) + 1 > killed or [*in_vain, killed_now].count(False) >= failed
+        assert (delay_s is None) == given_up
+        if given_up:
+            return
+        assert (delay_s == 0) == (not in_vain)  # one that was at work is missed at once
+        in_vain.append(killed_now)

@@ -1,13 +1,11 @@
 """All cases: one module per kind of habit."""
 
-from cases import between as between
 from cases import buffers as buffers
 from cases import callbacks as callbacks
 from cases import copies as copies
 from cases import datasets as datasets
 from cases import draws as draws
 from cases import gradients as gradients
-from cases import left_behind as left_behind
 from cases import losses as losses
 from cases import optimizers as optimizers
 from cases import parameters as parameters

@@ -1,90 +1,50 @@
-"""Callbacks that change the model, its frozen parts, its buffers, the optimizer, or attributes."""
+"""What user code changes between two updates: parameters, buffers, attributes, the optimizer."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from case import SAID, SAME, Case, case, cross_entropy, mlp, vectors
-from torch import nn
+from case import REFUSED, SAID, SAME, After, Case, Net, between, case, mlp, pairs
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-import quorate
+ANY = (SAME, SAID, REFUSED)
 
-
-class After(quorate.Callback):
-    """Calls a function after each update: ``change(model, optimizer or None, n)``."""
-
-    def __init__(self, change: Any) -> None:
-        self.change = change
-
-    def started(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def updated(self, report: Any) -> None:
-        self.change(self.trainer.model, None, report.global_step)
+# --- trained parameters ---------------------------------------------------------------------------
 
 
-def changed(change: Any, model: nn.Module | None = None, **more: Any) -> Case:
-    options: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)} | more
-    return Case(
-        model or mlp(), options.pop("loss", cross_entropy), vectors(),
-        callbacks=[After(change)], after=change, **options,
-    )  # fmt: skip
+@between()
+def clamp_by_data_assignment(model: nn.Module, _: Any, n: int) -> None:
+    for p in model.parameters():
+        p.data = p.data.clamp(-0.2, 0.2)
 
 
-@case
-def clamp_by_data_assignment() -> Case:
-    def change(model: nn.Module, _: Any, n: int) -> None:
-        for p in model.parameters():
-            p.data = p.data.clamp(-0.2, 0.2)
-
-    return changed(change)
+@between(SAID, "NumPy")
+def noise_from_numpy_in_a_callback(model: nn.Module, _: Any, n: int) -> None:
+    for p in model.parameters():
+        p.data.add_(0.01 * float(np.random.standard_normal()) + 0.01 * random.random())
 
 
-@case
-def clamp_by_data_in_place() -> Case:
-    def change(model: nn.Module, _: Any, n: int) -> None:
-        for p in model.parameters():
-            p.data.clamp_(-0.2, 0.2)
-
-    return changed(change)
+# A plain loop here asks once which parameters are trained.
+@between(ANY, "requires_grad", plain=False)
+def gradual_unfreezing(model: Any, _: Any, n: int) -> None:
+    if n in (3, 6):
+        model[0].requires_grad_(n == 6)
 
 
-@case
-def prune_small_every_third() -> Case:
-    @torch.no_grad()
-    def change(model: nn.Module, _: Any, n: int) -> None:
-        if n % 3 == 0:
-            for p in model.parameters():
-                p.mul_(p.abs() > 0.05)
-
-    return changed(change)
+@between(REFUSED, "0.weight")
+def swaps_in_a_new_parameter(model: Any, _: Any, n: int) -> None:
+    if n == 5:
+        model[0].weight = nn.Parameter(model[0].weight.detach() * 0.5)
 
 
-@case
-def load_state_dict_midway() -> Case:
-    kept: dict[str, Any] = {}
-
-    def change(model: nn.Module, _: Any, n: int) -> None:
-        if n == 3:
-            kept.update({k: v.clone() for k, v in model.state_dict().items()})
-        if n == 4:
-            model.load_state_dict(kept)
-
-    return changed(change)
-
-
-@case
-def vector_to_parameters() -> Case:
-    def change(model: nn.Module, _: Any, n: int) -> None:
-        from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-        vector = parameters_to_vector(model.parameters()).detach()
-        vector_to_parameters(vector * 0.99, model.parameters())
-
-    return changed(change)
+# --- teachers, buffers, attributes, modules -------------------------------------------------------
 
 
 class Taught(nn.Module):
@@ -94,133 +54,103 @@ class Taught(nn.Module):
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.student(x)
 
 
-def consistency(model: Any, batch: Any) -> torch.Tensor:
+def consistency(model: Any, batch: Any) -> Tensor:
     out = model(batch[0])
     return F.cross_entropy(out, batch[1]) + F.mse_loss(out, model.teacher(batch[0]))
 
 
-@case
-def teacher_by_data_in_callback() -> Case:
-    def change(model: Any, _: Any, n: int) -> None:
-        for t, s in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
-            t.data = t.data * 0.9 + s.data * 0.1
-
-    return changed(change, Taught(), loss=consistency)
+@between(model=Taught, loss=consistency)
+def teacher_by_data_in_callback(model: Any, _: Any, n: int) -> None:
+    for t, s in pairs(model.teacher, model.student):
+        t.data = t.data * 0.9 + s.data * 0.1
 
 
-@case
-def teacher_in_place_in_callback() -> Case:
-    def change(model: Any, _: Any, n: int) -> None:
-        for t, s in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
-            t.data.mul_(0.9).add_(s.data, alpha=0.1)
+class Annealed(Net):
+    gamma = 0.0
 
-    return changed(change, Taught(), loss=consistency)
-
-
-@case
-def teacher_lerp_in_callback() -> Case:
-    @torch.no_grad()
-    def change(model: Any, _: Any, n: int) -> None:
-        for t, s in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
-            t.lerp_(s, 0.1)
-
-    return changed(change, Taught(), loss=consistency)
-
-
-class Annealed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net = mlp()
         self.register_buffer("beta", torch.tensor(0.0))
-        self.gamma = 0.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.net(x) * (1 + self.beta) + self.gamma * x[:, :3]
 
 
-@case
-def buffer_filled_in_callback() -> Case:
-    def change(model: Any, _: Any, n: int) -> None:
-        model.beta.fill_(n / 10)
-
-    return changed(change, Annealed())
+@between(model=Annealed)
+def buffer_replaced_in_callback(model: Any, _: Any, n: int) -> None:
+    model.beta = torch.tensor(n / 10)
 
 
-@case
-def buffer_replaced_in_callback() -> Case:
-    def change(model: Any, _: Any, n: int) -> None:
-        model.beta = torch.tensor(n / 10)
-
-    return changed(change, Annealed())
+@between((SAME, SAID), "gamma", model=Annealed)
+def attribute_set_in_callback(model: Any, _: Any, n: int) -> None:
+    model.gamma = n / 10
 
 
-@case
-def attribute_set_in_callback() -> Case:
-    def change(model: Any, _: Any, n: int) -> None:
-        model.gamma = n / 10
-
-    made = changed(change, Annealed())
-    made.outcomes, made.names = (SAME, SAID), "gamma"
-    return made
+@between(ANY, "1")
+def replaces_a_layer_midway(model: Any, _: Any, n: int) -> None:
+    """An activation is exchanged for another one."""
+    if n == 4:
+        model[1] = nn.Tanh()
 
 
-@case
-def gradual_unfreezing() -> Case:
-    model = mlp()
-
-    def change(model: Any, _: Any, n: int) -> None:
-        if n == 4:
-            model[0].requires_grad_(False)
-        if n == 8:
-            model[0].requires_grad_(True)
-
-    made = changed(change, model)
-    made.plain = False  # the plain loop here asks once which parameters are trained
-    made.outcomes, made.names = (SAME, SAID, "refused"), "requires_grad"
-    return made
+# --- the optimizer that the script holds on to ----------------------------------------------------
 
 
-@case
-def global_dict_annealed() -> Case:
-    """A coefficient in a dict of the script: workers never see what the callback does to it."""
-    settings = {"beta": 0.0}
+def held(
+    make: Callable[[Any], Optimizer], outcome: Any = SAME, names: str = ""
+) -> Callable[[Any], Any]:
+    """List what a callback does to an optimizer as a case of its name."""
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        out = model(batch[0])
-        return F.cross_entropy(out, batch[1]) + settings["beta"] * out.square().mean()
+    def listed(change: Callable[[Optimizer, nn.Module, int], None]) -> Any:
+        def made() -> Case:
+            optimizers: list[Optimizer] = []
 
-    def change(model: Any, _: Any, n: int) -> None:
-        settings["beta"] = n / 10
+            def making(params: Any) -> Optimizer:
+                optimizers.append(make(params))
+                return optimizers[-1]
 
-    made = changed(change, loss=loss)
-    made.outcomes, made.names = (SAID,), "settings"
-    return made
+            def after(model: nn.Module, _: Any, n: int) -> None:
+                change(optimizers[-1], model, n)
 
+            more: Any = {"callbacks": [After(after)], "after": after}
+            return Case(outcome, names, optimizer=making, **more)
 
-@case
-def swa_in_callback() -> Case:
-    """Averages weights beside training, which nobody else reads."""
-    from torch.optim.swa_utils import AveragedModel
+        return case(made, change.__name__)
 
-    model = mlp()
-    averaged = AveragedModel(model)
-
-    def change(model: Any, _: Any, n: int) -> None:
-        averaged.update_parameters(model)
-
-    return changed(change, model)
+    return listed
 
 
-@case
-def early_reset_of_a_layer() -> Case:
-    def change(model: Any, _: Any, n: int) -> None:
-        if n == 5:
-            with torch.random.fork_rng():
-                torch.manual_seed(7)
-                model[2].reset_parameters()
+def projecting(params: Any) -> Optimizer:
+    """By a hook, and by the optimizer's own parameters, which have the shapes of the model's."""
+    optimizer = torch.optim.Adam(params, lr=0.01)
 
-    return changed(change)
+    @torch.no_grad()
+    def project(optimizer: Any, _arguments: Any, _words: Any) -> None:
+        for p in optimizer.param_groups[0]["params"]:
+            if p.ndim > 1:
+                p.copy_(torch.renorm(p, 2, 0, 0.3))
+
+    optimizer.register_step_post_hook(project)
+    return optimizer
+
+
+momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+case(lambda: Case(optimizer=projecting), "a_hook_of_the_step_projects_rows")
+
+
+@held(momentum)
+def learning_rate_set_by_callback(optimizer: Optimizer, _: Any, n: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / (1 + n // 3)
+
+
+@held(momentum, ANY, "state")
+def moments_scaled_in_a_callback(optimizer: Optimizer, model: nn.Module, n: int) -> None:
+    """Finds moments by the model's parameters."""
+    for p in model.parameters():
+        if p in optimizer.state:
+            optimizer.state[p]["momentum_buffer"].mul_(0.5)

@@ -1,14 +1,19 @@
-"""Datasets: with memory, a clock, counters and generators of their own."""
+"""Datasets: with memory, a clock, counters and generators of their own, and models in them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from case import REFUSED, SAID, SAME, Case, case, cross_entropy, mlp, vectors
+from case import REFUSED, SAID, Case, case, vectors
+from torch import Tensor, nn
 from torch.utils.data import Dataset
+
+import quorate
+
+Change = Callable[[Any, Tensor, int], Tensor]
 
 
 class Over(Dataset[Any]):
@@ -24,89 +29,60 @@ class Over(Dataset[Any]):
         x, y = self.rows[row]
         return self.change(x, row), y
 
-    def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
+    def change(self, x: Tensor, row: int) -> Tensor:
         raise NotImplementedError
 
 
-def over(data: Over, *names: str) -> Case:
-    outcomes = (SAID, REFUSED) if names else (SAME,)
-    return Case(
-        mlp(), cross_entropy, data, plain=not names, outcomes=outcomes, names="".join(names)
-    )
+def dataset(state: Callable[[], dict[str, Any]] = dict) -> Callable[[Change], Change]:
+    """List a dataset whose rows are ``change(self, x, row)``; ``state`` returns its attributes."""
+
+    def listed(change: Change) -> Change:
+        kind: Any = type(change.__name__, (Over,), {"change": change, "__module__": __name__})
+
+        def make() -> Case:
+            data = kind()
+            vars(data).update(state())
+            if change.__name__ == "remembers_rows":  # what is read again is what was read
+                return Case(data=data)
+            said = f"the dataset ({change.__name__}) gives different values"
+            return Case((SAID, REFUSED), said, data=data)
+
+        case(make, f"dataset_{change.__name__}")
+        return kind  # workers find it under this name
+
+    return listed
 
 
-@case
-def dataset_that_counts_its_reads() -> Case:
-    class Counts(Over):
-        reads = 0
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            self.reads += 1
-            return x * (1 + 0.01 * self.reads)
-
-    return over(Counts(), "rows")
+@dataset(lambda: {"reads": 0})
+def counts(self: Any, x: Tensor, row: int) -> Tensor:
+    self.reads += 1
+    return x * min(1.0, self.reads / 100)
 
 
-@case
-def dataset_with_a_clock() -> Case:
-    class Clock(Over):
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            return x + 0.01 * (time.perf_counter() % 1)
-
-    return over(Clock(), "rows")
+@dataset(lambda: {"known": {}})
+def remembers_rows(self: Any, x: Tensor, row: int) -> Tensor:
+    known: Tensor = self.known.setdefault(row, x * 2)
+    return known
 
 
-@case
-def dataset_with_a_generator_of_its_own() -> Case:
-    class Draws(Over):
-        def __init__(self) -> None:
-            super().__init__()
-            self.numbers = np.random.default_rng(0)
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            return x + 0.1 * float(self.numbers.standard_normal())
-
-    return over(Draws(), "rows")
+@dataset(lambda: {"generator": torch.Generator().manual_seed(9), "last": {}})
+def remembers_a_shard(self: Any, x: Tensor, row: int) -> Tensor:
+    """Rows that have noise, and are the same as long as no others are read."""
+    if row not in self.last:
+        if len(self.last) >= 4:  # rows of a shard
+            self.last.clear()
+        self.last[row] = x + torch.randn(8, generator=self.generator)
+    found: Tensor = self.last[row]
+    return found
 
 
-@case
-def dataset_that_remembers_rows() -> Case:
-    """A cache: what is read again is what was read."""
-
-    class Remembers(Over):
-        def __init__(self) -> None:
-            super().__init__()
-            self.known: dict[int, torch.Tensor] = {}
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            if row not in self.known:
-                self.known[row] = x * 2
-            return self.known[row]
-
-    return over(Remembers())
-
-
-@case
-def dataset_that_mixes_with_the_last_row() -> Case:
-    class Mixes(Over):
-        last: torch.Tensor | None = None
-
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            before, self.last = self.last, x
-            return x if before is None else 0.9 * x + 0.1 * before
-
-    return over(Mixes(), "rows")
-
-
-@case
-def dataset_that_writes_its_rows() -> Case:
-    """Normalises a row in its place, each time that it is read."""
-
-    class Writes(Over):
-        def change(self, x: torch.Tensor, row: int) -> torch.Tensor:
-            return x.mul_(0.9)
-
-    return over(Writes(), "rows")
+@dataset(lambda: {"seen": set()})
+def is_right_once_and_slow(self: Any, x: Tensor, row: int) -> Tensor:
+    """Rows that are others from the second time on; loaded ahead, and in a try before that."""
+    time.sleep(0.0005)
+    is_new = row not in self.seen
+    self.seen.add(row)
+    return x if is_new else -x
 
 
 class Collates:
@@ -123,9 +99,29 @@ class Collates:
 
 @case
 def collate_with_a_running_mean() -> Case:
-    import quorate
+    loading = quorate.Loading(collate=Collates())
+    return Case((SAID, REFUSED), "rows", settings={"loading": loading}, plain=False)
 
-    return Case(
-        mlp(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="rows",
-        settings={"loading": quorate.Loading(collate=Collates())},
-    )  # fmt: skip
+
+# --- rows that the trained model makes ------------------------------------------------------------
+
+
+class Embedded(Over):
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    @torch.no_grad()
+    def change(self, x: Tensor, row: int) -> Tensor:
+        return self.encoder(x)
+
+
+def of_a_layer() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@case
+def rows_that_the_model_makes() -> Case:
+    net = of_a_layer()
+    said = "the dataset.encoder is its module '0'"
+    return Case(SAID, said, model=net, data=Embedded(net[0]))

@@ -1,213 +1,139 @@
-"""Trained parameters that are written outside of the update."""
+"""Trained parameters that are written, replaced, or made outside of the update."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case import SAID, SAME, Case, case, cross_entropy, mlp, tokens, vectors
-from torch import nn
+from case import REFUSED, SAID, SAME, Case, case, forward, loss, module, tokens
+from torch import Tensor, nn
+
+WRITES = "forward writes"
 
 
-class Renormed(nn.Linear):
+def writing(name: str, write: Callable[[nn.Linear], None], **more: Any) -> None:
+    """List a network whose last layer writes its weight in forward, as a plain loop would."""
+
+    class Writing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            write(self)
+            return super().forward(x)
+
+    def make() -> Case:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ELU(), Writing(16, 3))
+        optimizer = partial(torch.optim.SGD, lr=0.2, momentum=0.9)
+        return Case(SAME, says=WRITES, model=model, optimizer=optimizer, **more)
+
+    case(make, name)
+
+
+def renorm(layer: nn.Linear) -> None:
     """EEGNet's constraint, as most write it."""
+    layer.weight.data = torch.renorm(layer.weight.data, p=2, dim=0, maxnorm=0.3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.3)
+
+writing("renorm_data_in_forward", renorm)
+writing("renorm_data_in_forward_bf16", renorm, settings={"precision": "bf16"}, plain=False)
+writing("clamped_by_a_copy", lambda layer: layer.weight.data.copy_(layer.weight.clamp(-0.1, 0.1)))
+# It changes nothing at first.
+writing("clamped_from_some_update_on", lambda layer: layer.weight.data.clamp_(-0.3, 0.3))
+
+
+class Shrinking(nn.Linear):
+    """Shrinks what is trained every third step: all replicas have the same parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 3)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        if int(self.steps) % 3 == 0:
+            self.weight.data[1, 1] *= -0.5
         return super().forward(x)
 
 
-@case
-def renorm_data_in_forward() -> Case:
-    return Case(nn.Sequential(Renormed(8, 16), nn.ELU(), Renormed(16, 3)), cross_entropy, vectors())
+LATE = "now and did not in the first shard"
+module("shrinks_every_third_step", SAID, f"forward writes weight (Shrinking) {LATE}")(Shrinking)
 
 
-@case
-def renorm_in_place_no_grad() -> Case:
-    class InPlace(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                self.weight.copy_(torch.renorm(self.weight, p=2, dim=0, maxnorm=0.3))
-            return super().forward(x)
+def unset() -> dict[str, Any]:
+    shift, scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
+    return {"shift": shift, "scale": scale, "ready": torch.tensor(False)}
 
-    return Case(nn.Sequential(InPlace(8, 16), nn.ELU(), nn.Linear(16, 3)), cross_entropy, vectors())
+
+@forward(says=WRITES, state=unset, plain=False)
+def actnorm(self: Any, x: Tensor) -> Tensor:
+    """Scale and shift that the first rows determine: those of the first shard."""
+    if not bool(self.ready):
+        self.shift.data = -x.detach().mean(0)
+        self.scale.data = 1 / (x.detach().std(0) + 1e-6)
+        self.ready.fill_(True)
+    return self.net((x + self.shift) * self.scale)
+
+
+class Words(nn.Module):
+    """The mean of embeddings, which some bound the norms of."""
+
+    def __init__(self, embed: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.head = embed, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.embed(x)
+        return self.head(found.mean(1) if found.dim() == 3 else found)
 
 
 @case
 def embedding_max_norm() -> Case:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(20, 16, max_norm=1.0)
-            self.head = nn.Linear(16, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(x).mean(1))
-
-    return Case(Words(), cross_entropy, tokens())
+    model = Words(nn.Embedding(20, 16, max_norm=1.0))
+    return Case(SAME, says=WRITES, model=model, data=tokens())
 
 
-@case
-def embedding_bag_max_norm() -> Case:
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.EmbeddingBag(20, 16, max_norm=1.0, mode="sum")
-            self.head = nn.Linear(16, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(x))
-
-    return Case(Bag(), cross_entropy, tokens())
+# --- other objects in the place of parameters -----------------------------------------------------
 
 
-@case
-def clamp_weights_in_forward() -> Case:
-    class Positive(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.weight.data.clamp_(min=0)
-            return super().forward(x)
+class Tying(nn.Module):
+    """Ties its head anew each time, as it may have been loaded meanwhile."""
 
-    return Case(
-        nn.Sequential(Positive(8, 16), nn.ReLU(), Positive(16, 3)), cross_entropy, vectors()
-    )
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 20, bias=False)
 
-
-@case
-def late_constraint() -> Case:
-    """Writes only when a norm is passed, which takes some updates."""
-
-    class Late(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if float(self.weight.detach().norm()) > 2.2:
-                self.weight.data.mul_(0.9)
-            return super().forward(x)
-
-    return Case(
-        nn.Sequential(Late(8, 16), nn.ReLU(), nn.Linear(16, 3)), cross_entropy, vectors(),
-        partial(torch.optim.SGD, lr=1.0), plain=False, outcomes=(SAME, SAID), names="weight",
-    )  # fmt: skip
+    def forward(self, x: Tensor) -> Tensor:
+        self.head.weight = self.embed.weight
+        return self.head(self.embed(x))
 
 
-@case
-def actnorm() -> Case:
-    class ActNorm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift, self.scale = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.ones(8))
-            self.register_buffer("ready", torch.tensor(False))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not bool(self.ready):
-                self.shift.data = -x.detach().mean(0)
-                self.scale.data = 1 / (x.detach().std(0) + 1e-6)
-                self.ready.fill_(True)
-            return (x + self.shift) * self.scale
-
-    return Case(nn.Sequential(ActNorm(), *mlp()), cross_entropy, vectors(), plain=False)
+@loss(REFUSED, "parameter 'head.weight': got another parameter", model=Tying, data=tokens)
+def weights_tied_in_forward(model: nn.Module, batch: Any) -> Tensor:
+    x = batch[0]
+    return F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
 
 
-@case
-def alias_by_data() -> Case:
-    """Two layers tied by their data."""
-
-    class Aliased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.b.weight.data = self.a.weight.data
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.b(torch.tanh(self.a(x))))
-
-    return Case(Aliased(), cross_entropy, vectors(), outcomes=(SAME, "refused"), names="weight")
+@forward(REFUSED, "parameter 'scale': got a new parameter")
+def parameter_made_in_forward(self: Any, x: Tensor) -> Tensor:
+    if not hasattr(self, "scale"):
+        self.scale = nn.Parameter(torch.rand(x.shape[1]))
+    return self.net(x * self.scale)
 
 
-@case
-def buffer_is_a_view() -> Case:
-    class Viewed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 3)
-            self.register_buffer("first", self.layer.weight.data[0])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x) + self.first.sum()
-
-    return Case(Viewed(), cross_entropy, vectors(), outcomes=(SAME, "refused"), names="first")
+# --- parameters that lie oddly --------------------------------------------------------------------
 
 
-@case
-def strided_view_of_images() -> Case:
-    class Strided(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.conv(x)
-            flat = out.as_strided((out.shape[0], 144), (144, 1))
-            return self.head(flat)
-
-    from case import images
-
-    return Case(Strided(), cross_entropy, images(), outcomes=(SAME,))
+def spectral_filter() -> dict[str, Any]:
+    return {"filter": nn.Parameter(torch.randn(5, dtype=torch.cfloat) * 0.3)}
 
 
-@case
-def complex_weights() -> Case:
-    class Spectral(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.filter = nn.Parameter(torch.randn(5, dtype=torch.cfloat) * 0.3)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=8))
-
-    return Case(Spectral(), cross_entropy, vectors(), optimize={"clip_norm": 0.1})
+@forward(state=spectral_filter, optimize={"clip_norm": 0.1})
+def complex_weights(self: Any, x: Tensor) -> Tensor:
+    return self.net(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=8))
 
 
-@case
-def sparse_embedding() -> Case:
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(20, 16, sparse=True), nn.Linear(16, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.embed(x).mean(1))
-
-    return Case(Sparse(), cross_entropy, tokens())
-
-
-@case
-def expanded_parameter() -> Case:
-    class Expanded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1).expand(8))
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x * self.scale)
-
-    return Case(
-        Expanded(), cross_entropy, vectors(), plain=False, outcomes=(SAME, "refused"), names="scale"
-    )
-
-
-@case
-def functional_max_norm() -> Case:
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(20, 16))
-            self.head = nn.Linear(16, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(F.embedding(x, self.table, max_norm=1.0).mean(1))
-
-    return Case(Functional(), cross_entropy, tokens())
+@forward()
+def reads_its_input_by_data(self: Any, x: Tensor) -> Tensor:
+    """It names ``.data``, as who writes does."""
+    return self.net(x.data)

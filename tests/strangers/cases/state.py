@@ -1,243 +1,202 @@
-"""State beside parameters and buffers: counters, histories, caches, globals."""
+"""State beside parameters and buffers: counters, histories, generators, caches, first batches."""
 
 from __future__ import annotations
 
-import itertools
+import functools
+import random
 import time
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case import REFUSED, SAID, SAME, Case, case, cross_entropy, mlp, vectors
-from torch import nn
+from case import REFUSED, SAID, SAME, Case, Net, case, cross_entropy, forward, loss, mlp, module
+from torch import Tensor, nn
+
+# --- attributes -----------------------------------------------------------------------------------
 
 
-class Wrapped(nn.Module):
+@forward(SAID, "calls (counter_attribute)", state=lambda: {"calls": 0})
+def counter_attribute(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return self.net(x) * min(1.0, self.calls / 20)
+
+
+@module("counter_of_the_class", SAID, "OfTheClass.calls (class attribute)")
+class OfTheClass(Net):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        OfTheClass.calls += 1
+        return self.net(x) / OfTheClass.calls
+
+
+@forward(SAID, "memory (plain_tensor_attribute)")
+def plain_tensor_attribute(self: Any, x: Tensor) -> Tensor:
+    """A memory that is not there yet in the first forward pass."""
+    memory = getattr(self, "memory", torch.zeros(8))
+    self.memory = 0.9 * memory + 0.1 * x.detach().mean(0)
+    return self.net(x - self.memory)
+
+
+@module("state_in_a_hook", SAID, "_store (Hooked, state.py:")
+class Hooked(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.net = mlp()
+        self.net.register_forward_hook(self._hook)
+        self._store = [1.0]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x)
-
-
-@case
-def counter_attribute() -> Case:
-    class Counting(Wrapped):
-        calls = 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return self.net(x) * min(1.0, self.calls / 20)
-
-    return Case(Counting(), cross_entropy, vectors(), plain=False, outcomes=(SAID,), names="calls")
+    def _hook(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        self._store[0] *= 0.9
+        return output * self._store[0]
 
 
-@case
-def history_list() -> Case:
-    class History(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms: list[float] = []
+@module("extra_state", SAID, "age")
+class Extra(Net):
+    age = 0
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.norms.append(float(x.norm()))
-            return self.net(x) / max(self.norms)
+    def get_extra_state(self) -> Any:
+        return {"age": self.age}
 
-    return Case(History(), cross_entropy, vectors(), plain=False, outcomes=(SAID,), names="norms")
+    def set_extra_state(self, state: Any) -> None:
+        self.age = state["age"]
 
-
-@case
-def running_scale_dict() -> Case:
-    class Scaled(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stats = {"scale": 1.0}
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.stats["scale"] = 0.9 * self.stats["scale"] + 0.1 * float(x.abs().mean())
-            return self.net(x / self.stats["scale"])
-
-    return Case(Scaled(), cross_entropy, vectors(), plain=False, outcomes=(SAID,), names="stats")
+    def forward(self, x: Tensor) -> Tensor:
+        self.age += 1
+        return self.net(x) * (1 + 0.01 * self.age)
 
 
-@case
-def plain_tensor_attribute() -> Case:
-    class Memory(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.memory = torch.zeros(8)
+@forward((SAID, REFUSED), "mean")
+def buffer_made_in_forward(self: Any, x: Tensor) -> Tensor:
+    if not hasattr(self, "mean"):
+        self.register_buffer("mean", x.detach().mean(0))
+    else:
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+    return self.net(x - self.mean)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.memory = 0.9 * self.memory + 0.1 * x.detach().mean(0)
-            return self.net(x - self.memory)
 
-    return Case(Memory(), cross_entropy, vectors(), plain=False, outcomes=(SAID,), names="memory")
+@forward(SAID, "inner")
+def layer_made_in_forward(self: Any, x: Tensor) -> Tensor:
+    """Each worker would draw its own."""
+    if not hasattr(self, "inner"):
+        self.inner = nn.Linear(8, 8)
+    return self.net(torch.tanh(self.inner(x)))
+
+
+# --- state of the loss function -------------------------------------------------------------------
+
+
+_random = random.Random(4)
+
+
+@loss(SAID, "'_random' (state.py)")
+def own_random_in_a_global(model: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(model, batch) * (1 + _random.random())
 
 
 @case
-def buffer_made_in_forward() -> Case:
-    class Late(Wrapped):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not hasattr(self, "mean"):
-                self.register_buffer("mean", x.detach().mean(0))
-            else:
-                self.mean.lerp_(x.detach().mean(0), 0.1)
-            return self.net(x - self.mean)
-
-    return Case(
-        Late(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="mean"
-    )
-
-
-@case
-def buffer_that_grows() -> Case:
-    class Growing(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(0, 8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = torch.cat([self.seen, x.detach()])[-64:]
-            return self.net(x - self.seen.mean(0))
-
-    return Case(
-        Growing(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED), names="seen"
-    )
-
-
-@case
-def queue_of_keys() -> Case:
-    """MoCo's queue: each shard overwrites a part of a buffer."""
-
-    class Queue(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("queue", torch.randn(16, 3))
-            self.register_buffer("at", torch.zeros((), dtype=torch.long))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out = self.net(x)
-            at = int(self.at)
-            self.queue[at : at + 4] = out.detach()[:4]
-            self.at[...] = (at + 4) % 16
-            return out + 0.01 * (out @ self.queue.T).mean(1, keepdim=True)
-
-    return Case(Queue(), cross_entropy, vectors(), outcomes=(SAME, SAID))
-
-
-@case
-def extra_state() -> Case:
-    class Extra(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.age = 0
-
-        def get_extra_state(self) -> Any:
-            return {"age": self.age}
-
-        def set_extra_state(self, state: Any) -> None:
-            self.age = state["age"]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.age += 1
-            return self.net(x) * (1 + 0.01 * self.age)
-
-    return Case(Extra(), cross_entropy, vectors(), plain=False, outcomes=(SAID,), names="age")
-
-
-@case
-def global_counter_in_loss() -> Case:
-    counter = itertools.count()
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return cross_entropy(model, batch) * (1 + 0.01 * next(counter))
-
-    return Case(mlp(), loss, vectors(), plain=False, outcomes=(SAID,))
-
-
-@case
-def closure_list_in_loss() -> Case:
+def list_in_a_closure() -> Case:
     seen: list[float] = []
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
         value = cross_entropy(model, batch)
         seen.append(float(value.detach()))
         return value / max(1.0, len(seen) / 10)
 
-    return Case(mlp(), loss, vectors(), plain=False, outcomes=(SAID,), names="seen")
+    return Case(SAID, "compute it from at.step", loss=loss)
+
+
+# --- generators of one's own, clocks --------------------------------------------------------------
+
+
+def own_generator() -> dict[str, Any]:
+    return {"generator": torch.Generator().manual_seed(4)}
+
+
+@forward(SAID, "generator (own_generator_in_model)", state=own_generator)
+def own_generator_in_model(self: Any, x: Tensor) -> Tensor:
+    return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator))
+
+
+@forward(SAID, "the model (clock_in_model), state.py:")
+def clock_in_model(self: Any, x: Tensor) -> Tensor:
+    return self.net(x) * (1 + time.perf_counter() % 1)
+
+
+# --- what the first shard leaves: another look at the same rows gives the same --------------------
+
+
+@forward(SAID, "mean (cached_by_first_batch)", state=lambda: {"mean": None})
+def cached_by_first_batch(self: Any, x: Tensor) -> Tensor:
+    if self.mean is None:
+        self.mean = x.detach().mean(0)
+    return self.net(x - self.mean)
+
+
+@module("weights_cached_by_lru", SAID, "Basis.basis (class attribute) is set")
+class Basis(Net):
+    """A basis made of the weights once, in a cache of functools on the class."""
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019
+    def basis(self) -> Tensor:
+        return torch.linalg.qr(self.net[0].weight.detach())[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x + (x @ self.basis().T)[:, :8])
 
 
 @case
-def clock_in_loss() -> Case:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return cross_entropy(model, batch) * (1 + time.perf_counter() % 1e-3)
+def anchored_at_the_start() -> Case:
+    """L2-SP: the first call of the loss notes where the weights began."""
+    start: dict[str, Tensor] = {}
 
-    return Case(mlp(), loss, vectors(), plain=False, outcomes=(SAID,))
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if not start:
+            start.update((n, p.detach().clone()) for n, p in model.named_parameters())
+        far = sum((p - start[n]).square().sum() for n, p in model.named_parameters())
+        return cross_entropy(model, batch) + 0.1 * far
 
-
-@case
-def own_generator_in_model() -> Case:
-    class Noisy(Wrapped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = torch.Generator().manual_seed(5)
-
-        def __deepcopy__(self, memo: Any) -> Noisy:
-            copied = Noisy()
-            copied.net.load_state_dict(self.net.state_dict())
-            return copied
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator))
-
-    return Case(Noisy(), cross_entropy, vectors(), plain=False, outcomes=(SAID, REFUSED))
+    return Case(SAID, "'start' in the closure of the loss function is", loss=loss)
 
 
-@case
-def own_numpy_generator_in_loss() -> Case:
-    import numpy as np
-
-    generator = np.random.default_rng(0)
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return cross_entropy(model, batch) * float(generator.uniform(0.9, 1.1))
-
-    return Case(mlp(), loss, vectors(), plain=False, outcomes=(SAID,))
+# --- no state: what is kept and does not matter ---------------------------------------------------
 
 
-@case
-def dataset_with_own_generator() -> Case:
-    class Noisy(torch.utils.data.Dataset[Any]):
-        def __init__(self) -> None:
-            self.rows = vectors()
-            self.generator = torch.Generator().manual_seed(9)
+@forward()
+def last_output_kept_and_unread(self: Any, x: Tensor) -> Tensor:
+    self.last = self.net(x)
+    return self.last
 
-        def __len__(self) -> int:
-            return len(self.rows)
 
-        def __getitem__(self, row: int) -> Any:
-            x, y = self.rows[row]
-            return x + torch.randn(8, generator=self.generator), y
+@functools.cache
+def positions(length: int) -> Tensor:
+    return torch.arange(float(length))
 
-    return Case(mlp(), cross_entropy, Noisy(), plain=False, outcomes=(SAID,))
+
+@forward(plain=False)
+def caches_that_any_shard_fills_alike(self: Any, x: Tensor) -> Tensor:
+    """A cache of functools, a buffer that is made when it is needed first."""
+    if not hasattr(self, "table"):
+        self.register_buffer("table", torch.arange(8.0), persistent=False)
+    return self.net(x + self.table + positions(8))
+
+
+class Criterion:
+    """As in an experiment that is a class: one method hands the output to the next."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.out = model(batch[0])
+        self.total = F.cross_entropy(self.out, batch[1])
+        self.penalty()
+        return self.total
+
+    def penalty(self) -> None:
+        self.total = self.total + 0.1 * self.out.square().mean()
 
 
 @case
-def dataset_that_counts() -> Case:
-    class Curriculum(torch.utils.data.Dataset[Any]):
-        def __init__(self) -> None:
-            self.rows, self.reads = vectors(), 0
-
-        def __len__(self) -> int:
-            return len(self.rows)
-
-        def __getitem__(self, row: int) -> Any:
-            self.reads += 1
-            x, y = self.rows[row]
-            return x * min(1.0, self.reads / 100), y
-
-    return Case(mlp(), cross_entropy, Curriculum(), plain=False, outcomes=(SAID,))
+def loss_object_keeps_its_output() -> Case:
+    says = "writes to the loss function"
+    return Case((SAME, SAID), "Criterion", says=says, model=mlp(2048), loss=Criterion())
 
 
 @case
@@ -246,35 +205,18 @@ def activation_in_a_global() -> Case:
     model, kept = mlp(), {}
     model[0].register_forward_hook(lambda module, args, out: kept.update(hidden=out))
 
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
         out = model(batch[0])
         return F.cross_entropy(out, batch[1]) + 0.1 * kept["hidden"].square().mean()
 
-    return Case(model, loss, vectors(), outcomes=(SAME, SAID, REFUSED))
+    return Case(SAME, says="'kept' in ", model=model, loss=loss)
 
 
-@case
-def cached_by_first_batch() -> Case:
-    """A statistic of the first batch that is kept for good: each worker has seen another one."""
-
-    class FirstBatch(Wrapped):
-        mean: torch.Tensor | None = None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.mean is None:
-                self.mean = x.detach().mean(0)
-            return self.net(x - self.mean)
-
-    return Case(FirstBatch(), cross_entropy, vectors(), plain=False, outcomes=(SAID,), names="mean")
+count = 0
 
 
-@case
-def last_output_kept_and_unread() -> Case:
-    """Keeps its last output for whoever wants to look: nothing depends on it."""
-
-    class Keeps(Wrapped):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.last = self.net(x)
-            return self.last
-
-    return Case(Keeps(), cross_entropy, vectors(), outcomes=(SAME,))
+@loss(SAID, "'count' (state.py)", says="'count' in ")
+def counter_in_a_global(model: nn.Module, batch: Any) -> Tensor:
+    global count
+    count += 1
+    return cross_entropy(model, batch)

@@ -2,119 +2,85 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from case import REFUSED, SAID, SAME, Case, case, cross_entropy, mlp, tokens, vectors
-from torch import nn
+from case import REFUSED, SAID, SAME, Case, case, cross_entropy, forward, loss
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-ANY = (SAME, SAID)
-
-
-@case
-def attention_kernel_chosen() -> Case:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    class Attends(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(20, 16), nn.Linear(16, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.embed(x)
-            with sdpa_kernel(SDPBackend.MATH):
-                h = F.scaled_dot_product_attention(h, h, h)
-            return self.head(h.mean(1))
-
-    return Case(Attends(), cross_entropy, tokens(), outcomes=ANY)
+TURNS = "workers compute one at a time, because "
 
 
-@case
-def mkldnn_off_for_a_layer() -> Case:
-    class Off(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.backends.mkldnn.flags(enabled=False):
-                h = self.conv(x)
-            return self.head(h.flatten(1))
-
-    from case import images
-
-    return Case(Off(), cross_entropy, images(), outcomes=ANY)
+@forward(says=f"{TURNS}sdpa_kernel (switches.py:")
+def attention_kernel_chosen(self: Any, x: Tensor) -> Tensor:
+    h = x[:, None]
+    with sdpa_kernel(SDPBackend.MATH):
+        h = F.scaled_dot_product_attention(h, h, h)
+    return self.net(x + h[:, 0])
 
 
-@case
-def default_dtype_in_forward() -> Case:
-    class Double(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            before = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float64)
-            scale = torch.ones(8).cumsum(0)
-            torch.set_default_dtype(before)
-            return self.net((x * (1 / scale)).float())
-
-    return Case(Double(), cross_entropy, vectors(), outcomes=ANY)
+@forward(says=f"{TURNS}torch.set_default_dtype (switches.py:")
+def default_dtype_in_forward(self: Any, x: Tensor) -> Tensor:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    scale = torch.ones(8).cumsum(0)
+    torch.set_default_dtype(before)
+    return self.net((x * (1 / scale)).float())
 
 
-@case
-def threads_set_in_forward() -> Case:
-    class Threads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            torch.set_num_threads(1)
-            return self.net(x)
-
-    return Case(Threads(), cross_entropy, vectors(), outcomes=ANY)
+# --- switches that a shard leaves turned: the next one finds them as they were --------------------
 
 
-@case
-def two_threads_and_index_put() -> Case:
+def leaves(name: str, says: str, owner: Any, function: str, *given: Any, **more: Any) -> None:
+    """List a loss that calls a function by what cannot be seen in its code."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        value = cross_entropy(model, batch) * torch.full((3,), 0.1).sum()
+        getattr(owner, function)(*given, **more)
+        return value
+
+    said = f"{TURNS}a shard changes {says}" if says else ""
+    case(lambda: Case(SAME, says=said, loss=loss, plain=False), f"leaves_{name}")
+
+
+cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+leaves("dtype", "the default dtype", torch, "set_default_dtype", torch.float64)
+leaves("precision", "float32_matmul_", torch, "set_float32_matmul_precision", "high")
+leaves("deterministic", "deterministic alg", torch, "set_deterministic_debug_mode", 1)
+leaves("flash", "flash attention", cuda, "enable_flash_sdp", False)
+leaves("efficient", "memory-efficient attention", cuda, "enable_mem_efficient_sdp", False)
+leaves("plain_attention", "plain attention", cuda, "enable_math_sdp", False)
+leaves("cudnn_attention", "cuDNN's attention", cuda, "enable_cudnn_sdp", False)
+leaves("onednn", "oneDNN", mkldnn, "set_flags", False)
+leaves("cudnn", "cuDNN", cudnn, "set_flags", _enabled=False)
+leaves("benchmark", "cudnn.benchmark", cudnn, "set_flags", _benchmark=True)
+leaves("repeatable", "cudnn.deterministic", cudnn, "set_flags", _deterministic=True)
+leaves("tf32", "float32_matmul_", builtins, "setattr", cuda.matmul, "allow_tf32", True)
+leaves("conv_tf32", "the precision", builtins, "setattr", cudnn.conv, "fp32_precision", "tf32")
+# Those of the thread.
+leaves("gradients", "", torch, "set_grad_enabled", False)
+leaves("threads", "", torch, "set_num_threads", 2)
+leaves("autocast", "", torch, "set_autocast_enabled", "cpu", True)
+
+
+@loss(SAME)
+def modes_forgotten(model: nn.Module, batch: Any) -> Tensor:
+    assert model.training
+    value = cross_entropy(model, batch)
+    model.eval()
+    return value
+
+
+@forward(
+    (SAME, SAID, REFUSED),
+    state=lambda: {"table": nn.Parameter(torch.randn(4, 8))},
+    plain=False,
+    options=("--threads", "2"),
+)
+def two_threads_and_index_put(self: Any, x: Tensor) -> Tensor:
     """Adds to few rows of a table from many places, on two threads."""
-
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(4, 64))
-            self.head = nn.Linear(64, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.table[x.repeat(1, 200) % 4].mean(1))
-
-    return Case(
-        Table(), cross_entropy, tokens(), outcomes=(SAME, SAID, REFUSED), plain=False,
-        options=("--threads", "2"),
-    )  # fmt: skip
-
-
-@case
-def grad_mode_left_off() -> Case:
-    class Leaves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            torch.set_grad_enabled(True)
-            return self.net(x)
-
-    return Case(Leaves(), cross_entropy, vectors(), outcomes=ANY)
-
-
-@case
-def anomaly_mode() -> Case:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        with torch.autograd.set_detect_anomaly(True):
-            return cross_entropy(model, batch)
-
-    return Case(mlp(), loss, vectors(), outcomes=(SAME, SAID))
+    places = (x * 100).long().repeat(1, 200) % 4
+    return self.net(self.table[places].mean(1))

@@ -1,19 +1,21 @@
-"""A checkpoint in memory, which is changed and written with sound checksums."""
+"""A checkpoint in memory, which is changed and written with sound checksums; and odd values."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 import random
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from quorate.services.checkpoints.files import MARKER, RECORD, RECORD_SHA256
-from quorate.services.checkpoints.record import body_sha256
-
 Json = Any
+# The format, as docs/checkpoints.md has it.
+RECORD, MARKER, RECORD_SHA256 = "state.json", "complete", "record_sha256"
 TENSORS = ("model.safetensors", "averaged.safetensors", "optimizer.safetensors")
 ODD: tuple[Json, ...] = (
     *(None, True, False, 0, -1, 1.5, 6.0, 10**30, -(10**400), math.nan, math.inf, -math.inf),
@@ -40,7 +42,13 @@ class Forged:
         self.texts: dict[str, bytes] = {}  # of headers, in the place of those above
         self.raw: dict[str, bytes] = {}  # whole files
         self.text: Callable[[bytes], bytes] = lambda text: text  # of state.json
-        self.length: Callable[[int], int] = lambda length: length  # of a header
+
+    def inside(self, trail: tuple[Json, ...]) -> Json:
+        """Return what the place at the end of a trail of keys is in."""
+        found: Json = self.record
+        for key in trail[:-1]:
+            found = found[key]
+        return found
 
     def tensor(self, file: str) -> str:
         """Return the name of a tensor in a file."""
@@ -65,14 +73,15 @@ class Forged:
 
     def write(self) -> None:
         """Write it, with all checksums."""
-        link = body_sha256(self.record)
+        body = {name: value for name, value in self.record.items() if name != "files"}
+        link = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         for name in TENSORS:
             header = self.headers[name]
             metadata = header.get("__metadata__")
             if name not in self.keeps_link and isinstance(metadata, dict):
                 metadata[RECORD_SHA256] = link
             text = self.texts.get(name) or json.dumps(header).encode()
-            length = self.length(len(text)).to_bytes(8, "little")
+            length = len(text).to_bytes(8, "little")
             content = self.raw.get(name, length + text + self.data[name])
             (self.path / name).write_bytes(content)
             sums = self.record.get("files")
@@ -84,3 +93,56 @@ class Forged:
         """Write a record, and the marker that fits it."""
         (self.path / RECORD).write_bytes(text)
         (self.path / MARKER).write_text(hashlib.sha256(text).hexdigest() + "\n")
+
+
+def places_in(value: Json, trail: tuple[Json, ...] = ()) -> Iterator[tuple[Json, ...]]:
+    """Yield the keys and indices that lead to every value at every level."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*trail, key)
+        is_free = not trail and key == "hyperparameters"  # of any optimizer: anything
+        if isinstance(inner, (dict, list)) and not is_free:
+            yield from places_in(inner, (*trail, key))
+
+
+# --- something else in the place of a file: what blocks, has no end, or is none -------------------
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as end, chdir(path.parent):  # of an address: 107 bytes
+        end.bind(path.name)
+
+
+def _link_to_a_fifo(path: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to(path.with_name("pipe"))
+
+
+def _sparse(path: Path) -> None:
+    path.write_bytes(b"")
+    os.truncate(path, 1 << 40)
+
+
+PLACES: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a FIFO": _link_to_a_fifo,
+    "a dangling link": lambda path: path.symlink_to(path.with_name("nothing")),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "missing": lambda path: None,
+    "a sparse terabyte": _sparse,
+}
+MORE_PLACES = PLACES | {
+    "a link to /proc/self/mem": lambda path: path.symlink_to("/proc/self/mem"),
+    "a socket": _socket,
+    "unreadable": lambda path: path.touch(0),
+    "empty": Path.touch,
+}
+
+
+def in_place_of(path: Path, chance: random.Random) -> str:
+    """Put something else in the place of a file, and return what."""
+    path.unlink()
+    name = chance.choice([*MORE_PLACES])
+    MORE_PLACES[name](path)
+    return f"{path.name} is {name}"

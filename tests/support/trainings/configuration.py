@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from support.trainings.datasets import DATASETS
 from support.trainings.engines import ENGINES, MORTAL
+from support.trainings.faults import faults_of
 from support.trainings.models import MODELS
 from support.trainings.optimizers import OPTIMIZERS, UPDATE_OPTIONS
 
@@ -25,6 +26,9 @@ STEPS = 8  # updates of a run: one epoch of five and three of the next
 RUN_OPTIONS: dict[str, tuple[str, ...]] = {
     "validation": (),  # read by the script
     "bf16": ("--precision", "bf16"),
+    **{name: ("--precision", name) for name in ("tf32", "fp16")},
+    "compiled": ("--compile",),
+    "checks": ("--spot-check-every", "1"),
 }
 RUN_SHARES = {"validation": 0.5, "bf16": 0.1}  # how often they are drawn
 
@@ -37,8 +41,10 @@ EVENTS = ("none", "resume", "kill-worker", "kill-run")
 
 # Combinations that quorate refuses: optimizers outside these lists, and stages of uncut models.
 ONCE = tuple(name for name in OPTIMIZERS if name != "lbfgs")  # a step computes the loss once
-OPTIMIZERS_OF = {"sparse": ("sgd", "adagrad"), "phases": ONCE, "convolution": ONCE}
-UNCUT = ("phases", "buffers", "contrastive", "sparse")
+OPTIMIZERS_OF = {
+    **{"sparse": ("sgd", "adagrad"), "phases": ONCE, "convolution": ONCE, "experts": ONCE}
+}
+UNCUT = ("phases", "buffers", "contrastive", "sparse", "experts")
 REFUSED_SHARE = 0.1  # of configurations that may be refused
 
 
@@ -56,6 +62,12 @@ class Configuration:
     event: str = "none"
     at: int = 3  # the update after which the event happens
     then: str = "inline"  # engine of the second part, if the event makes one
+    # Of scenarios, see ``support/scenarios.py``. Random and golden runs have none of it.
+    rule: str = "sync"  # of updates
+    steps: int = STEPS
+    fault: str = ""  # see ``faults``; it may make more parts
+    pause: int = 0  # milliseconds that each phase of a shard takes longer
+    timeout: int = 0  # seconds after which a worker is given up; 0: quorate's default
 
     def __post_init__(self) -> None:
         tables: dict[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -67,6 +79,7 @@ class Configuration:
             "event": ([self.event], EVENTS),
             "then": ([self.then], [*ENGINES]),
         }
+        faults_of(self.fault)
         for name, (words, known) in tables.items():
             for word in words:
                 if word not in known:
@@ -77,7 +90,19 @@ class Configuration:
         """Whether the run ends once and is then resumed."""
         if self.event == "kill-worker":
             return self.engine.startswith("ranks")
-        return self.event in ("resume", "kill-run")
+        return self.event in ("resume", "kill-run") or "/" in self.fault
+
+    @property
+    def engines(self) -> list[str]:
+        """The engine of each part of the run."""
+        parts = 1 + max(self.has_two_parts, self.fault.count("/"))
+        return [(self.engine, self.then)[part % 2] for part in range(parts)]
+
+    @property
+    def undisturbed(self) -> Configuration:
+        """The same training on one worker, in one part."""
+        kept = ("model", "optimizer", "options", "data", "shards", "seed", "rule", "steps")
+        return Configuration(**{name: getattr(self, name) for name in kept})
 
     def __str__(self) -> str:
         shown = {"model", "optimizer", "data", "shards", "engine"}

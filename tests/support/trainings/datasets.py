@@ -61,19 +61,8 @@ def _tensors(inputs: str, rows: int, seed: int = 0) -> list[torch.Tensor]:
     return [x, y]
 
 
-def plain(inputs: str, folder: Path) -> Data:
-    """A map-style dataset; every batch is full."""
-    return Data(TensorDataset(*_tensors(inputs, ROWS)))
-
-
-def short(inputs: str, folder: Path) -> Data:
-    """The last batch of an epoch has 14 rows, which most numbers of shards do not divide."""
-    return Data(TensorDataset(*_tensors(inputs, SHORT_ROWS)))
-
-
-def joined(inputs: str, folder: Path) -> Data:
-    """The rows of an epoch that fill no batch are in the batch before."""
-    return Data(TensorDataset(*_tensors(inputs, SHORT_ROWS)), {"last": "join"})
+def _rows(inputs: str, rows: int) -> TensorDataset:
+    return TensorDataset(*_tensors(inputs, rows))
 
 
 def weighted(inputs: str, folder: Path) -> Data:
@@ -124,11 +113,6 @@ class Noisy(Dataset[Any]):
         return torch.where(torch.rand(x.shape) < 0.1, 1, x), self.y[row]
 
 
-def augmented(inputs: str, folder: Path) -> Data:
-    """Rows are distorted one by one, with numbers from torch's generator."""
-    return Data(Noisy(*_tensors(inputs, SHORT_ROWS)))
-
-
 def _distort(batch: list[torch.Tensor], draws: quorate.Draws) -> list[torch.Tensor]:
     x, y = batch
     shape = (-1, *[1] * (x.ndim - 1))
@@ -137,32 +121,21 @@ def _distort(batch: list[torch.Tensor], draws: quorate.Draws) -> list[torch.Tens
     return [torch.where(draws.coins(0.3).view(shape), x.flip(1), x), y]
 
 
-def distorted(inputs: str, folder: Path) -> Data:
-    """Batches are distorted, with numbers from ``quorate.Draws``."""
-    return Data(TensorDataset(*_tensors(inputs, ROWS)), {"augment": _distort})
-
-
-def sampled(inputs: str, folder: Path) -> Data:
-    """Rows of an epoch are drawn by weights."""
-    weights = 1.0 + torch.arange(SHORT_ROWS) % 4
-    return Data(TensorDataset(*_tensors(inputs, SHORT_ROWS)), {"sampling": weights})
-
-
-def loaded(inputs: str, folder: Path) -> Data:
-    """Rows are distorted one by one, by a loader process."""
-    return Data(Noisy(*_tensors(inputs, SHORT_ROWS)), {"processes": 1})
-
-
 DATASETS: dict[str, Callable[[str, Path], Data]] = {
-    "plain": plain,
-    "short": short,
-    "joined": joined,
+    "plain": lambda inputs, _: Data(_rows(inputs, ROWS)),  # every batch is full
+    "short": lambda inputs, _: Data(_rows(inputs, SHORT_ROWS)),  # no number of shards divides 14
+    "joined": lambda inputs, _: Data(_rows(inputs, SHORT_ROWS), {"last": "join"}),
     "weighted": weighted,
     "stream": stream,
-    "augmented": augmented,
-    "distorted": distorted,
-    "sampled": sampled,
-    "loaded": loaded,
+    # Rows are distorted one by one, with numbers from torch's generator; by a loader process too.
+    "augmented": lambda inputs, _: Data(Noisy(*_tensors(inputs, SHORT_ROWS))),
+    "loaded": lambda inputs, _: Data(Noisy(*_tensors(inputs, SHORT_ROWS)), {"processes": 1}),
+    # Batches are distorted, with numbers from ``quorate.Draws``.
+    "distorted": lambda inputs, _: Data(_rows(inputs, ROWS), {"augment": _distort}),
+    # Rows of an epoch are drawn by weights.
+    "sampled": lambda inputs, _: Data(
+        _rows(inputs, SHORT_ROWS), {"sampling": 1.0 + torch.arange(SHORT_ROWS) % 4}
+    ),
 }
 
 

@@ -13,7 +13,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
     **{f"processes:{n}": _options("processes", n) for n in (1, 2, 3)},
     "ranks:2": _options("collective", 2),
     "stages": ("--devices", "cpu+cpu", "--workers", "1"),
-    "stages:2": ("--devices", "cpu+cpu,cpu+cpu", "--workers", "2"),
+    "stages:2": (*_options("processes", 2), "--devices", "cpu+cpu,cpu+cpu"),
 }
 
 # Engines whose workers are processes that can be killed, one at a time.

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from support.trainings.configuration import Configuration, parse
 from support.trainings.runner import Outcome, run_configuration
-from support.trainings.trees import BASE, Tree
-
-from quorate.machine.environment import kernel_environment
+from support.trainings.trees import BASE, Runs
 
 FOLDER = Path(__file__).parents[2] / "golden"
 # Instructions that torch, MKL and oneDNN choose kernels by.
+VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+)
 INSTRUCTIONS = ("avx", "fma", "amx", "f16c", "sse4", "sve", "asimd", "bf16", "i8mm")
 
 Result = Mapping[str, Any]
@@ -49,7 +51,7 @@ def processor() -> dict[str, Any]:
         "model": info.get("model", info.get("CPU part", platform.processor())),
         "instructions": sorted(flag for flag in flags if flag.startswith(INSTRUCTIONS)),
         "kernels": torch.backends.cpu.get_cpu_capability(),
-        "environment": kernel_environment(),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "torch": torch.__version__,
     }
 
@@ -87,15 +89,14 @@ def result_of(outcome: Outcome) -> Result:
     }
 
 
-def results(tree: Tree, runs: Iterable[Configuration]) -> dict[str, Result]:
+def results(tree: Runs, runs: Iterable[Configuration]) -> dict[str, Result]:
     """Run configurations with the code of a tree and return their results."""
     return {str(run): result_of(run_configuration(tree, run)) for run in runs}
 
 
-def undisturbed(tree: Tree, runs: Iterable[Configuration]) -> dict[str, Result]:
+def undisturbed(tree: Runs, runs: Iterable[Configuration]) -> dict[str, Result]:
     """Return the digests of the same trainings on one worker, in one part and without an event."""
-    alone = {run: replace(run, engine="inline", event="none") for run in runs}
-    found = {str(run): result_of(run_configuration(tree, other)) for run, other in alone.items()}
+    found = {str(run): result_of(run_configuration(tree, run.undisturbed)) for run in runs}
     digests = ("digest", "averaged_digest")
     return {run: {name: result[name] for name in digests} for run, result in found.items()}
 

@@ -6,7 +6,9 @@ a loss over all rows of a batch.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +156,64 @@ class Buffers(nn.Module):
         return self.last(torch.tanh(hidden - self.mean) * self.scale)
 
 
+class Experts(nn.Module):
+    """Each row goes to one of four experts, of which some have none; their use is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, CLASSES)
+        self.register_buffer("usage", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer("table", torch.rand(5, dtype=torch.float64) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        route = x[:, 0].round().long().clamp(0, 3)
+        if self.training:
+            self.usage += torch.bincount(route, minlength=4)
+        places = [(route == number).nonzero()[:, 0] for number in range(4)]
+        parts = [
+            torch.zeros_like(x).index_add(0, rows, expert(x[rows]))
+            for rows, expert in zip(places, self.experts, strict=True)
+            if len(rows)
+        ]
+        return self.last(self.norm(sum(parts) + x))
+
+
+def write_and_classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return the same as ``classify`` of twice the inputs, and leave another batch behind."""
+    x = batch.pop(0)
+    x.mul_(2)
+    return classify(model, [x, *batch])
+
+
+@dataclass
+class Output(OrderedDict[str, torch.Tensor]):
+    """As ``transformers.utils.ModelOutput``: a dataclass and a mapping of what is not None."""
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if (value := getattr(self, field.name)) is not None:
+                self[field.name] = value
+
+
+class Pretrained(Transformer):
+    """In the style of Hugging Face: it takes names, and returns loss and logits at once."""
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> Output:
+        logits = super().forward(input_ids)
+        return Output(None if labels is None else F.cross_entropy(logits, labels), logits)
+
+
+def whole_output(model: nn.Module, batch: Batch) -> Output:
+    """Return all that the model returns."""
+    return model(**dict(zip(("input_ids", "labels"), batch, strict=False)))
+
+
 class Generator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -175,14 +235,15 @@ class Critic(nn.Module):
 def critic_loss(model: nn.ModuleDict, batch: Batch) -> dict[str, Any]:
     """Return the critic's loss on rows of the batch and on as many generated rows."""
     real = model["d"](batch[0])
-    fake = model["d"](model["g"](torch.randn(len(batch[0]), 4)).detach())
+    fake = model["d"](model["g"](torch.randn(len(batch[0]), 4, device=batch[0].device)).detach())
     loss = F.softplus(-real).mean() + F.softplus(fake).mean()
     return {"loss": loss, "right": (real > 0).float().mean()}
 
 
 def generator_loss(model: nn.ModuleDict, batch: Batch) -> torch.Tensor:
     """Return the loss of generated rows."""
-    return F.softplus(-model["d"](model["g"](torch.randn(len(batch[0]), 4)))).mean()
+    noise = torch.randn(len(batch[0]), 4, device=batch[0].device)
+    return F.softplus(-model["d"](model["g"](noise))).mean()
 
 
 class Encoder(nn.Module):
@@ -205,7 +266,7 @@ def represent(model: Any, batch: Batch) -> tuple[torch.Tensor, ...]:
 def contrast(model: Any, views: tuple[torch.Tensor, ...]) -> dict[str, Any]:
     """Return InfoNCE over all rows of a batch."""
     logits = views[0] @ views[1].T / model.log_temperature.exp()
-    own = torch.arange(len(logits))
+    own = torch.arange(len(logits), device=logits.device)
     return {
         "loss": F.cross_entropy(logits, own),
         "accuracy": (logits.argmax(1) == own).float().mean(),
@@ -231,6 +292,8 @@ MODELS: dict[str, Model] = {
     "tied": Model(Tied, "tokens"),
     "frozen": Model(Frozen, "vectors"),
     "buffers": Model(Buffers, "vectors"),
+    "pretrained": Model(Pretrained, "tokens", lambda: whole_output),
+    "experts": Model(Experts, "vectors", lambda: write_and_classify),
     "phases": Model(
         {"g": Generator, "d": Critic},
         "vectors",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.trainings.configuration import RUN_OPTIONS, Configuration
 from support.trainings.engines import ENGINES
-from support.trainings.trees import CURRENT, Tree
+from support.trainings.trees import CURRENT, Ended, Runs
 
 SCRIPT = CURRENT / "tests" / "scripts" / "configured.py"
 # Checkpoints by the number of updates and never by the clock; no summaries, which take time.
 SAVING = ("--save-every-s", "1e9", "--save-every-steps", "2", "--summary-every-s", "1e9")
 FACTS = ("digest", "averaged_digest", "global_step", "epoch", "shards", "same_bits")
 # Times, and numbers of shards by worker: both depend on the machine's load.
-UNREPEATABLE = {"at", "begun_at", "spent", "examples_per_s", "fresh", "stale", "dropped"}
+UNREPEATABLE = {"at", "begun_at", "spent", "examples_per_s", "fresh", "stale", "dropped", "slow"}
 MOST_SHOWN = 4  # of the differences between two sets of metrics
 
 
@@ -28,23 +28,29 @@ class Outcome(NamedTuple):
     facts: Mapping[str, Any]  # ``FACTS`` of its newest checkpoint, if it saved any
     metrics: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl without ``UNREPEATABLE``
     said: str  # the last line of what the last part printed
+    parts: Sequence[Ended] = ()
+    happened: Collection[str] = ()  # marks of faults
+    log: Sequence[Mapping[str, Any]] = ()  # all of metrics.jsonl
 
 
-def run_configuration(tree: Tree, configuration: Configuration) -> Outcome:
+def run_configuration(tree: Runs, configuration: Configuration) -> Outcome:
     """Run all parts of a configuration with the code of a tree."""
     codes: list[int | None] = []
     said = ""
+    printed: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
         run_dir = Path(folder) / "run"
-        engines = [configuration.engine]
-        if configuration.has_two_parts:
-            engines.append(configuration.then)
-        for part, engine in enumerate(engines):
+        for part, engine in enumerate(configuration.engines):
             options = [*ENGINES[engine], *SAVING, "--run-dir", str(run_dir)]
             for option in configuration.options:
                 options += RUN_OPTIONS.get(option, ())
+            if configuration.rule != "sync":
+                options += ["--update", configuration.rule]
+            if configuration.timeout:
+                options += ["--worker-timeout-s", str(configuration.timeout)]
             ended = tree.run(["run", *options, str(SCRIPT), str(configuration), str(part), folder])
             codes.append(ended.code)
+            printed.append(ended)
             said = ((ended.err.strip() or ended.out.strip()).splitlines() or [""])[-1]
             if ended.left:
                 said = f"processes were left: {'; '.join(ended.left)}"
@@ -52,21 +58,25 @@ def run_configuration(tree: Tree, configuration: Configuration) -> Outcome:
             if ended.code in (2, None):
                 break
         facts = {}
+        happened = {file.stem for file in Path(folder).glob("done-*")}
         if list(run_dir.glob("checkpoints/*")):
             inspected = tree.run(["inspect", "--json", str(run_dir)])
             if inspected.code == 0:
                 facts = {n: v for n, v in json.loads(inspected.out).items() if n in FACTS}
-        return Outcome(codes, facts, _metrics(run_dir / "metrics.jsonl"), said)
+        log = _log(run_dir / "metrics.jsonl")
+        return Outcome(codes, facts, _metrics(log), said, printed, happened, log)
 
 
-def _metrics(file: Path) -> list[Mapping[str, Any]]:
-    if not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line in lines:
+def _log(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]  # a kill may cut the last
+
+
+def _metrics(log: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    for line in log:
         if "doubts" in line:
             line["doubts"] = bool(line["doubts"])  # messages, whose wording may differ
-    return [{n: v for n, v in line.items() if n not in UNREPEATABLE} for line in lines]
+    return [{n: v for n, v in line.items() if n not in UNREPEATABLE} for line in log]
 
 
 def differences(expected: Outcome, found: Outcome) -> list[str]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 DRIVER = Path(__file__).with_name("tree_driver.py")
 CURRENT = Path(__file__).parents[3]
@@ -28,7 +28,14 @@ class Ended(NamedTuple):
     code: int | None  # its exit code; minus the signal that killed it; None: it took too long
     out: str
     err: str
-    left: Sequence[str]  # command lines of processes that were still there half a minute later
+    left: Sequence[str] = ()  # processes, segments and files that were there a minute later
+
+
+class Runs(Protocol):
+    """What runs the command ``quorate``: ``Tree``, or ``support/scenarios.py`` for this one."""
+
+    def run(self, arguments: Sequence[str]) -> Ended:
+        """Run the command to its end. Blocks."""
 
 
 class Tree:

@@ -1,0 +1,210 @@
+"""Operators and trainings have the CPU's bits, whatever is late."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads; kernels of the devices have one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows(*size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(0))
+
+
+def flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value.detach()]
+    return [each for item in value for each in flat(item)]
+
+
+def equal(one: Any, other: Any) -> bool:
+    pairs = zip(flat(one), flat(other), strict=True)
+    return all(torch.equal(a.cpu(), b.cpu()) and a.stride() == b.stride() for a, b in pairs)
+
+
+SPD = rows(6, 6) @ rows(6, 6).T + 6 * torch.eye(6)
+OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "add and mul": (lambda a, b: (a + 2 * b) * 0.3, (rows(5, 4), rows(4))),
+    "matmul": (torch.matmul, (rows(3, 5, 4), rows(4, 6))),
+    "addmm of a number": (lambda a, b: torch.addmm(rows(1)[0].item() * a, a, b), (SPD, SPD)),
+    "layer norm": (lambda a: F.layer_norm(a, (8,)), (rows(5, 8),)),
+    "group norm": (lambda a: F.group_norm(a, 2), (rows(3, 4, 5),)),
+    "convolution": (
+        lambda a, w, b: F.conv2d(a, w, b, 2, 1, 1, 2),
+        (rows(2, 4, 8, 8), rows(6, 2, 3, 3), rows(6)),
+    ),
+    "transposed": (
+        lambda a, w: F.conv_transpose2d(a, w, stride=2),
+        (rows(2, 4, 5, 5), rows(4, 3, 3, 3)),
+    ),
+    "channels last": (
+        lambda a, w: F.conv2d(a.to(memory_format=torch.channels_last), w),
+        (rows(2, 4, 8, 8), rows(6, 4, 3, 3)),
+    ),
+    "pool": (lambda a: F.max_pool2d(a, 2, return_indices=True), (rows(2, 3, 8, 8),)),
+    "embedding": (lambda w: F.embedding(torch.tensor([3, 1, 3]).to(w.device), w), (rows(5, 4),)),
+    "attention": (
+        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        (rows(2, 2, 16, 8),),
+    ),
+    "index_put": (
+        lambda a: a.index_put((torch.tensor([1, 1, 2]).to(a.device),), a[:3], accumulate=True),
+        (rows(5, 4),),
+    ),
+    "scatter": (
+        lambda a: a.scatter_add(0, torch.arange(20).view(5, 4).to(a.device) % 5, a),
+        (rows(5, 4),),
+    ),
+    "sort": (lambda a: a.sort(0), (rows(9, 4),)),
+    "topk": (lambda a: a.topk(3), (rows(9, 4),)),
+    "unique": (lambda a: (a > 0).long().unique(return_counts=True), (rows(9, 4),)),
+    "nonzero": (lambda a: (a > 0).nonzero(), (rows(9, 4),)),
+    "masked": (lambda a: a[a > 0], (rows(9, 4),)),
+    "svd": (lambda a: torch.linalg.svd(a), (rows(5, 4),)),
+    "inverse": (torch.linalg.inv, (SPD,)),
+    "qr": (torch.linalg.qr, (rows(5, 4),)),
+    "fft": (lambda a: torch.view_as_real(torch.fft.rfft(a)), (rows(3, 16),)),
+    "conjugate": (lambda a: torch.view_as_real(torch.view_as_complex(a).conj() * 2), (rows(3, 2),)),
+    "bytes": (lambda a: a.view(torch.int32), (rows(3, 4),)),
+    "interpolate": (
+        lambda a: F.interpolate(a, scale_factor=2.0, mode="bilinear"),
+        (rows(2, 3, 5, 5),),
+    ),
+    "windows": (lambda a: a.unfold(1, 3, 2) * 2, (rows(2, 9),)),
+    "cat and stack": (
+        lambda a: torch.stack([torch.cat([a, a]), torch.cat([a, -a])]),
+        (rows(2, 3),),
+    ),
+    "norms": (lambda a: torch._foreach_norm([a, 2 * a]), (rows(20, 3),)),
+    "grows": (lambda a: torch.mul(a, 2, out=torch.empty(0, device=a.device)), (rows(4, 3),)),
+    "number": (lambda a: a.sum(0) + torch.tensor(2.0), (rows(4, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_and_its_gradient(name: str) -> None:
+    compute, given = OPERATORS[name]
+    found = []
+    for device in ("cpu", "sim:1"):
+        arguments = [value.detach().to(device) for value in given]
+        first = arguments[0].requires_grad_(name not in ("svd", "grows"))
+        made = compute(*arguments)
+        grown = flat_with_gradient(made)
+        ones = [torch.ones_like(each) for each in grown]
+        gradient = torch.autograd.grad(grown, first, ones) if grown else ()
+        found.append((made, gradient))
+    assert equal(found[0][0], found[1][0])
+    assert equal(found[0][1], found[1][1])
+
+
+def flat_with_gradient(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value] if value.requires_grad else []
+    return [each for item in value for each in flat_with_gradient(item)]
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cell, self.last = kind(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.last(self.cell(x)[0][:, -1])
+        return made
+
+
+def image_model() -> nn.Module:
+    first = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3)]
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(72, 3))
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3))
+
+
+TRAININGS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]] = {
+    "SGD": (image_model, (12, 3, 8, 8), {"momentum": 0.9}),
+    "Adam": (image_model, (12, 3, 8, 8), {}),
+    "AdamW": (transformer, (12, 4, 6), {"fused": True}),
+}
+
+
+def trained(
+    make: Callable[[], nn.Module], size: tuple[int, ...], device: str, kind: str, options: Any
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = make().to(device)
+    torch.manual_seed(1)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-2, **options)
+    inputs, targets = rows(*size).to(device), torch.arange(size[0]).to(device) % 3
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return flat(model.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training(kind: str) -> None:
+    make, size, options = TRAININGS[kind]
+    found = [trained(make, size, device, kind, options) for device in ("cpu", "sim:0", "sim:3")]
+    assert equal(found[0], found[1])
+    assert equal(found[0], found[2])
+    late, in_step = torch.sim.calls()
+    assert in_step < late / 20  # the host waits for few operators
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_cells_are_the_cpus_but_for_rounding(kind: type[nn.RNNBase]) -> None:
+    """On accelerators torch fuses them, and adds in another order."""
+    inputs = rows(4, 7, 6)
+    model = Recurrent(kind)
+    gradients = []
+    for device in ("cpu", "sim:1"):
+        own = copy.deepcopy(model).to(device)
+        own(inputs.to(device)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in own.parameters()])
+    for one, other in zip(*map(flat, gradients), strict=True):
+        torch.testing.assert_close(one, other.cpu())
+
+
+def test_attention_is_flash_where_the_cpus_is() -> None:
+    query = rows(2, 2, 64, 16).to("sim:0")
+    flash = F.scaled_dot_product_attention(query, query, query)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert not equal(flash, F.scaled_dot_product_attention(query, query, query))
+
+
+def test_draws_are_the_cpus_for_equal_seeds() -> None:
+    drawn = []
+    for device in ("cpu", "sim:2"):
+        generator = torch.Generator(device).manual_seed(7)
+        values = [torch.randn(5, device=device, generator=generator) for _ in range(3)]
+        drawn.append([*values, torch.randperm(9, device=device, generator=generator)])
+    assert equal(*drawn)
+
+
+def test_the_state_of_random_numbers_is_that_after_all_draws() -> None:
+    torch.manual_seed(3)
+    torch.randn(100, device="sim:0")
+    state = torch.sim.get_rng_state(0)
+    expected = torch.randn(5, device="sim:0").cpu()
+    torch.sim.set_rng_state(state, 0)
+    assert torch.equal(torch.randn(5, device="sim:0").cpu(), expected)

@@ -1,0 +1,216 @@
+"""Dropped waits are found, by values or by clocks; what waits is never accused."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+SIZE = 4096
+ROUNDS = 20
+
+
+def side(device: str = "sim:0") -> torch.Stream:
+    return torch.Stream(device)
+
+
+def ones(device: str = "sim:0") -> torch.Tensor:
+    return torch.ones(SIZE, device=device)
+
+
+def test_a_result_of_a_side_stream_is_read_without_a_wait() -> None:
+    stream = side()
+    with stream:
+        made = ones() + 1
+    with pytest.raises(RuntimeError, match="unordered access: stream 0 reads") as error:
+        made.sum()
+    assert str(error.value).count("order.py:") >= 2  # both stacks
+
+
+def test_a_side_stream_writes_what_is_read_without_a_wait() -> None:
+    values = ones()
+    total = values.sum()
+    stream = side()
+    with stream, pytest.raises(RuntimeError, match="unordered access"):
+        values.add_(1)
+    assert total.item() == SIZE
+
+
+@pytest.mark.parametrize("how", ["stream", "event", "synchronize", "query", "host"])
+def test_waits_of_all_kinds_are_seen(how: str) -> None:
+    before = torch.sim.faults()
+    for _ in range(ROUNDS):
+        values = ones()
+        stream = side()
+        stream.wait_stream(torch.accelerator.current_stream(0))
+        with stream:
+            made = values + 1
+            event = stream.record_event()
+        if how == "stream":
+            torch.accelerator.current_stream(0).wait_stream(stream)
+        elif how == "event":
+            torch.accelerator.current_stream(0).wait_event(event)
+        elif how == "synchronize":
+            torch.accelerator.synchronize(0)
+        elif how == "query":
+            while not event.query():
+                pass
+        else:
+            event.synchronize()
+        assert made.sum().item() == 2 * SIZE
+        made.record_stream(torch.accelerator.current_stream(0))
+        values.record_stream(stream)
+    assert torch.sim.faults() == before
+
+
+def test_an_event_knows_only_what_came_before_it() -> None:
+    stream = side()
+    with stream:
+        event = stream.record_event()
+        made = ones() + 1
+    torch.accelerator.current_stream(0).wait_event(event)
+    with pytest.raises(RuntimeError, match="unordered access"):
+        made.sum()
+
+
+def test_waits_go_on_from_stream_to_stream() -> None:
+    first, second = side(), side()
+    with first:
+        made = ones() + 1
+    second.wait_stream(first)
+    torch.accelerator.current_stream(0).wait_stream(second)
+    assert made.sum().item() == 2 * SIZE
+
+
+def test_columns_of_one_storage_are_written_on_two_streams() -> None:
+    values = torch.zeros(64, 8, device="sim:0")
+    streams = [side(), side()]
+    for stream in streams:
+        stream.wait_stream(torch.accelerator.current_stream(0))
+    for column, stream in enumerate(streams):
+        with stream:
+            values[:, column::2].fill_(column)
+    with streams[0], pytest.raises(RuntimeError, match="unordered access"):
+        values[:, 1].add_(1)
+    for stream in streams:
+        torch.accelerator.current_stream(0).wait_stream(stream)
+    assert values.sum().item() == 64 * 4
+
+
+def test_a_copy_between_devices_is_in_order_with_both() -> None:
+    for _ in range(ROUNDS):
+        source = ones("sim:0")
+        target = torch.zeros(SIZE, device="sim:1")
+        target.add_(3)
+        target.copy_(source, non_blocking=True)
+        source.zero_()
+        assert target.sum().item() == SIZE
+
+
+def test_a_copy_on_a_side_stream_of_another_device_is_not() -> None:
+    target = torch.zeros(SIZE, device="sim:1")
+    with side("sim:0"):
+        source = ones("sim:0")
+    with pytest.raises(RuntimeError, match="unordered access"):
+        target.copy_(source)
+
+
+def test_memory_is_freed_while_a_side_stream_reads_it() -> None:
+    stream = side()
+    values = ones()
+    stream.wait_stream(torch.accelerator.current_stream(0))
+    with stream:
+        made = values + 1
+    del values
+    with pytest.raises(RuntimeError, match="unordered free: memory of stream 0") as error:
+        ones()
+    assert "aten::add" in str(error.value)
+    del made
+
+
+@pytest.mark.parametrize("how", ["record_stream", "wait"])
+def test_memory_that_is_recorded_or_waited_for_may_be_freed(how: str) -> None:
+    for _ in range(ROUNDS):
+        stream = side()
+        values = ones()
+        stream.wait_stream(torch.accelerator.current_stream(0))
+        with stream:
+            made = values + 1
+        if how == "record_stream":
+            values.record_stream(stream)
+        else:
+            torch.accelerator.current_stream(0).wait_stream(stream)
+        del values
+        again = torch.zeros(SIZE, device="sim:0")
+        torch.accelerator.current_stream(0).wait_stream(stream)
+        assert made.sum().item() == 2 * SIZE
+        assert again.sum().item() == 0
+
+
+def test_what_pinned_memory_gets_is_late() -> None:
+    values = ones()
+    wrong = 0
+    for _ in range(ROUNDS):
+        late = torch.zeros(SIZE, pin_memory=True)
+        for _ in range(20):
+            values.mul_(1)
+        late.copy_(values, non_blocking=True)
+        wrong += bool(late[-1] == 0)
+        torch.accelerator.synchronize(0)
+        assert late.sum() == SIZE
+    assert wrong > 0
+
+
+def test_pinned_memory_that_is_written_too_early_shows() -> None:
+    wrong = 0
+    for value in range(ROUNDS):
+        host = torch.full((SIZE,), float(value), pin_memory=True)
+        busy = ones()
+        for _ in range(20):
+            busy.mul_(1)
+        device = host.to("sim:0", non_blocking=True)
+        host.fill_(-1)
+        wrong += device[-1].item() != value
+        del host, busy
+    assert wrong > 0
+
+
+def test_pageable_memory_is_staged() -> None:
+    for value in range(ROUNDS):
+        host = torch.full((SIZE,), float(value))
+        device = host.to("sim:0", non_blocking=True)
+        host.fill_(-1)
+        assert device[-1].item() == value
+
+
+def test_the_backward_pass_runs_on_the_streams_of_the_forward_pass() -> None:
+    stream = side()
+    weights = ones().requires_grad_()
+    stream.wait_stream(torch.accelerator.current_stream(0))
+    with stream:
+        loss = (weights * 2).sum()
+    torch.accelerator.current_stream(0).wait_stream(stream)
+    loss.backward()
+    assert weights.grad is not None
+    assert weights.grad.sum().item() == 2 * SIZE
+
+
+def test_threads_have_streams_and_devices_of_their_own() -> None:
+    found: list[float] = []
+
+    def work(device: int) -> None:
+        torch.accelerator.set_device_index(device)
+        values = torch.ones(SIZE, device="sim")
+        for _ in range(ROUNDS):
+            values = values * 1 + 1
+        found.append(values.sum().item())
+        assert torch.accelerator.current_device_index() == device
+
+    threads = [threading.Thread(target=work, args=(device,)) for device in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [SIZE * (ROUNDS + 1.0)] * 4
+    assert torch.accelerator.current_device_index() == 0

@@ -1,0 +1,151 @@
+"""What torch offers for accelerators: memory, events, precision, loading, saving."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+MIB = 1 << 20
+
+
+def test_the_host_cannot_touch_the_memory() -> None:
+    touch = (
+        "import ctypes, torch\n"
+        "values = torch.ones(4, device='sim:0')\n"
+        "torch.accelerator.synchronize(0)\n"
+        "ctypes.string_at(values.data_ptr(), 4)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", touch], capture_output=True, check=False)
+    assert ended.returncode == -11, ended.stderr
+
+
+def test_memory_that_nothing_was_written_to_is_not_a_number() -> None:
+    assert torch.empty(8, device="sim:0").isnan().all().item()
+
+
+def test_memory_is_counted_and_limited() -> None:
+    torch.accelerator.empty_cache()
+    before = torch.accelerator.memory_allocated(3)
+    kept = torch.zeros(MIB, dtype=torch.uint8, device="sim:3")
+    assert torch.accelerator.memory_allocated(3) - before == MIB
+    torch.sim.limit_memory(3, 4 * MIB)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="SIM out of memory"):
+            torch.zeros(8 * MIB, dtype=torch.uint8, device="sim:3")
+        # What is in the cache is given back first.
+        del kept
+        torch.zeros(4 * MIB, dtype=torch.uint8, device="sim:3")
+        free, total = torch.accelerator.get_memory_info(3)
+        assert (free, total) == (0, 4 * MIB)
+        torch.accelerator.empty_cache()
+        assert torch.accelerator.get_memory_info(3)[0] == 4 * MIB
+    finally:
+        torch.sim.limit_memory(3, None)
+    assert torch.accelerator.max_memory_allocated(3) >= 4 * MIB
+
+
+def test_devices_are_not_mixed() -> None:
+    one, other = torch.ones(2, device="sim:0"), torch.ones(2, device="sim:1")
+    for stranger in (other, torch.ones(2)):
+        with pytest.raises(RuntimeError, match="same device"):
+            one + stranger
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(2, device="sim:9")
+
+
+def test_what_a_kernel_raises_comes_with_the_next_synchronisation() -> None:
+    table = torch.ones(3, 2, device="sim:2")
+    made = nn.functional.embedding(torch.tensor([7], device="sim:2"), table)
+    with pytest.raises(IndexError):
+        torch.accelerator.synchronize(2)
+    del made
+
+
+def test_events_measure_time() -> None:
+    begin, end = (torch.Event("sim:0", enable_timing=True) for _ in range(2))
+    begin.record()
+    torch.ones(1000, device="sim:0").sum()
+    end.record()
+    end.synchronize()
+    assert begin.query()
+    assert begin.elapsed_time(end) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision(dtype: torch.dtype) -> None:
+    model, inputs = nn.Linear(4, 4).to("sim:0"), torch.ones(2, 4, device="sim:0")
+    with torch.autocast("sim", dtype):
+        made = model(inputs)
+        assert made.dtype == dtype
+        assert nn.functional.layer_norm(made, (4,)).dtype == torch.float32
+    scaler = torch.amp.GradScaler("sim", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(made.float().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 1024.0
+
+
+def test_a_block_that_is_computed_again_draws_the_same() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).to("sim:1")
+    inputs = torch.ones(4, 8, device="sim:1", requires_grad=True)
+    torch.manual_seed(0)
+    checkpoint(model, inputs, use_reentrant=False).sum().backward()
+    again = inputs.grad
+    inputs.grad = None
+    torch.manual_seed(0)
+    model(inputs).sum().backward()
+    assert torch.equal(again.cpu(), inputs.grad.cpu())
+
+
+def test_batches_come_in_pinned_memory() -> None:
+    data = TensorDataset(torch.arange(8.0))
+    for (batch,) in DataLoader(data, batch_size=4, pin_memory=True):
+        assert batch.is_pinned()
+        assert batch.to("sim:0", non_blocking=True).sum().item() in (6.0, 22.0)
+
+
+def test_a_module_that_is_moved_shares_what_it_shared() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    parameters = [*model.parameters()]
+    assert [*map(id, model.to("sim:1").parameters())] == [*map(id, parameters)]
+    assert model[1].weight is model[0].weight
+
+
+def test_tensors_are_saved_and_loaded() -> None:
+    file = io.BytesIO()
+    torch.save({"weights": torch.arange(4.0, device="sim:1")}, file)
+    for place, device in ((None, "sim:1"), ("cpu", "cpu"), ("sim:2", "sim:2")):
+        file.seek(0)
+        loaded = torch.load(file, map_location=place, weights_only=True)["weights"]
+        assert str(loaded.device) == device
+        assert loaded.cpu().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_transforms_and_tracing() -> None:
+    weights = torch.arange(4.0, device="sim:0")
+    squares = torch.func.vmap(torch.func.grad(lambda x: x * x))(weights)
+    assert squares.cpu().tolist() == [0.0, 2.0, 4.0, 6.0]
+    compiled = torch.compile(lambda x: (x * 2).relu(), backend="aot_eager")
+    assert compiled(weights).cpu().tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_a_child_of_a_process_that_has_used_it_cannot() -> None:
+    torch.ones(2, device="sim:0")
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(2, device="sim:0")
+        except RuntimeError as error:
+            os._exit(7 if "forked" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -1,0 +1,29 @@
+"""A batch that is moved to the host is there when ``move`` returns; what a stage sends is whole."""
+
+from __future__ import annotations
+
+import torch
+
+from quorate.replica.transfer import move
+from quorate.transports.stages.handed import Hand, received
+
+SIZE = 1 << 16
+
+
+def test_a_batch_is_read_after_it_has_arrived() -> None:
+    for value in range(20):
+        values = torch.full((SIZE,), float(value), device="sim:0")
+        for _ in range(20):
+            values.mul_(1)
+        found = move([values], torch.device("cpu"))[0]
+        assert found[-1] == value
+
+
+def test_memory_that_is_handed_over_is_used_again_after_the_copy() -> None:
+    hand = Hand(torch.device("sim:1"))
+    for value in range(20):
+        values = torch.full((SIZE,), float(value), device="sim:0")
+        handed = hand.over(values)
+        del values
+        torch.full((SIZE,), -1.0, device="sim:0")  # may get the same memory
+        assert received(handed)[-1] == value

@@ -1,0 +1,16 @@
+"""What the tests of commands have in common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_fonts_left() -> Iterator[None]:
+    """Close fonts: they are files that matplotlib keeps open."""
+    yield
+    if (fonts := sys.modules.get("matplotlib.font_manager")) is not None:
+        fonts._get_font.cache_clear()

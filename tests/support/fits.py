@@ -1,0 +1,70 @@
+"""Trainings in this process: one call makes a trainer, and trains.
+
+    trainer = fit(nn.Linear(6, 1), squares, rows(60), epochs=2, workers=3, clip_norm=1.0)
+    assert digest_of(trainer) == digest_of(fit(..., workers=1))
+
+Models, losses and data that several tests want are in ``support/small.py`` (all that a checkpoint
+holds), ``support/everything.py`` (all that bits depend on) and ``support/trainings`` (by name).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from support import front_door
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+
+DEFAULTS = {"batch_size": 12, "shards": 4, "devices": "cpu"}
+OF_FIT = ("steps", "epochs", "max_time_s", "shuffle")
+
+
+def rows(count: int, inputs: int = 6, seed: int = 0) -> TensorDataset:
+    """Return rows of (features, target): ``count x inputs`` and ``count x 1`` normal floats."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, inputs, generator=generator)
+    return TensorDataset(features, torch.randn(count, 1, generator=generator))
+
+
+def squares(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Return the mean squared error."""
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    """Return plain SGD with the learning rate 0.1."""
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def fit(
+    model: Any = None,
+    loss: Callable[..., Any] = squares,
+    data: Any = None,
+    *,
+    callbacks: Sequence[quorate.Callback] = (),
+    validation: Any = None,
+    **settings: Any,
+) -> quorate.Trainer:
+    """Train to the end, and return the trainer.
+
+    Args:
+        model: a module or a function that makes one; a ``Linear(6, 1)``.
+        loss: see ``Trainer``.
+        data: see ``fit``; 60 rows.
+        callbacks: see ``fit``.
+        validation: see ``fit``.
+        settings: ``OF_FIT``, and the settings of ``Trainer`` by their names at the command, see
+            ``front_door``; beside ``DEFAULTS``.
+    """
+    of_fit = {name: settings.pop(name) for name in OF_FIT if name in settings}
+    torch.manual_seed(3)
+    made = nn.Linear(6, 1) if model is None else model
+    trainer = front_door.trainer(made, loss, **{"optimizer": sgd, **DEFAULTS, **settings})
+    trainer.fit(
+        rows(60) if data is None else data, validation=validation, callbacks=[*callbacks], **of_fit
+    )
+    return trainer

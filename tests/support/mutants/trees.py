@@ -1,0 +1,35 @@
+"""Copies of a source tree in which one file is changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+
+def environment(tree: Path, *others: Path) -> dict[str, str]:
+    """Return the environment in which programs import the package of a tree."""
+    paths = [str(tree / "src"), *map(str, others)]
+    # Of a test that calls this: contexts of coverage would all have its name.
+    without = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {**without, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def copy(tree: Path, folder: Path) -> None:
+    """Copy the files of a tree that git tracks, or would: as they are, without history."""
+    listed = [
+        "git",
+        "-C",
+        str(tree),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
+    names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (tree / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, folder / name)

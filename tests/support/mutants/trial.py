@@ -1,0 +1,123 @@
+"""Trials of mutants: the tests that execute a changed line run until one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from support.mutants.executed import Executed
+from support.mutants.kinds import Mutation
+from support.mutants.trees import environment
+
+TESTS_S = 25.0  # recorded time of the tests that are chosen, which is with coverage
+MOST_TESTS = 40
+
+
+class Mutant(NamedTuple):
+    """A mutation in a file under src/quorate."""
+
+    file: str
+    mutation: Mutation
+
+    @property
+    def room(self) -> str:
+        """Its folder, or ``.`` for files that have none."""
+        return self.file.partition("/")[0] if "/" in self.file else "."
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.mutation.line} {self.mutation.kind}"
+
+
+class Verdict(NamedTuple):
+    """What the tests said of a mutant."""
+
+    outcome: str  # killed, hung, survived, or unexecuted: no test executes its line
+    by: str = ""  # the test that failed
+    tests: int = 0  # how many were chosen
+
+
+def choose(executed: Executed, mutant: Mutant) -> list[str]:
+    """Return the tests to run: the fastest that execute the line, within ``TESTS_S``."""
+    chosen: list[str] = []
+    total_s = 0.0
+    for test in executed.by(mutant.file, mutant.mutation.line)[:MOST_TESTS]:
+        total_s += executed.times_s.get(test, TESTS_S)
+        if chosen and total_s > TESTS_S:
+            break
+        chosen.append(test)
+    return chosen
+
+
+class Trials:
+    """Tries mutants in one copy of a tree, one after the other.
+
+    Args:
+        tree: the copy; mutants are written into its source and taken back.
+        executed: which tests execute a line.
+        fails: whether a test fails without a mutant too; shared with other trials.
+        limit_s: of the tests of one mutant.
+    """
+
+    def __init__(
+        self, tree: Path, executed: Executed, fails: dict[str, bool], limit_s: float
+    ) -> None:
+        self._tree = tree
+        self._executed = executed
+        self._fails = fails
+        self._limit_s = limit_s
+
+    def run(self, mutant: Mutant) -> Verdict:
+        """Return the verdict on a mutant."""
+        tests = choose(self._executed, mutant)
+        if not tests:
+            return Verdict("unexecuted")
+        path = self._tree / "src" / "quorate" / mutant.file
+        text = path.read_text()
+        while tests:
+            path.write_text(mutant.mutation.apply(text))
+            try:
+                failed = self._first_failure(tests)
+            finally:
+                path.write_text(text)
+            if failed is None:
+                return Verdict("survived", tests=len(tests))
+            if failed == "":
+                return Verdict("hung", tests=len(tests))
+            if not self._fails_anyway(failed):
+                return Verdict("killed", failed, len(tests))
+            tests = [test for test in tests if test != failed]
+        return Verdict("unexecuted")
+
+    def _fails_anyway(self, test: str) -> bool:
+        if test not in self._fails:
+            self._fails[test] = self._first_failure([test]) is not None
+        return self._fails[test]
+
+    def _first_failure(self, tests: list[str]) -> str | None:
+        """Return the first test that fails; "" if they take too long, ``None`` if none fails."""
+        options = ["-x", "-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=self._tree,
+            env=environment(self._tree),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=self._limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return ""
+        if process.returncode == 0:
+            return None
+        for line in out.splitlines():
+            if line.startswith(("FAILED ", "ERROR ")):
+                return line.split(" ", 1)[1].split(" - ")[0].strip()
+        return tests[0]  # the tests could not even be collected, or the process died

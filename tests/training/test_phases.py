@@ -1,0 +1,313 @@
+"""Several models in one training: a plain loop, rounds, refusals, checkpoints, resumes."""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.digests import digest, digest_of
+from support.forgery.forged import Forged
+from support.gan import (
+    LOSSES,
+    OPTIMIZERS,
+    ROWS,
+    Generator,
+    adam,
+    d_loss,
+    dataset,
+    g_loss,
+    halved,
+    models,
+    sgd,
+    trainer,
+)
+from support.messages import expect_error
+from torch import nn
+
+import quorate
+from quorate.__main__ import main
+from quorate.errors import CheckpointError, LossError, SettingError
+
+
+def plain_loop(model: nn.ModuleDict, epochs: int) -> list[tuple[str, float]]:
+    """Train as ``trainer`` does, by hand: the phase and the loss of each update."""
+    shards, made = 2, list[tuple[str, float]]()
+    data = dataset(torch.float64)
+    optimizers = {
+        name: each.optimizer([*model[name].parameters()]) for name, each in OPTIMIZERS.items()
+    }
+    scheduler = halved(optimizers["g"])
+
+    def update(name: str, loss: Any, shards: list[list[torch.Tensor]]) -> None:
+        rows = sum(len(shard[0]) for shard in shards)
+        model.zero_grad()
+        before = {k: v.clone() for k, v in model.named_buffers()}
+        after = {k: torch.zeros_like(v) for k, v in before.items() if v.is_floating_point()}
+        total = 0.0
+        for shard in shards:  # each from the buffers as they were; what they become is a mean
+            for key, value in model.named_buffers():
+                if key in after:
+                    value.copy_(before[key])
+            returned = loss(model, shard)
+            value = returned["loss"] if isinstance(returned, dict) else returned
+            share = len(shard[0]) / rows
+            (share * value).backward()
+            total += share * value.item()
+            for key, buffer in model.named_buffers():
+                if key in after:
+                    after[key] += share * buffer
+        for key, buffer in model.named_buffers():
+            if key in after:
+                buffer.copy_(after[key])
+        if name == "d":
+            torch.nn.utils.clip_grad_norm_(model["d"].parameters(), 0.2)
+        optimizers[name].step()
+        if name == "g":
+            scheduler.step()
+        made.append((name, total))
+
+    for _ in range(epochs):
+        for number, start in enumerate(range(0, ROWS, 10)):
+            rows = min(10, ROWS - start)
+            cuts = [start + s * rows // shards for s in range(shards + 1)]
+            for name, loss in (("d", d_loss), ("g", g_loss))[: 1 + number % 2]:
+                update(name, loss, [[*data[cuts[s] : cuts[s + 1]]] for s in range(shards)])
+    return made
+
+
+def test_a_gan_is_that_of_a_plain_loop() -> None:
+    torch.manual_seed(5)
+    ours = {name: each.double() for name, each in models().items()}
+    plain = nn.ModuleDict(copy.deepcopy(ours))
+    expected = plain_loop(plain, 2)
+    training = trainer(model=ours)
+    reports = [*training.updates(dataset(torch.float64), epochs=2, shuffle=False)]
+    assert [(report.phase, len(reports)) for report in reports] == [(n, 18) for n, _ in expected]
+    for report, (name, loss) in zip(reports, expected, strict=True):
+        assert report.loss == report.metrics[f"{name}/loss"] == pytest.approx(loss, abs=1e-12)
+        assert ("d/right" in report.metrics) == (name == "d")
+        assert (report.grad_norm is None) == (name == "g")
+    assert [r.lr for r in reports if r.phase == "g"] == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025]
+    found = training.model.state_dict()
+    for key, value in plain.state_dict().items():
+        if value.is_floating_point():  # a batch is counted once, whatever its number of shards
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-9, msg=key)
+
+
+def test_what_a_round_leaves_alone() -> None:
+    """A phase changes what it trains, and others' parameters want a gradient again after it."""
+    training = trainer([("d", d_loss), ("g", g_loss)])
+    before = {name: copy.deepcopy(each.state_dict()) for name, each in training.model.items()}  # type: ignore[operator]
+    for report in training.updates(dataset(), steps=4):
+        assert report.phase is not None
+        for name, each in training.model.items():  # type: ignore[operator]
+            now = each.state_dict()
+            is_other = [
+                not torch.equal(now[k], before[name][k]) for k, _ in each.named_parameters()
+            ]
+            assert all(is_other) if name == report.phase else not any(is_other)
+            before[name] = copy.deepcopy(now)
+        assert all(p.requires_grad for p in training.model.parameters())
+
+
+def test_phases_that_train_several_parts_or_the_same(tmp_path: Path) -> None:
+    def warm(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+        return (model["g"](batch[1]) - batch[0]).square().mean()
+
+    def both(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+        return g_loss(model, batch) + d_loss(model, batch)["loss"]
+
+    losses = [
+        quorate.Phase("warm", warm, trains="g"),
+        quorate.Phase("both", both, trains=("g", "d")),
+        quorate.Phase("g", g_loss, new_batch=True),
+    ]
+
+    def made(workers: int, run_dir: Path | None = None) -> quorate.Trainer:
+        return trainer(losses, optimizer=adam, devices=["cpu"] * workers, run_dir=run_dir)
+
+    whole = made(1)
+    reports = [*whole.updates(dataset(), epochs=1)]
+    assert [r.phase for r in reports] == ["warm", "both", "g"] * 3
+    assert whole.updates_per_epoch(dataset(), "g") == 3
+    for steps in (4, 9):  # each phase has moments of its own for what several train
+        last = made(2, tmp_path / "run")
+        last.fit(dataset(), steps=steps)
+    assert digest(last.model.state_dict().items()) == digest(whole.model.state_dict().items())
+
+
+def test_evaluation_has_the_metrics_of_all_phases() -> None:
+    def counted(model: nn.ModuleDict, batch: list[torch.Tensor]) -> dict[str, Any]:
+        return {**d_loss(model, batch), "count": torch.tensor([len(batch[0])])}
+
+    training = trainer(
+        {"d": counted, "g": g_loss}, totals={"count": lambda total: {"rows": int(total)}}
+    )
+    reports = [*training.updates(dataset(), steps=2)]
+    assert [report.metrics.get("rows") for report in reports] == [10, None]
+    found = training.evaluate(dataset(), averaged=False)
+    assert [*found] == ["d/loss", "d/right", "g/loss", "rows"]
+    assert found["rows"] == ROWS
+    training.model.eval()
+    whole = list(dataset().tensors)
+    with torch.no_grad():
+        assert found["g/loss"] == pytest.approx(g_loss(training.model, whole).item(), abs=1e-6)  # type: ignore[arg-type]
+
+
+def test_an_update_that_is_not_finite_counts_for_its_phase(tmp_path: Path) -> None:
+    def spoilt(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+        loss = g_loss(model, batch)
+        return loss * float("inf") if (batch[1][:, 0] > 2.0).any() else loss
+
+    optimizer = {
+        "d": sgd,
+        "g": quorate.Optimize(adam, schedule=halved, nonfinite="skip"),
+    }
+    losses = {"d": d_loss, "g": spoilt}
+
+    def made(path: Path, workers: int) -> quorate.Trainer:
+        devices = ["cpu"] * workers
+        return trainer(losses, optimizer=optimizer, run_dir=path, devices=devices, shards=4)
+
+    whole = made(tmp_path / "whole", 1)
+    whole.fit(dataset(), epochs=2)
+    for steps in (13, 24):
+        parts = made(tmp_path / "parts", 2)
+        parts.fit(dataset(), steps=steps)
+    assert digest(parts.model.state_dict().items()) == digest(whole.model.state_dict().items())
+    log = (tmp_path / "whole" / "metrics.jsonl").read_text()
+    assert '"not_finite": 1' in log
+    assert '"phase": "g"' in log
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, object, dict[str, Any]]] = [
+    ("loss", "no phase", {"loss": {}}),
+    ("trains of phase 'e'", "e", {"loss": {"d": d_loss, "e": g_loss}, "optimizer": sgd}),
+    ("loss", "no phase for g.first.weight", {"loss": {"d": d_loss}, "optimizer": sgd}),
+    ("loss", "two phases 'd'", {"loss": [("d", d_loss), ("d", g_loss)], "optimizer": sgd}),
+    ("loss 'g'", "<lambda>(model)", {"loss": {"d": d_loss, "g": lambda model: model}}),
+    ("optimizer", "d", {"optimizer": {"d": sgd}}),
+    ("optimizer", "a dict of d, g", {"loss": g_loss}),
+    ("update", "async", {"update": "async"}),
+    ("servers", 2, {"workers": quorate.Workers(engine="ray", servers=2)}),
+    ("model", "an empty dict", {"model": {}}),
+    ("model", "keys", {"model": {"keys": Generator}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "got", "options"),
+    REFUSED,
+    ids=[f"{n} {row[0]}" for n, row in enumerate(REFUSED)],
+)
+def test_refused_in_one_line(name: str, got: object, options: dict[str, Any]) -> None:
+    with expect_error(SettingError, name=name, got=got) as raised:
+        trainer(**options)
+    assert "\n" not in str(raised.value)
+
+
+def test_refused_when_training_begins() -> None:
+    lbfgs = {"d": torch.optim.LBFGS, "g": adam}
+    with expect_error(SettingError, name="optimizer", got="LBFGS in phase 'd'"):
+        trainer(optimizer=lbfgs).fit(dataset())
+    with expect_error(SettingError, name="batch_size", got="58 of 58 rows"):
+        trainer(batch_size=ROWS).fit(dataset())
+
+    def of_the_other(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+        return model["d"](batch[0]).mean()  # type: ignore[no-any-return]
+
+    with expect_error(LossError, name="loss") as raised:
+        trainer({"d": d_loss, "g": of_the_other}).fit(dataset())
+    assert "(phase g)" in "".join(raised.value.__notes__)
+    heavy = {"d": lambda m, b: {**d_loss(m, b), "weight": 3}, "g": g_loss}
+    with expect_error(LossError, name="weight", got="{'d': 3.0} from the phases"):
+        trainer(heavy).fit(dataset())
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def noisy_g_loss(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+    noise = torch.randn(len(batch[1]), 3)
+    return F.softplus(-F.dropout(model["d"](model["g"](noise)), 0.2)).mean()
+
+
+def test_one_digest_after_a_resume_between_two_phases(tmp_path: Path) -> None:
+    losses = [("d", d_loss), ("d", d_loss), ("g", noisy_g_loss)]
+    whole = trainer(losses, shards=4)
+    whole.fit(dataset(), epochs=2)
+    for workers, steps in ((3, 10), (2, 18)):  # 10: a d of the second epoch
+        options = {"devices": ["cpu"] * workers, "run_dir": tmp_path / "run"}
+        resumed = trainer(losses, shards=4, **options)
+        resumed.fit(dataset(), steps=steps)
+    assert digest_of(resumed) == digest_of(whole)
+
+
+def test_what_is_saved_is_shown_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"run_dir": tmp_path / "run"}
+    first = trainer(**options)
+    first.fit(dataset(), steps=5)
+    capsys.readouterr()
+    assert main(["inspect", "--all", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert "d: 4 updates, SGD, clip_norm 0.2" in shown
+    assert "g: 1 updates, Adam, StepLR, ema_decay 0.9" in shown
+    fresh = nn.ModuleDict(models())
+    quorate.load_weights(fresh, tmp_path / "run")
+    assert digest(fresh.state_dict().items()) == digest(first.model.state_dict().items())
+    others = [({"d": d_loss, "g": g_loss}, OPTIMIZERS), (LOSSES, {**OPTIMIZERS, "d": adam})]
+    for loss, optimizer in others:
+        with expect_error(CheckpointError):
+            trainer(loss, optimizer=optimizer, **options).fit(dataset(), steps=9)
+    clipped = {**OPTIMIZERS, "d": quorate.Optimize(sgd, clip_norm=0.5)}
+    trainer(optimizer=clipped, **options).fit(dataset(), steps=6)
+    assert "clip_norm of phase d was 0.2 and is 0.5" in capsys.readouterr().out
+
+
+FORGERIES: dict[str, tuple[Callable[[Forged], object], str]] = {
+    "no phases": (lambda f: f.record.pop("phases"), "other phases"),
+    "no round": (lambda f: f.record.pop("round"), "an epoch has 6 steps"),
+    "a count": (lambda f: f.record["phases"][0].update(updates=3), "updates of all phases"),
+    "a kind": (lambda f: f.record["phases"][0].update(optimizer="Adam"), "got optimizer="),
+    "batches": (lambda f: f.record["round"].update(takes=[0, 2, 2]), "got a round that is none"),
+    "a schedule": (lambda f: f.record["phases"][1].update(schedule_state={"dict": []}), "schedule"),
+    "an average": (lambda f: f.record["phases"][1].update(ema_decay=None), "ema_decay=None"),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with checkpoints of steps 4 and 8."""
+    run_dir = tmp_path_factory.mktemp("saved") / "run"
+    trainer(run_dir=quorate.RunDir(run_dir, save_every_steps=4)).fit(dataset(), steps=8)
+    return run_dir
+
+
+@pytest.mark.parametrize("name", [*FORGERIES])
+def test_a_forged_checkpoint_is_passed_over(
+    name: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(saved, run_dir)
+    forged = Forged(run_dir / "checkpoints" / f"step-{8:012d}", random.Random(0))
+    change, why = FORGERIES[name]
+    change(forged)
+    forged.write()
+    trainer(run_dir=run_dir).fit(dataset(), steps=9)
+    said = capsys.readouterr().out
+    (skipped,) = [s for s in said.splitlines() if s.startswith("skipped a checkpoint: ")]
+    assert why in skipped
+    assert "a round of updates is d, d, g, on 2 batches; an epoch has 9 updates" in said
+    assert "resumed step 4 " in said
+    assert main(["inspect", str(run_dir)]) == 0

@@ -1,0 +1,178 @@
+"""Gradients by rows: what torch's optimizers make of them, who takes them, sums by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.digests import digest
+from support.fits import fit
+from support.messages import expect_error
+from support.plain_loop import Make, plain_loop
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from quorate.errors import SettingError
+
+# torch's own optimizers make sparse tensors without a word on checks, which torch then speaks of.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+BATCH = 16
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": partial(torch.optim.SGD, lr=0.5),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.01),
+    "sparse_adam": partial(torch.optim.SparseAdam, lr=0.05),  # takes tables alone
+}
+
+
+class Table(nn.Module):
+    """A table, and if asked for a dense layer on it."""
+
+    def __init__(self, *, has_head: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(60, 4, sparse=True, padding_idx=0, **options)
+        self.head = nn.Linear(4, 4) if has_head else nn.Identity()
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(words).mean(1))
+
+
+class Tables(Table):
+    """Beside the table: a tied one, a frozen one, and one that most shards do not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Embedding(60, 4, sparse=True, padding_idx=0)
+        self.tied.weight = self.words.weight
+        self.frozen = nn.Embedding(60, 4, sparse=True).requires_grad_(False)
+        self.rare = nn.Embedding(60, 4, sparse=True)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found = super().forward(words) + self.tied(words[:, :1]).sum(1) + self.frozen(words).sum(1)
+        if (few := words[:, 0] < 5).any():
+            found = found + few[:, None] * self.rare(words[:, 0])
+        return found
+
+
+def seeded(**options: Any) -> Table:
+    torch.manual_seed(0)
+    return Table(**options)
+
+
+def data(*, each_once: bool = False) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    words = torch.randint(60, (48, 3), generator=generator)
+    if each_once:  # no batch reads a row twice
+        words = torch.cat([torch.randperm(60, generator=generator)[:48] for _ in range(3)])
+        words = words.reshape(9, BATCH, 1).flatten(0, 1)
+    return TensorDataset(words, torch.randint(4, (len(words),), generator=generator))
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def trained(model: nn.Module, optimizer: Any, dataset: Any = None, **options: Any) -> str:
+    """Train the model; return its digest."""
+    defaults = {"loss": loss, "batch_size": BATCH, "shards": 4, "workers": 1, "epochs": 2}
+    dataset = data() if dataset is None else dataset
+    fit(model, data=dataset, optimizer=optimizer, shuffle=False, **defaults | options)
+    return digest(model.state_dict().items())
+
+
+def plain(
+    model: nn.Module, make: Make, dataset: TensorDataset, clip_norm: float | None = None
+) -> nn.Module:
+    def adapt() -> None:
+        grads = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in model.parameters()]  # type: ignore[union-attr]
+        if clip_norm is not None:
+            norm = sum(float((g.values() if g.is_sparse else g).square().sum()) for g in grads)
+            grads = [grad * min(1.0, clip_norm / (norm**0.5 + 1e-6)) for grad in grads]
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            parameter.grad = grad.coalesce() if grad.is_sparse else grad
+
+    steps = 2 * len(dataset) // BATCH
+    plain_loop(model, make, loss, dataset, steps=steps, batch_size=BATCH, adapt=adapt)
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_is_plain_torch_and_with_one_shard_to_the_bit(name: str) -> None:
+    make, has_head = OPTIMIZERS[name], name != "sparse_adam"
+    words, labels = data().tensors
+    few = TensorDataset(words % 3, labels)  # rows that all shards read
+    for dataset, clip_norm in ((data(), None), (data(), 0.05), (few, None)):
+        expected = plain(seeded(has_head=has_head), make, dataset, clip_norm).state_dict()
+        model = seeded(has_head=has_head)
+        trained(model, make, dataset, workers=2, clip_norm=clip_norm)
+        torch.testing.assert_close(dict(model.state_dict()), dict(expected), rtol=1e-5, atol=1e-6)
+    dataset = data(each_once=name == "sgd")
+    expected = plain(seeded(has_head=has_head), make, dataset).state_dict()
+    found = trained(seeded(has_head=has_head), make, dataset, shards=1)
+    assert found == digest(expected.items())
+
+
+def test_optimizers_see_rows_and_others_vectors() -> None:
+    seen: dict[str, Any] = {}
+
+    class Sees(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        seen[str(tuple(parameter.shape))] = parameter.grad
+            return super().step(closure)
+
+    trained(seeded(), partial(Sees, lr=0.1))
+    table = seen["(60, 4)"]
+    assert table.layout == torch.sparse_coo
+    assert table.is_coalesced()
+    assert table.indices().shape[1] < 48
+    assert seen["(4, 4)"].layout == torch.strided
+
+
+def of_several_tables(name: str, workers: int) -> str:
+    torch.manual_seed(0)
+    return trained(Tables(), OPTIMIZERS[name], workers=workers, clip_norm=1.0)
+
+
+def bounded_by_forward(name: str, workers: int) -> str:
+    """``max_norm``: the forward pass writes parameters."""
+    return trained(seeded(max_norm=0.5), OPTIMIZERS[name], workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits_on"),
+    [("adagrad", of_several_tables), ("sgd", bounded_by_forward)],
+)
+def test_one_digest_on_any_number_of_towers(name: str, bits_on: Callable[[str, int], str]) -> None:
+    assert bits_on(name, 3) == bits_on(name, 1)
+
+
+@pytest.mark.parametrize(
+    ("got", "optimizer"),
+    [
+        ("Adam", torch.optim.Adam),
+        ("SGD", partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)),
+        ("SGD", partial(torch.optim.SGD, lr=0.1, fused=True)),
+        ("LBFGS", torch.optim.LBFGS),
+        ("SparseAdam", torch.optim.SparseAdam),
+    ],
+    ids=["adam", "weight decay", "fused", "lbfgs", "sparse adam"],
+)
+def test_who_takes_no_rows_says_so_before_the_first_update(got: str, optimizer: Any) -> None:
+    model = seeded()
+    before = digest(model.state_dict().items())
+    of_torch = r"(?<=\(sparse=True\): )[^;]*"
+    with expect_error(SettingError, name="optimizer", got=got, hide=of_torch):
+        trained(model, optimizer)
+    assert digest(model.state_dict().items()) == before
+
+
+def test_with_momentum_it_is_dense_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    trained(seeded(), partial(torch.optim.SGD, lr=0.1, momentum=0.9), steps=1)
+    assert "'words.weight' comes by rows (sparse=True) and is made dense" in capsys.readouterr().out
