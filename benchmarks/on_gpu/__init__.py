@@ -1,1 +1,1 @@
-"""What ``benchmarks/gpu.py`` is made of: networks, loops, measurements, and a table for each."""
+"""Parts of ``benchmarks/gpu.py``: networks, loops, roles of processes, measurements, a table."""

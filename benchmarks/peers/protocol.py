@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Wanted(NamedTuple):
@@ -93,13 +93,22 @@ def start_ranks(size: int, *, connected: bool) -> Ranks:
 ALONE = Ranks(0, 1, [])
 
 
-def serve(rows: int, step: Callable[[], object], *, ranks: Ranks = ALONE, tuned: str = "") -> None:
+def serve(
+    rows: int,
+    step: Callable[[], object],
+    *,
+    ranks: Ranks = ALONE,
+    tuned: str = "",
+    finish: Callable[[], dict[str, Any]] = dict,
+) -> None:
     """Run rounds until standard input ends.
 
     Args:
         rows: of all that ``step`` computes in this process, over all its workers.
         step: makes one update, and returns when its loss is known.
         tuned: what was tuned, in words.
+        finish: waits, at the end of a round, for work that a device still does; returns further
+            fields of the answer.
     """
     for other in ranks.others:
         _answer(other)  # that it is ready
@@ -112,8 +121,10 @@ def serve(rows: int, step: Callable[[], object], *, ranks: Ranks = ALONE, tuned:
         begun = time.perf_counter()
         for _ in range(steps):
             step()
+        more = finish()
         speed = rows * steps / (time.perf_counter() - begun)
-        _say(examples_per_s=speed + sum(_answer(each)["examples_per_s"] for each in ranks.others))
+        speed += sum(_answer(each)["examples_per_s"] for each in ranks.others)
+        _say(examples_per_s=speed, **more)
     for other in ranks.others:
         assert other.stdin is not None
         other.stdin.close()
