@@ -44,6 +44,7 @@ def measure_speed(job: Job) -> None:
         deterministic = job.deterministic
         step = loops.by_hand(net, devices[0], job.how, job.precision, deterministic=deterministic)
     elif job.engine == "ddp":
+        require_devices(devices)  # a rank without its device would leave the others waiting
         ranks, rows = start_ranks(len(devices), connected=True), net.rows
         step = loops.by_ddp(net, devices[ranks.rank], job.how, job.precision)
     else:
@@ -139,6 +140,17 @@ ROLES: dict[str, Callable[[Job], dict[str, Any] | None]] = {
     "kill": kill_worker,
     "machine": name_machine,
 }
+
+
+def require_devices(devices: list[torch.device]) -> None:
+    """Go on if this machine has all these devices.
+
+    Raises:
+        ValueError: it does not.
+    """
+    for device in devices:
+        if device.type != "cpu" and device.index >= torch.accelerator.device_count():
+            raise ValueError(f"got {device}; this machine has no such device")
 
 
 def listen() -> list[str]:
