@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from quorate.coordination.tree import tree_sum
+from quorate.engines.processes.wire import Wire
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Layout
-from quorate.transports.processes.wire import Wire
 
 REPEATS = 60
 

@@ -86,7 +86,7 @@ def train(
     from torch.utils.data import TensorDataset
 
     import quorate
-    from quorate.transports.processes.worker import here
+    from quorate.engines.processes.worker import here
 
     def slow_loss(model: Any, batch: Any) -> Any:
         worker = here()

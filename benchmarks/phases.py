@@ -19,15 +19,15 @@ import torch
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.data.feed import Feed
+from quorate.engines.desk import Desk, Results
+from quorate.engines.inline import InlineChannel
+from quorate.engines.job import Job
 from quorate.replica.flat import Flat
 from quorate.replica.quick import torch_calls
 from quorate.replica.replica import Replica
 from quorate.replica.witness.witness import Witness
 from quorate.training.optimizing.update import Update
 from quorate.training.user_changes import UserChanges
-from quorate.transports.desk import Desk, Results
-from quorate.transports.inline import InlineChannel
-from quorate.transports.job import Job
 
 # (depth, what it is, owner, name)
 TIMED: list[tuple[int, str, Any, str]] = [

@@ -39,8 +39,8 @@ from seed_network import Net, data, loss, sgd
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.transports.processes.wire import Wire
-from quorate.transports.processes.worker import here
+from quorate.engines.processes.wire import Wire
+from quorate.engines.processes.worker import here
 
 WORKERS, WARM_UP = 2, 20
 STORE_BYTES = 400 << 20

@@ -42,11 +42,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.engines.job import Job
+from quorate.engines.processes.channel import ProcessesChannel
+from quorate.engines.processes.worker import here
+from quorate.engines.ray.results import Results
 from quorate.replica.shard_sum import ShardSum
-from quorate.transports.job import Job
-from quorate.transports.processes.channel import ProcessesChannel
-from quorate.transports.processes.worker import here
-from quorate.transports.ray.results import Results
 
 PLACES = ("here", "there", "both")
 WARM_UP = 3

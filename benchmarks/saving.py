@@ -25,10 +25,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.engines import Transport
 from quorate.services.checkpoints.saver import Checkpoints, Policy
 from quorate.training.observer import observing
 from quorate.training.state import State
-from quorate.transports import Transport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe

@@ -23,12 +23,12 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.coordination.protocol import Compute, Discard, Done, Joined
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Job, Training
+from quorate.engines.wrapped import WrappedTransport
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.observer import observing
 from quorate.training.state import State
-from quorate.transports import Channel, Transport
-from quorate.transports.job import Job, Training
-from quorate.transports.wrapped import WrappedTransport
 
 ROWS, BATCH = 12_800, 64
 WARM_UP = 300

@@ -35,7 +35,7 @@ from torch import nn
 
 import quorate
 from quorate.coordination import rules
-from quorate.transports.processes.worker import here
+from quorate.engines.processes.worker import here
 
 SHARD_S = 0.02
 SLOWER, SHARE = 5, 0.2

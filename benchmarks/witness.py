@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from fashion_mnist import Net, loss
 
 import quorate
+from quorate.engines.spot_checks import SpotChecks
 from quorate.replica.replica import Replica
 from quorate.replica.witness.witness import Witness
-from quorate.transports.spot_checks import SpotChecks
 
 ROWS, PER_WORKER = 12_800, 64
 WARM_UP = 30  # updates

@@ -20,7 +20,7 @@ ROOMS = {  # in the order of the picture
     "testing": "workers in memory, for tests; public",
     "training": "the loop: state, update, fit, resume",
     "services": "what runs beside the loop",
-    "transports": "how workers are reached",
+    "engines": "how workers are reached",
     "data": "from files to batches; public",
     "simulation": "the coordinator in virtual time, and what a run of any size would do; pure",
     "replica": "one shard on one device, and its weighted gradient",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from quorate.coordination.sampling import Sampling
     from quorate.data.draws import Draws
     from quorate.data.loading import Loading
+    from quorate.engines.as_worker.role import is_worker
+    from quorate.engines.workers import Workers
     from quorate.errors import QuorateError, UserError
     from quorate.replica.beside.shared import Shared
     from quorate.replica.compute import Compute
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.optimize import Optimize
     from quorate.training.validation import Validation
-    from quorate.transports.as_worker.role import is_worker
-    from quorate.transports.workers import Workers
 
 __all__ = [
     "Callback",
@@ -70,8 +70,8 @@ _MODULES = {
     "Trainer": "trainer",
     "UserError": "errors",
     "Validation": "training.validation",
-    "Workers": "transports.workers",
-    "is_worker": "transports.as_worker.role",
+    "Workers": "engines.workers",
+    "is_worker": "engines.as_worker.role",
     "load_weights": "services.checkpoints.weights",
     "simulate": "simulation.simulate",
 }

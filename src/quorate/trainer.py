@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.tensorboard import SummaryWriter
 
+    from quorate.engines.worker_status import WorkerStatus
     from quorate.replica.phases.losses import Losses
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
     from quorate.training.optimizing.choices import Optimizers
     from quorate.training.recipe import Devices
-    from quorate.transports.worker_status import WorkerStatus
 
 
 class Trainer:

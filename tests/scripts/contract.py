@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 import quorate
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Job
+from quorate.engines.wrapped import WrappedTransport
 from quorate.testing import check_transport
 from quorate.training.observer import observing
 from quorate.training.state import State
-from quorate.transports import Channel, Transport
-from quorate.transports.job import Job
-from quorate.transports.wrapped import WrappedTransport
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):

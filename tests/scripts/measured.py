@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import quorate
-from quorate.transports.processes.worker import here
+from quorate.engines.processes.worker import here
 
 SLEEP_S = 0.01
 

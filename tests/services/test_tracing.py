@@ -12,9 +12,9 @@ from support.runs import command, run
 from support.small import DATA, trainer
 
 from quorate.coordination.spans import Span
+from quorate.engines.tracing.batch import batch, moved
+from quorate.engines.tracing.trace import Trace
 from quorate.services.tracing.chrome import as_json
-from quorate.transports.tracing.batch import batch, moved
-from quorate.transports.tracing.trace import Trace
 
 # Two epochs of five updates, of four shards; and after each an evaluation of five steps.
 SHARDS = {(step, shard) for step in range(10) for shard in range(4)}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.services.device_use import DeviceUse, Gauges
 from quorate.services.display.straggler import CopiedShards, SlowWorkers, Stragglers
 from quorate.services.display.worker_rows import WorkerRows, plain
-from quorate.transports.worker_status import PHASES, WorkerStatus
 
 MIB, GIB = 1 << 20, 1 << 30
 

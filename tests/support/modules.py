@@ -18,10 +18,10 @@ PUBLIC = (
     *("quorate.data.tokens", "quorate.data.cache_dir", "quorate.data.labelled_images"),
     *("quorate.data.idx", "quorate.simulation.inputs", "quorate.simulation.prediction"),
     # The seam of engines, see docs/reference/testing.md.
-    *("quorate.transports.job", "quorate.transports.worker_status"),
+    *("quorate.engines.job", "quorate.engines.worker_status"),
     "quorate.coordination.protocol",
 )
-PUBLIC_PACKAGES = ("quorate", "quorate.transports", "quorate.data", "quorate.simulation")
+PUBLIC_PACKAGES = ("quorate", "quorate.engines", "quorate.data", "quorate.simulation")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The contract of transports: kept by those that there are; what breaks a clause is found out."""
+"""The contract of engines: kept by those that there are; what breaks a clause is found out."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_worker_processes_keep_it() -> None:
     assert last_json(ended.out) == clauses
 
 
-# --- transports that break it ---------------------------------------------------------------------
+# --- engines that break it ------------------------------------------------------------------------
 
 
 class Broken:

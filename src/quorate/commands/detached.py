@@ -13,14 +13,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from quorate.commands.options import as_typed
+from quorate.engines.processes.script import Script
+from quorate.engines.selection import RAY, require_ray
 from quorate.errors import SettingError, UserError
 from quorate.machine.environment import ray_address
 from quorate.machine.standard_streams import Steady
-from quorate.transports.engines import RAY, require_ray
-from quorate.transports.processes.script import Script
 
 if TYPE_CHECKING:
-    from quorate.transports.ray.detached import Detached
+    from quorate.engines.ray.detached import Detached
 
 LOOK_EVERY_S = 0.2
 
@@ -52,8 +52,8 @@ def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
         )
         raise SettingError("run_dir", None, "a folder that the head node has", fix)
     require_ray()
-    from quorate.transports.ray.detached import started
-    from quorate.transports.ray.site import folder_of
+    from quorate.engines.ray.detached import started
+    from quorate.engines.ray.site import folder_of
 
     run_dir = str(Path(settings["run_dir"]).absolute())
     working_dir = settings.get("working_dir")
@@ -108,9 +108,9 @@ def listed(address: str) -> int:
         UserError: there is no such cluster.
     """
     require_ray()
+    from quorate.engines.ray.detached import running
     from quorate.machine.columns import aligned
     from quorate.machine.printable import printable
-    from quorate.transports.ray.detached import running
 
     with running(address) as runs:
         if not runs:
@@ -134,7 +134,7 @@ def inspected(address: str, run_dir: Path, words: Sequence[str]) -> int:
         UserError: there is no such cluster, or no such run.
     """
     require_ray()
-    from quorate.transports.ray.detached import running
+    from quorate.engines.ray.detached import running
 
     name = str(run_dir.absolute())
     with running(address) as runs:

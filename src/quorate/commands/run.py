@@ -116,14 +116,14 @@ def command(
     with ExitStack() as stack:
         if not detached and _may_fork(settings):
             import quorate.trainer  # noqa: F401  with torch: the script wants both, and so do workers
-            from quorate.transports.standby import on_standby
+            from quorate.engines.standby import on_standby
 
             stack.enter_context(on_standby())  # while nothing else is in this process
         profiles = profile, profile_s, profile_kill
         recorded = record, record_updates, record_kill
         for observe in _observers(*profiles, measure_model, *recorded):
             stack.enter_context(observing(observe))
-        from quorate.transports.processes.script import Script  # imports torch
+        from quorate.engines.processes.script import Script  # imports torch
 
         program = Script(str(file.resolve()), module, arguments, str(Path.cwd()), given(settings))
         if detached:

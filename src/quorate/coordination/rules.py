@@ -2,7 +2,7 @@
 
 The staleness of a gradient is the number of updates between its parameters and its application. The
 coordinator asks a rule how many shards make a step, how many of them the update needs, and how
-stale a gradient may be; transports do not know the rule. To add a rule, write a class and list the
+stale a gradient may be; engines do not know the rule. To add a rule, write a class and list the
 class in ``RULES``.
 """
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from quorate.engines.worker_status import WorkerStatus
 from quorate.machine.gpu_identity import Found, Nvml
-from quorate.transports.worker_status import WorkerStatus
 
 
 class DeviceUse(NamedTuple):

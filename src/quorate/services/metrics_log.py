@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.machine.valid_json import dumped
 from quorate.services.line_file import LineFile
 from quorate.services.log_cut import cut
 from quorate.services.report import Report
-from quorate.transports.worker_status import PHASES, WorkerStatus
 
 TIMES = ("at", "begun_at", "spent")  # fields that only some lines have: no metric's names
 SPENT_EVERY_S = 10.0  # what workers' time went into; at first more often, as runs may be short

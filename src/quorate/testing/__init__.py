@@ -1,4 +1,4 @@
-"""Test helpers: workers in memory with scripted failures, and the contract test of transports.
+"""Test helpers: workers in memory with scripted failures, and the contract test of engines.
 
 ``in_memory`` is for tests of callbacks, training loops and scripts. The workers of a trainer follow
 a script, one move at a time, on a virtual clock, so tests do not wait. The gradients are real, with
@@ -20,7 +20,7 @@ the same bits as with any other workers.
         assert seen.steps == [1, 2, 3]
         assert any(isinstance(event, Left) for event in happened)
 
-For authors of transports, ``check_transport(transport, job)`` tests the contract clause by clause.
+For authors of engines, ``check_transport(transport, job)`` tests the contract clause by clause.
 ``checking_transport()`` tests the transport that a trainer uses::
 
     with checking_transport() as clauses:

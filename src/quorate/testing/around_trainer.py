@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from quorate.coordination.protocol import Effect, Event
+from quorate.engines import Channel, Transport
+from quorate.engines.inline import Inline
+from quorate.engines.job import Job, Training
+from quorate.engines.towers import Towers
+from quorate.engines.wrapped import WrappedTransport
 from quorate.errors import SettingError
 from quorate.testing.contract import check_transport
 from quorate.testing.moves import Move
 from quorate.testing.transport import InMemory, one_second
 from quorate.training.observer import observing
 from quorate.training.state import State
-from quorate.transports import Channel, Transport
-from quorate.transports.inline import Inline
-from quorate.transports.job import Job, Training
-from quorate.transports.towers import Towers
-from quorate.transports.wrapped import WrappedTransport
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.coordination.tree import TreeSum
+from quorate.engines.job import Job, Task
 from quorate.errors import WorkerError
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
@@ -45,7 +46,6 @@ from quorate.testing.moves import (
     Move,
     ScriptError,
 )
-from quorate.transports.job import Job, Task
 
 if TYPE_CHECKING:
     from quorate.testing.transport import InMemory

@@ -1,6 +1,6 @@
-"""The contract of transports, as a test for any transport.
+"""The contract of engines, as a test for any engine.
 
-The contract is what the coordinator and the training loop rely on: see ``quorate.transports``. A
+The contract is what the coordinator and the training loop rely on: see ``quorate.engines``. A
 violation raises ``ContractError`` with the clause and the actual behavior.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker.
@@ -29,12 +29,12 @@ from quorate.coordination.protocol import (
     Stop,
 )
 from quorate.coordination.tree import tree_sum
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Training
+from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.errors import QuorateError
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.shard_sum import ShardSum
-from quorate.transports import Channel, Transport
-from quorate.transports.job import Training
-from quorate.transports.worker_status import PHASES, WorkerStatus
 
 PAUSE_S = 0.05
 

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from quorate.coordination.protocol import Effect, Event
+from quorate.engines.job import Job, Training
+from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.testing.channel import InMemoryChannel
 from quorate.testing.moves import Joins, Move, ScriptError
-from quorate.transports.job import Job, Training
-from quorate.transports.worker_status import Timesheet, WorkerStatus
 
 
 def one_second(worker: int, step: int, shard: int) -> float:  # noqa: ARG001

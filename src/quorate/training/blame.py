@@ -8,6 +8,7 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.data.source import Source
+from quorate.engines.job import shard_seed
 from quorate.errors import NotFiniteError
 from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
@@ -16,7 +17,6 @@ from quorate.replica.streams import Stream
 from quorate.training.optimizing.not_finite import is_finite
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
-from quorate.transports.job import shard_seed
 
 NAMES_SHOWN, SHARDS_SHOWN = 6, 3
 

@@ -14,6 +14,19 @@ import torch
 
 from quorate.coordination import rules
 from quorate.data.source import Source
+from quorate.engines import Transport, process_group, selection
+from quorate.engines.collective.company import Company
+from quorate.engines.processes.program import Program
+from quorate.engines.processes.worker import here
+from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
+from quorate.engines.spot_checks import Ask, SpotChecks
+from quorate.engines.towers import workers_here
+from quorate.engines.worker_processes import (
+    Kept,
+    fork_server_ready,
+    no_fork_server,
+    worker_processes,
+)
 from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
@@ -26,19 +39,6 @@ from quorate.training.notices import once
 from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
-from quorate.transports import Transport, engines, process_group
-from quorate.transports.collective.company import Company
-from quorate.transports.processes.program import Program
-from quorate.transports.processes.worker import here
-from quorate.transports.ray.demand import demanded, groups_of, require_servers_fit
-from quorate.transports.spot_checks import Ask, SpotChecks
-from quorate.transports.towers import workers_here
-from quorate.transports.worker_processes import (
-    Kept,
-    fork_server_ready,
-    no_fork_server,
-    worker_processes,
-)
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
@@ -73,11 +73,11 @@ class Crew:
         require_surroundings()
         self.recipe = recipe
         self.groups = self._groups()
-        engine = engines.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
+        engine = selection.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
         self.rule = rules.parse(recipe.update)
         require_servers_fit(recipe.workers, self.rule)
         self.company: Company | None = None
-        if engine.name == engines.COLLECTIVE:
+        if engine.name == selection.COLLECTIVE:
             self.company = Company(self.groups, recipe.workers, self.rule)
             self.groups = self.company.groups
         self.devices = [device for group in self.groups for device in group]
@@ -86,7 +86,7 @@ class Crew:
         self.model = make_model()
         self.given = as_given(self.model)  # what the script made of it by torch.compile, or itself
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
-            engine = engines.suited(recipe.workers.engine, engine, obstacle)
+            engine = selection.suited(recipe.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine
         if self.script is None:
             no_fork_server()
@@ -99,7 +99,7 @@ class Crew:
     def _groups(self) -> tuple[Group, ...]:
         """Return the devices of each worker, as its process sees them."""
         devices, workers = self.recipe.devices, self.recipe.workers
-        if workers.engine == engines.RAY:
+        if workers.engine == selection.RAY:
             return groups_of(demanded(workers), devices)
         for name in ("address", "working_dir"):
             if (value := getattr(workers, name)) is not None:
@@ -111,14 +111,14 @@ class Crew:
     def least_workers(self) -> int:
         """How many workers it takes to begin."""
         bounds = self.recipe.workers.bounds()
-        if self.engine != engines.RAY or bounds is None:
+        if self.engine != selection.RAY or bounds is None:
             return len(self.groups)
         return bounds[0]
 
     @property
     def has_processes(self) -> bool:
         """Whether workers are processes that read the host's memory, here or elsewhere."""
-        return self.engine in engines.OF_PROCESSES
+        return self.engine in selection.OF_PROCESSES
 
     @property
     def master_device(self) -> torch.device:
@@ -165,7 +165,7 @@ class Crew:
 
         Worker processes bound their own; this process has a replica like the first's for a while.
         """
-        own = self.devices if self.engine == engines.TOWERS else self.groups[0]
+        own = self.devices if self.engine == selection.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
 
     def give_up_towers(self, reason: str) -> None:
@@ -174,8 +174,8 @@ class Crew:
         Raises:
             CopyError: towers were asked for, or there is no other way.
         """
-        engine = engines.Chosen(self.engine, self.script)
-        engine = engines.suited(self.recipe.workers.engine, engine, reason)
+        engine = selection.Chosen(self.engine, self.script)
+        engine = selection.suited(self.recipe.workers.engine, engine, reason)
         self.engine, self.script, self.why = engine
         self.replicas.give_up_copies(reason)
 
@@ -268,13 +268,13 @@ class Crew:
 
     def stay_alone(self, why: str) -> None:
         """Go on with towers of this process: the other ranks have ended."""
-        self.company, self.engine, self.script, self.why = None, engines.TOWERS, None, why
+        self.company, self.engine, self.script, self.why = None, selection.TOWERS, None, why
 
-    # --- transports -------------------------------------------------------------------------------
+    # --- engines ----------------------------------------------------------------------------------
 
     def starting(self) -> AbstractContextManager[None]:
         """Return a context within which worker processes start faster, if there will be some."""
-        are_processes = self.engine == engines.PROCESSES and self._datasets is not None
+        are_processes = self.engine == selection.PROCESSES and self._datasets is not None
         script, threads = self.script if are_processes else None, self.recipe.workers.threads
         return fork_server_ready(script, len(self.groups), threads)
 
@@ -335,7 +335,7 @@ class Crew:
         try:
             return self._towers(state)
         except CopyError:
-            if not self.has_processes and self.engine != engines.COLLECTIVE:
+            if not self.has_processes and self.engine != selection.COLLECTIVE:
                 raise
             # The state is on the CPU, and nobody else uses the model now.
             make = partial(self.replicas.alone, state)
@@ -356,7 +356,7 @@ class Crew:
 
     def probe_replica(self, state: State) -> Replica:
         """Return a replica to try a shard on before there are workers."""
-        is_tower = self.engine == engines.TOWERS
+        is_tower = self.engine == selection.TOWERS
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Transport:

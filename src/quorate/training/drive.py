@@ -20,13 +20,13 @@ from quorate.coordination.protocol import (
     Wake,
 )
 from quorate.coordination.run_event import TAKEOVER, RunEvent
+from quorate.engines import Channel
+from quorate.engines.job import Training, place
+from quorate.engines.tracing.channel import TracedChannel
+from quorate.engines.tracing.trace import current
 from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
-from quorate.transports import Channel
-from quorate.transports.job import Training, place
-from quorate.transports.tracing.channel import TracedChannel
-from quorate.transports.tracing.trace import current
 
 T = TypeVar("T")
 

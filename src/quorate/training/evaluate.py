@@ -12,6 +12,7 @@ from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
+from quorate.engines import Transport
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
@@ -25,7 +26,6 @@ from quorate.training.prepare import Prepared
 from quorate.training.recipe import Taken
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import kind_of_evaluation, made_whole
-from quorate.transports import Transport
 
 
 def evaluate(

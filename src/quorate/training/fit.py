@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quorate.coordination.run_event import END, EVALUATION, NOTE, SAVE, SLOW, RunEvent, is_shown
+from quorate.engines import Transport
 from quorate.errors import ServerError, cut
 from quorate.machine.printable import printable
 from quorate.machine.standard_streams import steady
@@ -52,7 +53,6 @@ from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.unsaved import UnsavedAttributes
 from quorate.training.validation import Best, LossTrend, Validation
-from quorate.transports import Transport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -14,6 +14,9 @@ from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
+from quorate.engines import Transport
+from quorate.engines.job import drawing
+from quorate.engines.spot_checks import SpotChecks, asking
 from quorate.replica.totals import Totals, joined
 from quorate.services.report import Report
 from quorate.training.blame import not_made
@@ -27,9 +30,6 @@ from quorate.training.serving.turns import Turns, turns_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import WholeBatch, kind_of_training, whole_batch
-from quorate.transports import Transport
-from quorate.transports.job import drawing
-from quorate.transports.spot_checks import SpotChecks, asking
 
 RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
 WHOLE_S = 1e6  # of such that flow through stages: all of a worker's

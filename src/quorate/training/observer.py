@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from quorate.errors import SettingError
 
 if TYPE_CHECKING:
+    from quorate.engines import Transport
     from quorate.training.state import State
-    from quorate.transports import Transport
 
     # From a loop's transport, its state and its facts (what a checkpoint says of the run, and its
     # pipeline) to the

@@ -11,6 +11,7 @@ from quorate.coordination.epochs import DROP, JOIN
 from quorate.coordination.plan import Plan
 from quorate.coordination.rules import Rule
 from quorate.coordination.run_event import WARNING, RunEvent
+from quorate.engines.selection import RAY, TOWERS
 from quorate.machine.devices import Group, describe, kinds
 from quorate.machine.environment import ranks_here
 from quorate.machine.gpu_identity import mapping
@@ -20,7 +21,6 @@ from quorate.replica import deterministic, precision
 from quorate.replica.computing import Computing
 from quorate.replica.kernels import TORCH
 from quorate.replica.placement import placement
-from quorate.transports.engines import RAY, TOWERS
 
 
 def opening(

@@ -11,6 +11,7 @@ from pathlib import Path
 from quorate.coordination.run_event import NOTE, RunEvent, as_note
 from quorate.data.row_sample import row_sample
 from quorate.data.source import Source
+from quorate.engines import selection
 from quorate.errors import CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
@@ -31,7 +32,6 @@ from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.transports import engines
 
 __all__ = ["Prepared", "evaluable", "planned", "prepare", "refuse_half_an_update", "taken"]
 
@@ -249,7 +249,7 @@ def _probed(
         announce = announce or note
         announce("compiling: the first shard of each shape takes seconds to minutes longer")
     while True:
-        has_towers = crew.engine == engines.TOWERS
+        has_towers = crew.engine == selection.TOWERS
         make_state = partial(
             State,
             crew.model,

@@ -16,6 +16,7 @@ from quorate.coordination.epochs import SHORT, Course
 from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
 from quorate.data import dataloader
 from quorate.data.source import length
+from quorate.engines.collective import once
 from quorate.errors import SettingError
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
@@ -26,7 +27,6 @@ from quorate.training.crew import Crew
 from quorate.training.facts import facts_of
 from quorate.training.recipe import Recipe, Taken, too_many_shards
 from quorate.training.state import State
-from quorate.transports.collective import once
 
 if TYPE_CHECKING:
     import torch

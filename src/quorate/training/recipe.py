@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.coordination import rules
 from quorate.data.loading import Loading, Taken
+from quorate.engines.workers import Workers
 from quorate.errors import SettingError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.composed import Composed
@@ -19,7 +20,6 @@ from quorate.training.duration import Duration
 from quorate.training.optimizing.choices import OptimizeByPhase, optimize_of
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.other_trainers import ELSEWHERE_HERE
-from quorate.transports.workers import Workers
 
 if TYPE_CHECKING:
     from quorate.machine.devices import Devices

@@ -11,6 +11,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.coordination.run_event import NOTE, WARNING, RunEvent
+from quorate.engines.stages.made import Replica, Split, Spread, made, parts_of
 from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
 from quorate.replica import host_draws, precision
@@ -30,7 +31,6 @@ from quorate.replica.witness.between import Between
 from quorate.training.notices import once
 from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
-from quorate.transports.stages.made import Replica, Split, Spread, made, parts_of
 
 MOST_WRAPPED = 8  # datasets within each other, such as subsets, that are looked at
 

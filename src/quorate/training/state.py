@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from quorate.coordination.tally import Tally
+from quorate.engines.collective.exchange import Exchange
+from quorate.engines.collective.ranks import Ranks
 from quorate.errors import SettingError
 from quorate.replica.buffers import Buffers
 from quorate.replica.compiling import as_given
@@ -32,8 +34,6 @@ from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Update
 from quorate.training.serving.serving import Serving
 from quorate.training.user_changes import UserChanges
-from quorate.transports.collective.exchange import Exchange
-from quorate.transports.collective.ranks import Ranks
 
 
 class State:

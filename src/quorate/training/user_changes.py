@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quorate.engines.amendments import Amendments, Simple, plain
+from quorate.engines.job import Original
 from quorate.errors import CheckpointError, UserError
 from quorate.replica.beside.values import Newest
 from quorate.replica.flat import Flat
@@ -23,8 +25,6 @@ from quorate.replica.turns import disturbances, drawn_outside
 from quorate.replica.witness.attributes import Attributes
 from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
-from quorate.transports.amendments import Amendments, Simple, plain
-from quorate.transports.job import Original
 
 # What every module has: hooks, tables, and the mode, which replicas have of their own.
 _INTERNAL = frozenset(vars(torch.nn.Module()))

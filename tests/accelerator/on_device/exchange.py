@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quorate.transports.collective.exchange import Exchange
+from quorate.engines.collective.exchange import Exchange
 
 DEVICE = torch.device("sim:0")
 

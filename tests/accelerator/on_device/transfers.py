@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from quorate.engines.stages.handed import Hand, received
 from quorate.replica.transfer import move
-from quorate.transports.stages.handed import Hand, received
 
 SIZE = 1 << 16
 

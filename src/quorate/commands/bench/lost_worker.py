@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from quorate.coordination.protocol import Done, Event, Joined, Left, Replace
-from quorate.transports.worker_status import WorkerStatus
+from quorate.engines.worker_status import WorkerStatus
 
 MOST_S = 60.0  # that are waited for it
 

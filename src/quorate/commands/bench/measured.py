@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quorate.commands.bench.stages import StageTime
+from quorate.engines.worker_status import PHASES
 from quorate.machine.atomic_file import write_atomically
-from quorate.transports.worker_status import PHASES
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,15 @@ from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.commands.bench.stages import StageSpans
 from quorate.coordination import rules
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Job, Training
+from quorate.engines.worker_status import WorkerStatus
+from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.machine.cores import usable_cores
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
 from quorate.services.display.shard_time import WORK
 from quorate.training.state import State
-from quorate.transports import Channel, Transport
-from quorate.transports.job import Job, Training
-from quorate.transports.worker_status import WorkerStatus
-from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe

@@ -72,9 +72,9 @@ def command(
         how = {"devices": devices, "threads": threads}
         return examine_model(script, module, arguments, how, as_json=as_json)
     from quorate.commands.doctor.wanted import Wanted, named_devices
+    from quorate.engines.workers import Workers
     from quorate.machine.environment import torchrun_environment
     from quorate.settings import whole
-    from quorate.transports.workers import Workers
 
     wanted = Wanted(
         devices=named_devices(devices) if devices else None,

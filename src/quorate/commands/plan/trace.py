@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quorate.commands.plan.measurements import unread
+from quorate.engines.worker_status import PHASES
 from quorate.errors import DataError, cure
 from quorate.machine.regular_file import regular_lines
 from quorate.machine.valid_json import number
 from quorate.services.checkpoints.record import MOST_COUNT, parsed_json
 from quorate.services.log_cut import MOST_LINE_BYTES
 from quorate.simulation.inputs import MOST
-from quorate.transports.worker_status import PHASES
 
 SPENT = ("shards", *PHASES)
 COUNTS = ("epoch", "rows", "dropped_rows", "staleness", "not_finite")

@@ -27,7 +27,7 @@ from quorate.coordination.run_event import (
     TAKEOVER,
     WARNING,
 )
-from quorate.transports.worker_status import PHASES
+from quorate.engines.worker_status import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,8 +27,8 @@ from quorate.commands.report.run_history import Digest, RunHistory, is_loss
 from quorate.commands.report.sessions import Sessions, sessions, worker_totals
 from quorate.commands.report.style import STYLE_SHEET
 from quorate.coordination.run_event import LOST, SLOW, WARNING
+from quorate.engines.worker_status import PHASES
 from quorate.machine.printable import printable
-from quorate.transports.worker_status import PHASES
 
 MOST_WORKERS, MOST_CHECKPOINTS = 128, 100  # rows of a table
 MOST_VALUE = 200  # characters of a setting

@@ -21,6 +21,7 @@ import msgspec
 from quorate.commands.run_facts import MARKS, RunFacts, runs_below
 from quorate.coordination import rules
 from quorate.coordination.run_event import WARNING
+from quorate.engines.worker_status import PHASES
 from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.machine.printable import printable
 from quorate.machine.regular_file import open_regular, size_of
@@ -30,7 +31,6 @@ from quorate.services.checkpoints import files
 from quorate.services.checkpoints.record import MOST_COUNT
 from quorate.services.metrics_log import TIMES
 from quorate.services.report import Report
-from quorate.transports.worker_status import PHASES
 
 MOST_LINE_BYTES = 4 << 20
 MOST_BYTES = 1 << 30  # of a log; of a larger log the end is read

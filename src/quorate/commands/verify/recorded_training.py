@@ -22,6 +22,8 @@ from quorate.commands.verify.twice import loaded_again, twice
 from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.data.source import Batch, Source
+from quorate.engines.job import Task, Training, shard_seed
+from quorate.engines.stages.pipelined import Pipelined, other_gradient, other_outcome
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
@@ -30,8 +32,6 @@ from quorate.replica.streams import Stream
 from quorate.replica.witness.module_trace import ModuleTrace
 from quorate.replica.witness.values import tensor_text, value_hash
 from quorate.training.whole_batch.jobs import BackThrough, Representing
-from quorate.transports.job import Task, Training, shard_seed
-from quorate.transports.stages.pipelined import Pipelined, other_gradient, other_outcome
 
 WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
 MOST_TWICE = 4  # shards of a worker that are computed twice: each takes as long as some updates

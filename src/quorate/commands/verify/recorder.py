@@ -34,15 +34,15 @@ from quorate.coordination.protocol import (
     Left,
     Replace,
 )
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Job, Training
+from quorate.engines.processes.script import current
+from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
 from quorate.replica.witness.values import tensor_text
 from quorate.training.state import State
 from quorate.training.whole_batch.jobs import BackThrough, Representing
-from quorate.transports import Channel, Transport
-from quorate.transports.job import Job, Training
-from quorate.transports.processes.script import current
-from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe

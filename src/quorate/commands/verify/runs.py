@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from quorate.commands.child_run import NO_SAVES_S, child_run, last_error
 from quorate.commands.verify import records
 from quorate.commands.verify.verdict import Run, Way, verdict
+from quorate.engines.selection import PROCESSES, TOWERS
 from quorate.errors import UserError
 from quorate.machine.environment import hash_seed
 from quorate.services.checkpoints.files import checkpoint_of
-from quorate.transports.engines import PROCESSES, TOWERS
 
 SAVED_S = 60.0  # in which a run that is stopped has to have saved
 

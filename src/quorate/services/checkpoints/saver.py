@@ -17,12 +17,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from quorate.engines.tracing.trace import current
 from quorate.errors import SaveError, UserError
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.draft import Contents, Draft, write
 from quorate.services.checkpoints.retention import Saved, surplus
 from quorate.services.run_contents import NO_ROOM
-from quorate.transports.tracing.trace import current
 
 
 class Policy(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Protocol, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
+from quorate.engines.worker_status import WorkerStatus
 from quorate.machine.columns import in_four_places
 from quorate.machine.standard_streams import Steady
 from quorate.services.device_use import DeviceUse
@@ -20,7 +21,6 @@ from quorate.services.display.shown import DATED, JSON, Shown, clock
 from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
 from quorate.settings import resolved
-from quorate.transports.worker_status import WorkerStatus
 
 LINE_EVERY_S = 5.0
 TABLE_EVERY_S = 60.0  # where the table makes a log longer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quorate.transports.worker_status import PHASES, WorkerStatus
+from quorate.engines.worker_status import PHASES, WorkerStatus
 
 WORK = PHASES[PHASES.index("fetching") :]  # what a shard's time consists of
 

@@ -16,8 +16,8 @@ from statistics import median
 from typing import NamedTuple
 
 from quorate.coordination.protocol import Compute
+from quorate.engines.worker_status import WorkerStatus
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
-from quorate.transports.worker_status import WorkerStatus
 
 FACTOR = 1.3  # times the others' shard time
 # Over fewer shards a time may be off by a tenth and more, and a steady worker look slow.

@@ -50,7 +50,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     assert _shown_before is not None
     is_full = wants_full_tracebacks()
     if "torch.distributed" in sys.modules:
-        from quorate.transports.process_group import refused_call  # imports torch
+        from quorate.engines.process_group import refused_call  # imports torch
 
         if (refusal := refused_call(error)) is not None:
             refusal.__cause__ = error if is_full else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quorate.engines.worker_status import WorkerStatus
 from quorate.machine.columns import aligned
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.shard_time import duration, shard_time
-from quorate.transports.worker_status import WorkerStatus
 
 COLUMNS = ("worker", "device", "use", "memory", "shard", "waiting", "state")
 LONG = 3.0  # times its shard time: how long a worker is in a state before that is shown

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from quorate.engines.worker_status import WorkerStatus
 from quorate.services.device_use import Gauges
 from quorate.services.display.display import Display
 from quorate.services.display.straggler import SlowWorkers
 from quorate.services.report import Report
-from quorate.transports.worker_status import WorkerStatus
 
 
 class WorkerTable:

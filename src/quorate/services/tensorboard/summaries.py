@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quorate.engines.worker_status import WorkerStatus
 from quorate.replica.totals import Counts
 from quorate.replica.witness.forward_graph import Node
 from quorate.services.device_use import Gauges
 from quorate.services.report import Report
-from quorate.transports.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
 
+from quorate.engines.tracing import trace as taking
+from quorate.engines.tracing.trace import Trace, span
 from quorate.machine.atomic_file import write_atomically
 from quorate.services.report import Report
 from quorate.services.run_dir import RunDir
 from quorate.services.tracing.chrome import as_json
-from quorate.transports.tracing import trace as taking
-from quorate.transports.tracing.trace import Trace, span
 
 __all__ = ["after_update", "begun", "span", "traced"]
 

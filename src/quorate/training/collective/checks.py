@@ -7,13 +7,13 @@ from contextlib import closing
 from typing import Any
 
 from quorate.data.source import Source
+from quorate.engines.collective.ranks import Ranks, Record
+from quorate.engines.job import Task
+from quorate.engines.spot_check import Answer, SpotCheck, text_of
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.training.collective.member import Member
 from quorate.training.state import State
-from quorate.transports.collective.ranks import Ranks, Record
-from quorate.transports.job import Task
-from quorate.transports.spot_check import Answer, SpotCheck, text_of
 
 CHECK = "check"  # the kind of a record: all ranks call ``checked``
 

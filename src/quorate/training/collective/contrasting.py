@@ -21,6 +21,9 @@ import torch
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
+from quorate.engines import remote_error
+from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.slices import Slices
 from quorate.errors import RankError
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome
@@ -39,9 +42,6 @@ from quorate.training.whole_batch.whole_batch import (
     weighted,
     with_loss,
 )
-from quorate.transports import remote_error
-from quorate.transports.collective.ranks import Ranks
-from quorate.transports.collective.slices import Slices
 
 CONTRASTED = "contrasted"  # the kind of a record: the loss, or what was raised in its place
 

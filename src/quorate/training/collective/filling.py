@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from quorate.engines.collective.ranks import Ranks
 from quorate.machine import this_host
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Section
@@ -20,7 +21,6 @@ from quorate.services.checkpoints.tensor_bytes import write_at
 from quorate.training.collective.rows import OPTIMIZER, Part, Row, chunks, in_turns, parts
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.runs import Run, is_by_rows
-from quorate.transports.collective.ranks import Ranks
 
 
 def fill(

@@ -14,6 +14,11 @@ import torch
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
+from quorate.engines.collective.company import END
+from quorate.engines.collective.parts import Handed
+from quorate.engines.collective.ranks import Ranks
+from quorate.engines.process_group import refused_call
+from quorate.engines.processes.worker import here
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.machine.devices import has_streams
 from quorate.machine.standard_streams import Steady, flush_standard_streams
@@ -31,11 +36,6 @@ from quorate.training.collective.saves import KINDS as SAVES
 from quorate.training.crew import Crew
 from quorate.training.optimizing.sliced_optimizer import GATHER, SCATTER, SlicedOptimizer
 from quorate.training.state import State
-from quorate.transports.collective.company import END
-from quorate.transports.collective.parts import Handed
-from quorate.transports.collective.ranks import Ranks
-from quorate.transports.process_group import refused_call
-from quorate.transports.processes.worker import here
 
 MakeState = Callable[[Source], State]
 

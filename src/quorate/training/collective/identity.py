@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 
 from quorate.data.source import Source
+from quorate.engines.fingerprints import data_fingerprint
 from quorate.errors import UserError
 from quorate.replica.witness.kept import changed, kept
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.optimizing.optimize import Optimize
-from quorate.transports.fingerprints import data_fingerprint
 
 _KEPT = "kept"  # not compared: the names in it say why something else differs
 MOST_NAMED = 3

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
+from quorate.engines.collective.ranks import Ranks
 from quorate.replica.notes import Note, Notes
-from quorate.transports.collective.ranks import Ranks
 
 NOTES = "notes"  # the kind of a record: all ranks call ``gathered``
 

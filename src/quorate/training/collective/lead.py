@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from quorate.data.source import Source
+from quorate.engines.collective.company import STOP_CODE, Company
+from quorate.engines.collective.parts import Handed
+from quorate.engines.collective.ranks import Ranks
+from quorate.engines.spot_check import Answer, SpotCheck
 from quorate.errors import RankError, UserError
 from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import checks, late_notes, share
@@ -24,10 +28,6 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.saved_state import shared
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.transports.collective.company import STOP_CODE, Company
-from quorate.transports.collective.parts import Handed
-from quorate.transports.collective.ranks import Ranks
-from quorate.transports.spot_check import Answer, SpotCheck
 
 OPEN, STEP = "open", "step"  # kinds of records
 

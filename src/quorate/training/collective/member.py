@@ -12,6 +12,10 @@ import torch
 
 from quorate.coordination.tree import leaves, tree_sum
 from quorate.data.source import Source
+from quorate.engines.collective.parts import Handed, handed_over
+from quorate.engines.collective.ranks import Ranks
+from quorate.engines.fingerprints import probe_fingerprint
+from quorate.engines.job import drawing
 from quorate.errors import RankError
 from quorate.replica.beside.values import Values
 from quorate.replica.buffers import Buffers
@@ -25,10 +29,6 @@ from quorate.training.collective.own_shards import OwnShards
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
-from quorate.transports.collective.parts import Handed, handed_over
-from quorate.transports.collective.ranks import Ranks
-from quorate.transports.fingerprints import probe_fingerprint
-from quorate.transports.job import drawing
 
 T = TypeVar("T")
 _Done = tuple[object, BaseException | None]  # the result, or what was raised

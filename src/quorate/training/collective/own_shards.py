@@ -10,16 +10,16 @@ from typing import Any
 from quorate.coordination.tree import Node, TreeSum, leaves
 from quorate.data.feed import Feed
 from quorate.data.source import Source
+from quorate.engines.collective.exchange import Exchange
+from quorate.engines.job import Task, Training
+from quorate.engines.tracing.batch import Batch
+from quorate.engines.worker_status import Timesheet
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.training.whole_batch.jobs import BackThrough, Representing
-from quorate.transports.collective.exchange import Exchange
-from quorate.transports.job import Task, Training
-from quorate.transports.tracing.batch import Batch
-from quorate.transports.worker_status import Timesheet
 
 
 class OwnedTraining(Training):

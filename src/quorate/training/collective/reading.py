@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from quorate.engines.collective.ranks import Ranks
 from quorate.errors import CheckpointError
 from quorate.machine.regular_file import open_regular
 from quorate.replica.digest import flat_bytes
@@ -24,7 +25,6 @@ from quorate.services.checkpoints.tensor_bytes import read_at
 from quorate.training.collective.rows import Part, Row, chunks, in_turns, parts
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 from quorate.training.optimizing.runs import Run, is_by_rows
-from quorate.transports.collective.ranks import Ranks
 
 
 class Unread(NamedTuple):

@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quorate.engines.collective.ranks import Ranks, Record
 from quorate.machine import this_host
 from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.training.collective.filling import File, answer, fill, require_done, wrong_in
 from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, is_large
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
-from quorate.transports.collective.ranks import Ranks, Record
 
 # Kinds of records: the others hear of them by ``Saves.hear``.
 OUTLINE, FOLDER, SAVE = KINDS = ("outline", "folder", "save")

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from quorate.engines.amendments import Amendments
+from quorate.engines.collective.ranks import Ranks, Record
 from quorate.replica.beside.values import NO_VALUES, Values
 from quorate.replica.digest import flat_bytes
 from quorate.services.checkpoints.draft import Contents
 from quorate.training.saved_state import Loadable, load
 from quorate.training.state import State
-from quorate.transports.amendments import Amendments
-from quorate.transports.collective.ranks import Ranks, Record
 
 OPTIMIZER = "optimizer.safetensors"
 SHARED = "shared"  # an entry of records: values of ``Shared``

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from quorate.engines import Channel
+from quorate.engines.collective.watch import Watch
+from quorate.engines.job import Job
+from quorate.engines.worker_status import WorkerStatus
 from quorate.errors import RankError
-from quorate.transports import Channel
-from quorate.transports.collective.watch import Watch
-from quorate.transports.job import Job
-from quorate.transports.worker_status import WorkerStatus
 
 
 class Status:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from quorate.engines.collective.slices import Piece, Slices
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.entries import copied, cut, end, is_like, part, told
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.runs import Run, runs
-from quorate.transports.collective.slices import Piece, Slices
 
 
 class CutOptimizer(FlatOptimizer):

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from quorate.engines.collective.slices import Piece
 from quorate.replica.torch_internals import version
-from quorate.transports.collective.slices import Piece
 
 
 def part(value: torch.Tensor, place: Piece) -> torch.Tensor:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.coordination.ownership import BLOCK
+from quorate.engines.collective.exchange import Exchange
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.mean import Addition, make_mean, squares
 from quorate.training.optimizing.not_finite import is_finite, not_finite
-from quorate.transports.collective.exchange import Exchange
 
 
 class Mean(NamedTuple):

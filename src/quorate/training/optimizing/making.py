@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from quorate.engines.collective.exchange import Exchange
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.training.optimizing.extent import Sliced, Whole
@@ -16,7 +17,6 @@ from quorate.training.optimizing.update import Average
 from quorate.training.parts.parted_optimizer import PartedOptimizer
 from quorate.training.serving.served import Served, ServedAverage, ServedOptimizer
 from quorate.training.serving.serving import Serving
-from quorate.transports.collective.exchange import Exchange
 
 
 class Making(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+from quorate.engines.collective.slices import Piece
 from quorate.replica.flat import Section
-from quorate.transports.collective.slices import Piece
 
 
 class Run(NamedTuple):

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from quorate.engines.collective.exchange import Exchange
+from quorate.engines.collective.ranks import Record
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.sparse.found import Found, no_rows
@@ -32,8 +34,6 @@ from quorate.training.optimizing.entries import (
 from quorate.training.optimizing.known_optimizers import COUNTERS, fill_momenta
 from quorate.training.optimizing.lent_states import LentStates
 from quorate.training.optimizing.optimizer import OptimizerFactory
-from quorate.transports.collective.exchange import Exchange
-from quorate.transports.collective.ranks import Record
 
 # Kinds of records: all ranks call ``SlicedOptimizer.gather``, or the others ``take``.
 GATHER, SCATTER = "gather", "scatter"

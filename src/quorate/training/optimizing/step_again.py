@@ -13,6 +13,8 @@ from quorate.coordination import rules
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
+from quorate.engines import Transport
+from quorate.engines.job import TrainingAgain
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
@@ -21,8 +23,6 @@ from quorate.training.drive import Ready, drive
 from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.transports import Transport
-from quorate.transports.job import TrainingAgain
 
 
 class StepAgain:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.tree import tree_sum
+from quorate.engines.tracing.trace import span
 from quorate.errors import LossError, NotFiniteError, SettingError, UserError
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
@@ -32,7 +33,6 @@ from quorate.training.optimizing.extent import Mean, Sliced, Whole
 from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.schedule import Schedule, metric_of, scheduler_of
-from quorate.transports.tracing.trace import span
 
 # Computes a step's sum at the parameters as they are, and hands it over: its memory is the workers'
 # own afterwards.

@@ -15,6 +15,10 @@ from typing import Any
 
 import torch
 
+from quorate.engines import remote_error
+from quorate.engines.stages.links import GoneError, Links
+from quorate.engines.stages.process import PARENT, Shared
+from quorate.engines.stages.stage_processes import StageProcesses
 from quorate.errors import ServerError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
@@ -23,10 +27,6 @@ from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.parts.entries import Told, taken, told
 from quorate.training.parts.state_memory import StateMemory
-from quorate.transports import remote_error
-from quorate.transports.stages.links import GoneError, Links
-from quorate.transports.stages.process import PARENT, Shared
-from quorate.transports.stages.stage_processes import StageProcesses
 
 
 class PartedOptimizer(FlatOptimizer):

@@ -17,6 +17,8 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import PlanByShard
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source, length
+from quorate.engines import Transport
+from quorate.engines.prediction import OWN, Function, Prediction, model_of, name_of, note_own
 from quorate.errors import OutputError, UserError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.model import unchanged
@@ -29,8 +31,6 @@ from quorate.training.predicting.files import Files
 from quorate.training.prepared import Prepared
 from quorate.training.recipe import Taken
 from quorate.training.stop import Stops
-from quorate.transports import Transport
-from quorate.transports.prediction import OWN, Function, Prediction, model_of, name_of, note_own
 
 __all__ = ["Function", "predict"]
 

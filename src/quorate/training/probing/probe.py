@@ -15,6 +15,7 @@ import torch
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, Rows, abridged
 from quorate.data.source import Batch
+from quorate.engines.exits import exited
 from quorate.errors import CompileError, CopyError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
@@ -38,7 +39,6 @@ from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.replica.witness.yields import Yield, yield_of
 from quorate.training.state import State
-from quorate.transports.exits import exited
 
 Watching = Callable[[], AbstractContextManager[None]]
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quorate.engines.servers import Image, as_bytes, joined
 from quorate.replica.flat import Layout, Section
 from quorate.training.optimizing.known_optimizers import COUNTERS
-from quorate.transports.servers import Image, as_bytes, joined
 
 Entry = tuple[str, str, Any]  # of an optimizer's state: parameter, name, value
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from quorate.engines.held import Held
+from quorate.engines.servers import Servers
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
@@ -23,8 +25,6 @@ from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.update import Average
 from quorate.training.serving.serving import Serving
-from quorate.transports.held import Held
-from quorate.transports.servers import Servers
 
 
 class ServedOptimizer(FlatOptimizer):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from quorate.engines.held import Held
+from quorate.engines.servers import Answer, Servers, Slicing, joined
 from quorate.errors import ServerError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.extent import root
@@ -23,8 +25,6 @@ from quorate.training.serving.pieces import (
     to_json,
     told,
 )
-from quorate.transports.held import Held
-from quorate.transports.servers import Answer, Servers, Slicing, joined
 
 OptimizerState = dict[str, dict[str, Any]]  # by parameter, then by entry
 

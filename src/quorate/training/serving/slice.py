@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.coordination.tree import TreeSum, tree_sum
+from quorate.engines.servers import NO_IMAGE, Answer, Image, as_bytes
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
@@ -30,7 +31,6 @@ from quorate.training.serving.pieces import (
     taken,
     told,
 )
-from quorate.transports.servers import NO_IMAGE, Answer, Image, as_bytes
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ class Slice:
     def take(self, ticket: int, step: int, image: Image) -> None:
         """Take a shard's gradient, unless its step is over: then nobody will ask for it."""
         if step > self._closed:
-            # A copy: what transports bring lies in memory that they share, and have little of.
+            # A copy: what engines bring lies in memory that they share, and have little of.
             gradient = self._spare.pop() if self._spare else self._parameters.layout.new(CPU)
             self._fill(gradient, image)
             self._shards[ticket] = (step, gradient)

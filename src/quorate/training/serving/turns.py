@@ -6,13 +6,13 @@ next shard is dealt.
 
 from __future__ import annotations
 
+from quorate.engines import Transport
+from quorate.engines.servers import Servers
+from quorate.engines.worker_processes import servers_of
 from quorate.errors import ServerError
 from quorate.training.collective import share
 from quorate.training.serving.served import ServedOptimizer
 from quorate.training.state import State
-from quorate.transports import Transport
-from quorate.transports.servers import Servers
-from quorate.transports.worker_processes import servers_of
 
 
 def turns_of(state: State, workers: Transport) -> Turns | None:

@@ -10,13 +10,13 @@ from quorate.coordination.keys import key
 from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
+from quorate.engines.job import Evaluation, Task, Training, TrainingAgain, shard_seed
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.gather import Gather, Through
 from quorate.replica.whole_batch.represented import Tensors
-from quorate.transports.job import Evaluation, Task, Training, TrainingAgain, shard_seed
 
 
 class Representing(Training):

@@ -21,6 +21,8 @@ from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
+from quorate.engines import Transport
+from quorate.engines.job import Evaluation, Training
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum
@@ -34,8 +36,6 @@ from quorate.training.optimizing.step_again import WithoutCopies
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
 from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
-from quorate.transports import Transport
-from quorate.transports.job import Evaluation, Training
 
 T = TypeVar("T")
 

@@ -27,8 +27,8 @@ from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
 from quorate.commands.doctor.hosts.probe import Listener, measure
 from quorate.commands.doctor.verdicts import verdicts
 from quorate.commands.doctor.wanted import Wanted
+from quorate.engines.collective.interface import Interface, chosen, route
 from quorate.machine.processor import processors
-from quorate.transports.collective.interface import Interface, chosen, route
 
 MEET_S = 120.0  # that hosts may differ in how long they take
 SEEN_S = 5.0  # until a file that one host has written is there on another: NFS caches names

@@ -15,6 +15,9 @@ import torch
 from quorate.commands.doctor.model.measured import Measured
 from quorate.coordination.protocol import Event
 from quorate.data.source import Batch
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Job, Task, Training
+from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.errors import CutError
 from quorate.machine.devices import has_streams
 from quorate.machine.most_memory import most_memory
@@ -25,9 +28,6 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.state import State
-from quorate.transports import Channel, Transport
-from quorate.transports.job import Job, Task, Training
-from quorate.transports.wrapped import WrappedChannel, WrappedTransport
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe

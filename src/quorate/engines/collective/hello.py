@@ -1,0 +1,101 @@
+"""The hello: what ranks say of themselves before anything else, and whether they fit together.
+
+It goes through the store by which they meet. Ranks that do not fit would hang or fail in the first
+thing that they do together: builds of torch that pack tensors differently, a GPU and a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.engines.collective.interface import route
+from quorate.engines.collective.place import Place
+from quorate.engines.processes.script import current
+from quorate.errors import SettingError, UserError
+from quorate.machine import this_host
+from quorate.machine.printable import printable
+
+
+class Hello(NamedTuple):
+    """What one rank says."""
+
+    address: str  # of its host, on the way to the store
+    host: str  # see ``this_host.mark``
+    device: str  # the kind that it computes on
+    torch: str  # the build
+    script: str  # a hash of its text
+    workers: int | None  # as many as were asked for
+
+
+ALIKE = {
+    "device": (
+        "the kind of device",
+        "a rank that sees no GPU computes on the CPU, and other bits; `quorate doctor` on its host "
+        "says why, --devices cpu takes none on any",
+    ),
+    "torch": ("the torch build", "install the same one on every host"),
+    "script": ("the script's text", "start the same file on every host"),
+}
+
+
+def hello(place: Place, device: torch.device, workers: int | None) -> Hello:
+    """Return what this rank says."""
+    return Hello(
+        route(place.endpoint),
+        this_host.mark(),
+        device.type,
+        torch.__version__,
+        _script_hash(),
+        workers,
+    )
+
+
+def said_by_all(store: Any, place: Place, own: Hello) -> list[Hello]:
+    """Return what each rank says, in the order of ranks. All ranks call it. Blocks.
+
+    Args:
+        store: that all of them have, with no word of ranks before these.
+    """
+    store.set(f"hello-{place.rank}", json.dumps(own))
+    given = store.multi_get([f"hello-{rank}" for rank in range(place.size)])
+    return [Hello(*json.loads(text)) for text in given]
+
+
+def require_alike(hellos: Sequence[Hello]) -> None:
+    """Refuse ranks that do not fit together.
+
+    Raises:
+        UserError: they do not; the same one on every rank.
+    """
+    size = len(hellos)
+    for each in hellos:
+        if each.workers not in (None, size):
+            expected = f"{size}, as torchrun has started {size} rank{'s' if size > 1 else ''}"
+            raise SettingError("workers", each.workers, expected, "leave it to torchrun")
+    for field, (name, fix) in ALIKE.items():
+        expected = getattr(hellos[0], field)
+        for rank, each in enumerate(hellos):
+            if (got := getattr(each, field)) != expected:
+                raise UserError(
+                    f"rank {rank} differs from rank 0 in {name}",
+                    got=f"{printable(got):.40}",
+                    expected=f"{printable(expected):.40}",
+                    fix=fix,
+                )
+
+
+def _script_hash() -> str:
+    """Return a hash of the file of the program, or nothing where there is none."""
+    script = current()
+    path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
+    try:
+        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""

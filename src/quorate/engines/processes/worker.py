@@ -1,0 +1,194 @@
+"""A worker process: it runs the script up to the training loop, and computes shards from there on.
+
+It owns nothing that is lost with it: parameters, results and position are the coordinator's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from typing import NoReturn
+
+import torch
+
+from quorate.engines.as_worker import written_files
+from quorate.engines.as_worker.run import run_script
+from quorate.engines.collective.place import Place, take
+from quorate.engines.processes.arena import Arena
+from quorate.engines.processes.program import Program
+from quorate.engines.processes.script import Script
+from quorate.engines.processes.shard_loop import ShardLoop
+from quorate.engines.processes.wire import Wire
+from quorate.engines.stages.made import made
+from quorate.errors import UserError
+from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.out_of_memory import be_killed_first
+from quorate.machine.shared_memory import Segment
+from quorate.machine.signal_handlers import OF_PYTHON, ignore_job_signals
+from quorate.machine.standard_streams import (
+    Steady,
+    flush_standard_streams,
+    occupy_standard_descriptors,
+    steady,
+)
+from quorate.replica.deterministic import repeatable
+from quorate.replica.notes import Notes
+from quorate.replica.shared.sharing import Sharing
+from quorate.replica.streams import Stream
+from quorate.replica.turns import Turns
+
+# A fact of the process, known before the script runs: the trainer that the script makes asks.
+_here: Worker | None = None
+
+
+def here() -> Worker | None:
+    """Return what this process is to become at the first training loop; None in a coordinator."""
+    return _here
+
+
+def run(*, wire: int, output: int) -> None:
+    """Run the script; it does not come back from its first training loop.
+
+    Args:
+        wire: descriptor of its end of the wire. The first message says who it is, and holds the
+            fields of a ``Script``.
+        output: descriptor of what takes the place of standard output and error until then: the
+            coordinator has said all of that already, and shows it only if something goes wrong.
+    """
+    global _here
+    occupy_standard_descriptors()
+    end = Wire(socket.socket(fileno=wire))
+    start = end.receive()
+    if start is None:
+        return
+    ignore_job_signals(before=OF_PYTHON)  # the script's own children do not
+    _here = Worker(start["number"], end, output)
+    if start["place"] is not None:
+        take(Place(**start["place"]))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a rank is asked to end as any other is
+    with steady():  # also while it is hidden: a full disk for temporary files is no news
+        run_script(Script(**start["script"]), start["own"], end.send)
+    sys.exit("the script came to its end without a training loop")
+
+
+class Worker:
+    """A process that was started to be a worker. It runs the script, and then serves.
+
+    Args:
+        number: of the worker.
+        wire: its end of the wire.
+        output: descriptor of what takes the place of standard output and error until it serves.
+    """
+
+    def __init__(self, number: int, wire: Wire, output: int) -> None:
+        self.number = number
+        self._wire = wire
+        self._notes = Notes()
+        be_killed_first()
+        self._outputs = {fd: os.dup(fd) for fd in (1, 2)}
+        for fd in self._outputs:
+            os.dup2(output, fd)
+        os.close(output)
+
+    def serve(self, program: Program) -> NoReturn:
+        """Compute what the coordinator asks for, and end this process when it says so.
+
+        Nothing of the script runs after this, no ``finally`` and no ``atexit``: they are the
+        coordinator's to run, once.
+        """
+        code = 1
+        with suppress(ValueError):  # the script trains in another thread than the main one
+            ignore_job_signals()  # whatever the script made of them
+
+        def serve() -> None:
+            nonlocal code
+            try:
+                with repeatable(program.computing, program.group):
+                    self._serve(program)
+                code = 0
+            except UserError as error:
+                self._wire.send({"kind": "refuses", "message": str(error)})
+            except BaseException:  # the edge of the process
+                traceback.print_exc()
+
+        keep_freed_memory()
+        # In a thread of its own, as a tower: what the script has around its loop (autocast, a
+        # default device) is the thread's that it runs in, and reaches no shard.
+        thread = threading.Thread(target=serve, name=f"quorate-worker-{self.number}")
+        thread.start()
+        thread.join()
+        flush_standard_streams()
+        os._exit(code)
+
+    def _serve(self, program: Program) -> None:
+        # 1. The thread. Bits depend on its number of intra-op threads; the rest as in a tower.
+        torch.set_num_threads(program.threads)
+        torch.set_autocast_cache_enabled(False)
+        device = program.group[0]
+        if device.type != "cpu":
+            torch.accelerator.set_device_index(device.index or 0)
+        # 2. What is shared. "here" must come after all that the script did before its loop, which
+        # has no bound but worker_timeout_s; the answer holds descriptors of the shared memory.
+        if device.type == "cpu":
+            program.model.to(device)
+        for line in self.found():
+            self._notes.add(line)
+        self._send_notes()
+        self._wire.send({"kind": "here"})
+        answer = self._wire.receive()
+        if answer is None:
+            return
+        description, *fds = (self._wire.fds.pop(0) for _ in range(answer["fds"]))
+        text = Segment(os.fstat(description).st_size, description)
+        arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
+        turns = Turns(side_by_side=True)
+        Sharing(program.model, program.loss, copies=False).tell(turns)
+        replica = made(
+            program.model,
+            arena.parameters,
+            program.group,
+            spread=program.spread,
+            mutable_frozen=arena.mutable_frozen,
+            written=arena.written,
+            own=True,
+            set_buffers=arena.read,
+            loss=program.loss,
+            totals=program.totals,
+            turns=turns,
+            computing=program.computing.as_decided(answer["computing"]),  # all workers alike
+            notes=self._notes,
+        )
+        # 3. From here on what user code prints is news: the coordinator's script prints it not.
+        self.show()
+        # 4. Shards, until the coordinator ends this process or is gone itself.
+        loop = ShardLoop(self.number, self._wire, arena, replica, program)
+        with Stream() as stream:
+            arena.tell(self.number, "waiting")
+            while (message := self._wire.receive()) is not None and message["kind"] != "end":
+                loop.handle(message, stream)
+                self._send_notes()
+        replica.close()
+
+    def found(self) -> list[str]:
+        """Return what the script did that only its own process should have, a line each; once."""
+        return written_files.found()
+
+    def _send_notes(self) -> None:
+        for note in self._notes.take():
+            self._wire.send({"kind": "note", **note._asdict()})
+
+    def show(self) -> None:
+        """Have what is printed from now on reach whoever started the coordinator."""
+        flush_standard_streams()
+        for fd, original in self._outputs.items():
+            os.dup2(original, fd)
+            os.close(original)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Steady):
+                stream.fault = None  # it leads elsewhere now

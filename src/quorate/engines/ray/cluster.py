@@ -1,0 +1,206 @@
+"""The cluster: one that is there, or a local one that is started for a run and ends with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from quorate.engines.ray import sweeper
+from quorate.engines.ray.connection import (
+    connected,
+    hooks_kept,
+    no_raylet_logs,
+    on_loopback,
+    refusals,
+    signals_kept,
+)
+from quorate.engines.ray.demand import CPU, GPU, Demand
+from quorate.engines.ray.own_node import OwnNode
+from quorate.errors import UserError
+from quorate.machine.environment import marked, ray_address, ray_tmpdir
+
+# Where Ray keeps the token that a local cluster asks for, since 2.59 by itself: whoever can reach
+# the ports of one without can run programs there.
+TOKEN = Path(".ray", "auth_token")
+
+# The longest path of a Unix socket, and what Ray adds to the path of a folder for one of its own:
+# /session_2026-11-24_19-06-55_509164_4194304/sockets/plasma_store
+PATH_BYTES = 103 if sys.platform == "darwin" else 107
+ADDED_BYTES = 64
+OWN = "ray"  # the folder within ours that Ray makes open to all, as all of its folders
+FOLDER = "quorate-"
+
+LEAST_STORE_BYTES = 128 << 20  # of a local cluster; Ray takes no less than 75 MiB
+
+
+class Cluster:
+    """This process as a driver of Ray's. ``close`` it.
+
+    Args:
+        address: of a cluster, "HOST:PORT", or "auto" for the one of this machine; None starts a
+            local one, unless this process is connected already, or the environment says where
+            (that of a Ray job does).
+        demand: what the run takes of it.
+        store_bytes: what a local one has to have for objects.
+        folder: that travels to every node, into the folder that actors are in.
+
+    Raises:
+        UserError: there is none, it is of other versions, or lacks what is asked for.
+    """
+
+    def __init__(
+        self, address: str | None, demand: Demand, store_bytes: int, folder: Path | None
+    ) -> None:
+        self._closing = ExitStack()
+        self._travels: dict[str, Any] = (
+            {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
+        )
+        try:
+            self._closing.enter_context(no_raylet_logs())
+            if not ray.is_initialized():
+                address = address or ray_address()
+                if address is None:
+                    say = self._start(demand, store_bytes)
+                else:
+                    say = self._closing.enter_context(_swept())
+                    connection = connected(address, log_to_driver=True, **self._travels)
+                    self._closing.enter_context(connection)
+            elif folder is not None:
+                raise UserError(
+                    "working_dir",
+                    "the script is connected to Ray already",
+                    fix="give it to ray.init, runtime_env={'working_dir': ...}, or let quorate "
+                    "connect with address=",
+                )
+            else:
+                address, say = "", self._closing.enter_context(_swept())
+            with refusals("Ray has ended while it was started"):
+                self.node = OwnNode(is_local=address is None)
+                self._closing.callback(self.node.close)
+                say(self.node.raylet)
+                self._require(demand)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the cluster; a local one ends. One that the script is connected to stays."""
+        with signals_kept():
+            self._closing.close()
+
+    def _start(self, demand: Demand, store_bytes: int) -> Callable[[str], None]:
+        mark, count = secrets.token_hex(16), demand.of_one_machine
+        folder = self._closing.enter_context(session_folder())
+        say = self._closing.enter_context(_swept(mark, folder))
+        with (
+            signals_kept(),
+            hooks_kept(),
+            on_loopback(),
+            refusals("a local Ray cluster cannot be started"),
+            marked(mark),
+        ):
+            ray.init(
+                "local",
+                num_cpus=max(1, round(count * demand.resources.get(CPU, 0.0) + 0.5)),
+                num_gpus=round(count * demand.resources.get(GPU, 0.0)) or None,
+                object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
+                include_dashboard=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+                log_to_driver=True,
+                _temp_dir=str(Path(folder, OWN)),
+                **self._travels,
+            )
+        self._closing.callback(ray.shutdown)
+        with suppress(OSError, RuntimeError):  # Ray leaves that to the umask
+            (Path.home() / TOKEN).chmod(0o600)
+        return say
+
+    def _require(self, demand: Demand) -> None:
+        there = {name: float(number) for name, number in ray.cluster_resources().items()}
+        if missing := demand.missing(there):
+            raise UserError(
+                "the Ray cluster has too little",
+                "; ".join(missing),
+                fix="use fewer workers, smaller worker_resources, or workers='N:M', which "
+                "waits for nodes that are yet to come",
+            )
+
+
+@contextmanager
+def session_folder() -> Iterator[str]:
+    """Yield a new folder for the files of a local cluster, which is removed after the block.
+
+    Ray lets everybody write to its folders; the mode of this one (0700) keeps others out.
+
+    Raises:
+        UserError: there is no place for one.
+    """
+    chosen = ray_tmpdir()
+    refused = list[str]()
+    for parent in [tempfile.gettempdir(), "/tmp"] if chosen is None else [chosen]:
+        most = PATH_BYTES - ADDED_BYTES - len(f"/{FOLDER}12345678/{OWN}")
+        if (length := len(os.fsencode(Path(parent).absolute()))) > most:
+            refused.append(f"{parent} has {length} bytes, expected at most {most}")
+            continue
+        try:
+            folder = tempfile.mkdtemp(prefix=FOLDER, dir=Path(parent).absolute())
+        except OSError as error:
+            refused.append(f"{parent}: {error.strerror}")
+            continue
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    raise UserError(
+        "a local Ray cluster needs a folder with a short path, as Unix sockets lie in it",
+        "; ".join(refused),
+        fix="set RAY_TMPDIR to another folder",
+    )
+
+
+@contextmanager
+def _swept(mark: str = "", folder: str = "") -> Iterator[Callable[[str], None]]:
+    """After the block, or this process, nothing is left of a local cluster.
+
+    Yields a function for the path of the raylet's socket: if this process ends without a word, and
+    so has the raylet, the sweeper says why.
+
+    Args:
+        mark: a word in the environment of all processes of the cluster; empty: none is swept.
+        folder: with the files of the cluster; empty: none is swept.
+    """
+    if sys.platform != "linux":  # there Ray's own looking after is what there is
+        yield lambda _: None
+        return
+    with subprocess.Popen(
+        [sys.executable, "-S", sweeper.__file__, mark, folder],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # nobody's Ctrl-C ends it
+    ) as process:
+        assert process.stdin is not None
+        pipe = process.stdin
+
+        def say(path: str) -> None:
+            with suppress(BrokenPipeError):
+                pipe.write(f"{path}\n".encode())
+                pipe.flush()
+
+        try:
+            yield say
+        finally:
+            # By a word: whoever was forked meanwhile holds the pipe too.
+            with suppress(BrokenPipeError):
+                process.communicate(f"{sweeper.END}\n".encode())

@@ -1,0 +1,128 @@
+"""Demand: what a run asks of a Ray cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from quorate.coordination.rules import Rule
+from quorate.engines.selection import RAY
+from quorate.engines.workers import Workers
+from quorate.errors import SettingError
+from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
+from quorate.machine.devices import Devices, Group
+
+CPU, GPU = "CPU", "GPU"
+
+
+@dataclass(frozen=True)
+class Demand:
+    """So many workers, and what each of them takes of its node."""
+
+    workers: int
+    resources: Mapping[str, float]  # by Ray's names
+    least: int | None = None  # with which a run begins, where more may come; None: with all
+
+    @property
+    def of_one_machine(self) -> int:
+        """How many of them a cluster of this machine alone is to have room for."""
+        if self.least is None:
+            return self.workers
+        return max(self.least, min(self.workers, usable_cores()))
+
+    def text(self) -> str:
+        """Return what a worker takes, as it is typed: "CPU=1,GPU=1"."""
+        return ",".join(f"{name}={number:g}" for name, number in self.resources.items())
+
+    def missing(self, there: Mapping[str, float]) -> list[str]:
+        """Return what a cluster with these resources lacks, in words; empty: nothing.
+
+        Where more workers may come, more nodes may: what is there says nothing.
+
+        Args:
+            there: the sum over all nodes.
+        """
+        if self.least is not None:
+            return []
+        return [
+            f"{self.workers} workers of {name}={each:g} take {self.workers * each:g}, and it has "
+            f"{there.get(name, 0.0):g}"
+            for name, each in self.resources.items()
+            if self.workers * each > there.get(name, 0.0) + 1e-9
+        ]
+
+    def options(self) -> dict[str, object]:
+        """Return them as options of an actor."""
+        others = {name: n for name, n in self.resources.items() if name not in (CPU, GPU)}
+        return {
+            "num_cpus": self.resources.get(CPU, 0.0),
+            "num_gpus": self.resources.get(GPU, 0.0),
+            "resources": others,
+        }
+
+
+def demanded(workers: Workers) -> Demand:
+    """Return what the settings ask for.
+
+    Raises:
+        SettingError: they are not in order.
+    """
+    resources = _parsed(workers.worker_resources)
+    if (bounds := workers.bounds()) is not None:
+        least, most = bounds
+        return Demand(most, resources, None if least == most else least)
+    if workers.address is not None:
+        expected = "how many workers, as the cluster is not this run's alone"
+        raise SettingError("workers", None, expected, "say it: --workers 4")
+    return Demand(min(usable_cores(), MOST_CPU_WORKERS), resources)
+
+
+def groups_of(demand: Demand, devices: Devices) -> tuple[Group, ...]:
+    """Return the devices of each worker, as its own process will see them.
+
+    Raises:
+        SettingError: devices are named that do not go with the resources.
+    """
+    # Ray counts other accelerators by other names, and hides devices by CUDA_VISIBLE_DEVICES.
+    kind = "cuda" if demand.resources.get(GPU) else "cpu"
+    if devices is not None and str(devices) != kind:
+        expected = f"{kind}, as each worker has {demand.text()}"
+        fix = "leave devices out: worker_resources says what a worker takes of its node"
+        raise SettingError("devices", devices, expected, fix)
+    device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", 0)
+    return (Group([device]),) * demand.workers
+
+
+def require_servers_fit(workers: Workers, rule: Rule) -> None:
+    """Refuse servers where nothing of them would be used.
+
+    Raises:
+        SettingError: the engine or the update rule has none.
+    """
+    if workers.servers is None:
+        return
+    if workers.engine != RAY:
+        fix = "they are of a Ray cluster: add engine='ray', or leave them out"
+        raise SettingError("servers", workers.servers, "none for another engine", fix)
+    if rule.by_shard or rule.staleness:
+        expected = f"none under {rule.name}, whose updates go on while workers compute"
+        raise SettingError("servers", workers.servers, expected, "take update='sync' or 'quorum:R'")
+
+
+def _parsed(text: str) -> dict[str, float]:
+    resources = {}
+    for entry in text.split(","):
+        name, _, number = (word.strip() for word in entry.partition("="))
+        try:
+            resources[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name or not 0 <= resources[name] < float("inf"):
+            expected = "names of Ray's resources with a number each"
+            raise SettingError("worker_resources", text, expected, 'for example "CPU=1,GPU=1"')
+    if resources.get(GPU, 0.0) not in (0.0, 1.0):
+        fix = "a worker has one device: start more workers"
+        raise SettingError("worker_resources", text, "GPU=0 or GPU=1", fix)
+    return resources

@@ -1,0 +1,239 @@
+"""A detached run: its coordinator is an actor's process on the cluster's head node.
+
+It outlives whoever asked for it, and is started again where it is lost: the same command resumes a
+run. Its run directory is its name, so that whoever runs the command again reaches it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+
+from quorate.engines.processes.script import Script
+from quorate.engines.ray.connection import connected
+from quorate.errors import RunError, UserError
+
+NAMESPACE = "quorate"  # of the cluster's named actors
+HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node's own
+
+KEPT_BYTES = 1 << 20  # of what a run has printed last
+MOST_STARTS = 4  # of a coordinator that is killed, by the kernel for its memory perhaps
+LINGERS_S = 20.0  # after its end, for who looks on to hear of it
+ANSWER_S = 60.0  # that an actor may take: it may be on its way to another start
+
+
+class Said(NamedTuple):
+    """What a run has printed since it was asked last."""
+
+    text: bytes
+    until: int  # bytes that it has printed in all
+    code: int | None  # that it ended with; None: it goes on
+
+
+class Driver:
+    """An actor that runs a script to its end, in a process of its own. Ray calls its methods.
+
+    Args:
+        script: the fields of it, as it is where the run was asked for.
+        folder: that has travelled to this process's folder, with the script; None: none has.
+        options: the words of ``quorate run`` before the script.
+    """
+
+    def __init__(self, script: dict[str, Any], folder: str | None, options: list[str]) -> None:
+        self._asked = (script, options)
+        run = Script(**script)
+        if folder is not None:
+            run = run.within(Path(folder), Path.cwd())
+            options = [*options, "--working-dir", str(Path.cwd())]
+        address = ray.get_runtime_context().gcs_address
+        # -P: without it the folder one is in would be searched for modules before all others.
+        self._command = [sys.executable, "-P", "-m", "quorate", "run", *options]
+        self._command += ["--address", address, "--dies-with", str(os.getpid())]
+        place = ["--", run.path] if run.module is None else ["-m", run.module, "--"]
+        self._command += [*place, *run.arguments]
+        self._folder = run.folder
+        self._text, self._until, self._lock = b"", 0, threading.Lock()
+        self._code: int | None = None
+        self._since = time.time()
+        self._process: subprocess.Popen[bytes] | None = None
+        # Its own: a process that dies with whoever started it dies with that thread.
+        threading.Thread(target=self._run, name="quorate-detached", daemon=True).start()
+
+    def said(self, since: int) -> Said:
+        """Return what it has printed since there were so many bytes of it."""
+        with self._lock:
+            if since > self._until:  # of the actor that was here before this one
+                since = 0
+            new = max(0, min(len(self._text), self._until - since))
+            return Said(self._text[len(self._text) - new :], self._until, self._code)
+
+    def signal(self, number: int) -> None:
+        """Send its process a signal, if it goes on."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def is_for(self, script: dict[str, Any], options: list[str]) -> bool:
+        """Return whether it is this that it was asked to run."""
+        return self._asked == (script, options)
+
+    def about(self) -> dict[str, Any]:
+        """Return its state for a person: since when it runs, and what it printed last."""
+        with self._lock:
+            lines = self._text.decode(errors="replace").splitlines()
+            return {"since": self._since, "code": self._code, "last": lines[-1:]}
+
+    def inspected(self, words: list[str]) -> tuple[int, str]:
+        """Return exit code and output of ``quorate inspect`` on this node."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "quorate", "inspect", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def _run(self) -> None:
+        # Ray blocks it in what it starts; a process that this thread starts has what it has.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        code = self._run_once()
+        for number in range(1, MOST_STARTS):
+            if code >= 0:
+                break
+            name = signal.Signals(-code).name
+            self._say(
+                f"quorate: the coordinator was killed ({name}) and starts again "
+                f"({number} of {MOST_STARTS - 1})\n".encode()
+            )
+            code = self._run_once()
+        self._code = code
+        time.sleep(LINGERS_S)
+        with suppress(RayError, ValueError):
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _run_once(self) -> int:
+        """Return the exit code of its process, -n after signal n. Blocks."""
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._say(f"quorate: the run cannot be started on the head node: {error}\n".encode())
+            return 2
+        with self._process as process:
+            assert process.stdout is not None
+            while text := os.read(process.stdout.fileno(), 1 << 16):
+                self._say(text)
+            return process.wait()
+
+    def _say(self, text: bytes) -> None:
+        with self._lock:
+            self._until += len(text)
+            self._text = (self._text + text)[-KEPT_BYTES:]
+
+
+class Detached:
+    """A detached run, as whoever looks on has it."""
+
+    def __init__(self, actor: Any, run_dir: str) -> None:
+        self._actor, self._run_dir = actor, run_dir
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Return what its actor answers, waiting for it where that is being started again.
+
+        Raises:
+            RunError: it is not there any more.
+        """
+        until = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return ray.get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_S)
+            except ActorUnavailableError:
+                time.sleep(0.2)
+                if time.monotonic() > until:
+                    raise RunError(self._lost("does not answer")) from None
+            except GetTimeoutError:
+                raise RunError(self._lost(f"has not answered for {ANSWER_S:g} s")) from None
+            except RayActorError as error:
+                raise RunError(self._lost("is gone")) from error
+
+    def end(self) -> None:
+        """Have its actor end, as the run has."""
+        with suppress(RayError, ValueError):
+            ray.kill(self._actor, no_restart=True)
+
+    def _lost(self, what: str) -> str:
+        return (
+            f"the detached run of {self._run_dir} {what}; look at its run directory, and run the "
+            "same command again to go on"
+        )
+
+
+@contextmanager
+def started(
+    address: str, script: Script, folder: Path | None, options: list[str], run_dir: str
+) -> Iterator[Detached]:
+    """Have a detached run, within the block as one of its onlookers.
+
+    Args:
+        address: of the cluster.
+        script: what it runs, if there is no such run already.
+        folder: that travels with the script; None: head and nodes have it where it is here.
+        options: the words of ``quorate run`` but for address, folder and script.
+        run_dir: names it.
+
+    Raises:
+        UserError: there is no such cluster, or another run of that name.
+    """
+    travels = {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
+    fields = json.loads(json.dumps(vars(script)))
+    with connected(address, namespace=NAMESPACE, log_to_driver=False, **travels):
+        driver: Any = ray.remote(Driver)
+        named = driver.options(
+            name=run_dir,
+            get_if_exists=True,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            resources=HEAD,
+        )
+        run = Detached(named.remote(fields, folder and str(folder), options), run_dir)
+        if not run.ask("is_for", fields, options):
+            raise UserError(
+                f"a detached run of {run_dir} is at {address} with another script, arguments or "
+                "options",
+                fix="give those to look on, stop it first, or choose another run_dir",
+            )
+        yield run
+
+
+@contextmanager
+def running(address: str) -> Iterator[dict[str, Detached]]:
+    """Within the block, have the detached runs of a cluster, by run directory.
+
+    Raises:
+        UserError: there is no such cluster.
+    """
+    with connected(address, namespace=NAMESPACE, log_to_driver=False):
+        found = {}
+        for name in sorted(ray.util.list_named_actors()):
+            with suppress(ValueError):  # it has ended meanwhile
+                found[name] = Detached(ray.get_actor(name), name)
+        yield found

@@ -1,0 +1,166 @@
+"""The coordinator's own node: whether the Ray processes live that a driver cannot do without.
+
+Those are the raylet of this machine and, where the cluster was started for the run, the cluster's
+head (``gcs_server``). Ray does not report their end to a driver. Calls that touch the object store
+after the end of the raylet (``ray.put``, ``ray.get``, the release of an array that lies in the
+store) end the driver's process from C++, with exit code 1: no exception, nothing saved. So quorate
+holds a connection to each process, which is cut in the moment when the process ends, and looks at
+it before each such call.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from typing import Any
+
+import ray
+
+from quorate.engines.ray.relayed import Ref
+from quorate.errors import UserError
+
+LOOK_S = 1.0  # how often a thread that waits for Ray looks whether Ray is there
+CONNECT_S = 1.0  # a process of this machine that lives accepts at once
+
+Address = str | tuple[str, int]  # the path of a Unix socket; host and port
+
+
+class OwnNode:
+    """The node that this process is a driver on. ``close`` it. Any thread may call the others.
+
+    Args:
+        is_local: whether the cluster was started for this run, and so ends with its head.
+    """
+
+    def __init__(self, *, is_local: bool) -> None:
+        context = ray.get_runtime_context()
+        own = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+        self.raylet: str = own["RayletSocketName"]
+        self._again = "" if is_local else ", once Ray runs here again"
+        self._processes = {"raylet": ProcessConnection(self.raylet)}
+        if is_local:
+            host, _, port = context.gcs_address.rpartition(":")
+            self._processes["head process, gcs_server,"] = ProcessConnection(
+                (host.strip("[]"), int(port))
+            )
+
+    @property
+    def gone(self) -> str | None:
+        """Why Ray cannot be called any more; None: it can. Does not block."""
+        for name, process in self._processes.items():
+            if process.has_ended():
+                return (
+                    f"Ray's {name} on this machine has ended: it was killed, or a process that it "
+                    f"depends on was; the same command resumes{self._again}"
+                )
+        return None
+
+    def require(self) -> None:
+        """Raise UserError if Ray cannot be called any more. Does not block."""
+        if (why := self.gone) is not None:
+            raise UserError(why)
+
+    def put(self, value: object) -> Ref:
+        """Return a reference to a value, which is in the object store afterwards.
+
+        Raises:
+            UserError: Ray cannot be called any more.
+        """
+        self.require()
+        return ray.put(value)
+
+    def get(self, ref: Ref) -> Any:
+        """Return the value of a reference, once it is there. Blocks.
+
+        Raises:
+            UserError: Ray cannot be called any more.
+            RayError: the value is lost.
+        """
+        self.require()
+        return ray.get(ref)
+
+    def wait(self, refs: list[Ref]) -> None:
+        """Wait until all values are there, or lost. Blocks.
+
+        Raises:
+            UserError: Ray cannot be called any more.
+        """
+        missing = refs
+        while missing:
+            self.require()
+            missing = ray.wait(refs, num_returns=len(refs), timeout=LOOK_S)[1]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for process in self._processes.values():
+            process.close()
+
+
+class ProcessConnection:
+    """A connection to a process, which is cut when the process ends.
+
+    Args:
+        address: where the process listens.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._was_there = self._has_ended = False
+        self._socket: socket.socket | None = None
+        self._poll = select.poll()  # select() itself takes no descriptor above 1023
+        self._connect()
+
+    def has_ended(self) -> bool:
+        """Return whether nobody listens at the address any more. Does not block for long."""
+        with self._lock:
+            is_cut = self._socket is None or bool(self._poll.poll(0))
+            if self._was_there and not self._has_ended and is_cut:
+                # A process may close a connection on which nobody says anything. So connect anew.
+                self._disconnect()
+                self._connect()
+            return self._has_ended
+
+    def close(self) -> None:
+        """Close the connection; what is known stays."""
+        with self._lock:
+            self._was_there = False
+            self._disconnect()
+
+    def _connect(self) -> None:
+        try:
+            self._socket = _connected(self._address)
+        except ConnectionRefusedError:
+            self._has_ended = True
+        except FileNotFoundError:  # its folder was removed, or it is in another container
+            self._has_ended = self._was_there
+        except OSError:  # it is busy, or this process has too few descriptors: look again
+            return
+        else:
+            self._was_there = True
+            self._poll.register(self._socket, select.POLLIN)
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._poll.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+
+
+def _connected(address: Address) -> socket.socket:
+    """Return a connection.
+
+    Raises:
+        OSError: nobody listens at the address.
+    """
+    if not isinstance(address, str):
+        return socket.create_connection(address, CONNECT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(CONNECT_S)
+        connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

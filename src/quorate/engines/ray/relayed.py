@@ -1,0 +1,156 @@
+"""What travels between the coordinator and an agent: messages as JSON, images of memory as bytes.
+
+Behind the JSON of a message lie bytes that are in it: of tensors, whose sizes are the user's. A
+call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.script import Script
+from quorate.engines.processes.wire import Message
+
+RESULTS = 2  # slots of a node's arena: one is written while the other's result is passed on
+
+_PACKAGE = Path(__file__).parents[2]
+_HEADER = struct.Struct("<Q")  # the length of the JSON
+_BLOB = "\0bytes"  # the only name in the place of bytes: where they begin, and how many they are
+
+
+Ref = Any  # ray.ObjectRef of an image
+
+
+class Part(StrEnum):
+    """What of an arena an image is of."""
+
+    PARAMETERS = "parameters"
+    SLICES = "slices"  # of the parameters: an image per server
+    AVERAGE = "average"
+    FROZEN = "frozen"
+    BUFFERS = "buffers"
+    SNAPSHOT = "snapshot"  # a slot with parameters and buffers
+    RESULT = "result"  # a slot with what a shard yields
+    REST = "rest"  # of such a slot, where the gradient goes to servers
+    SHARED = "shared"  # tensors of ``Shared``; in no arena
+    START = "start"  # parameters and buffers that workers are compared from; in no arena
+
+
+def packed(message: Message) -> bytes:
+    """Return a message as bytes: as JSON, and behind it, as they are, the bytes that are in it."""
+    blobs: list[bytes] = []
+
+    def placed(value: object) -> Message:
+        if not isinstance(value, bytes):
+            raise TypeError(f"no message has a {type(value).__name__}")
+        blobs.append(value)
+        return {_BLOB: [sum(map(len, blobs[:-1])), len(value)]}
+
+    text = json.dumps(message, default=placed).encode()
+    return b"".join([_HEADER.pack(len(text)), text, *blobs])
+
+
+def unpacked(text: bytes) -> Message:
+    """Return the message that was packed."""
+    (length,) = _HEADER.unpack_from(text)
+    begin = _HEADER.size + length
+
+    def found(value: dict[str, Any]) -> Any:
+        if _BLOB not in value:
+            return value
+        start, size = value[_BLOB]
+        return text[begin + start : begin + start + size]
+
+    message: Message = json.loads(text[_HEADER.size : begin], object_hook=found)
+    return message
+
+
+def described(arena: Arena) -> Message:
+    """Return what ``arena_like`` needs."""
+    description, _ = arena.handed_over()
+    return {"description": description, "average": arena.average is not None}
+
+
+def arena_like(sent: Message) -> Arena:
+    """Return an arena for one worker alone, that images of the coordinator's fit into."""
+    description = sent["description"]
+    snapshots = min(1, description["snapshots"])
+    sizes = {**description, "slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
+    return Arena.like(sizes, average=sent["average"])
+
+
+def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
+    """Return the bytes of a part of an arena, as they lie there: no copy.
+
+    Args:
+        slot: the number of it, if it is one.
+    """
+    if part == Part.REST:
+        assert slot is not None
+        return arena.rest_image(slot)
+    if slot is not None:
+        return arena.slot_image(slot)
+    if part == Part.BUFFERS:
+        return arena.buffers_image()
+    flat = {
+        Part.PARAMETERS: arena.parameters,
+        Part.AVERAGE: arena.average,
+        Part.FROZEN: arena.frozen,
+    }[Part(part)]
+    assert flat is not None
+    assert flat.segment is not None
+    return flat.segment.array(flat.segment.nbytes)
+
+
+def same_everywhere(script: Script, copy: Script | None = None) -> dict[str, str]:
+    """Return what has to be the same on every node, in words -> which one it is here.
+
+    Args:
+        script: as it is where the run was started.
+        copy: as it is here, if that is elsewhere.
+    """
+    here = copy or script
+    return {
+        **same_packages(),
+        f"the script {script.path}": _hash([Path(here.path)]),
+        f"the folder {script.folder}": "is there" if Path(here.folder).is_dir() else "not there",
+    }
+
+
+def same_packages() -> dict[str, str]:
+    """Return which packages have to be the same on every node -> which they are here."""
+    return {"the torch build": torch.__version__, "quorate": _package_hash()}
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """Return what differs on a node: what it is, got, expected; None if nothing does."""
+    for what, expected in here.items():
+        if (got := there.get(what)) != expected:
+            return f"{what}: got {got}, expected {expected} as where the run was started"
+    return None
+
+
+@cache
+def _package_hash() -> str:
+    return _hash(sorted(_PACKAGE.rglob("*.py")))
+
+
+def _hash(files: list[Path]) -> str:
+    """Return a short hash of the text of files, in their order."""
+    found = hashlib.sha256()
+    for file in files:
+        if not file.exists():
+            return "not there"
+        if file.is_file():  # a folder is a program too
+            found.update(file.read_bytes())
+    return found.hexdigest()[:12]

@@ -1,0 +1,126 @@
+"""Results: how what workers of other nodes have computed comes into the coordinator's memory.
+
+A result is an object on its worker's node until it is fetched, or added to others there and fetched
+with them. Whoever listens to a worker copies into that worker's slot alone: it is lent until the
+listener has ended. What another thread has fetched the coordinator's thread copies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from ray.exceptions import RayError
+
+from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.wire import Message
+from quorate.engines.ray.node_sums import NodeSums, Where
+from quorate.engines.ray.own_node import OwnNode
+from quorate.engines.ray.relayed import Part, Ref, image_of
+from quorate.errors import UserError
+
+
+class Worker(Protocol):
+    """What is known of a worker."""
+
+    number: int
+    place: str
+
+    def add(self, refs: Mapping[int, Ref], shards: int) -> Ref:
+        """Return what will be the sum of results that are on its node."""
+
+    def take(self, message: Message, slot: int | None = None, image: Any = None) -> None:
+        """Take an answer, and the image that the coordinator's thread copies to the slot."""
+
+    def kill(self) -> None:
+        """End it: its shard is computed by another then."""
+
+
+class Order(NamedTuple):
+    """A shard that a worker computes."""
+
+    job: int
+    step: int
+    shard: int
+    slot: int | None  # of the coordinator's arena; None: it yields no vectors
+    shards: int  # V of its step, if its result may be added to others on its node, else 1
+
+
+class _Result(NamedTuple):
+    worker: Worker
+    message: Message
+    slot: int
+    ref: Ref
+
+
+class Results:
+    """Of all workers.
+
+    Args:
+        arena: the coordinator's.
+        node: the coordinator's own.
+    """
+
+    def __init__(self, arena: Arena, node: OwnNode) -> None:
+        self._arena = arena
+        self._node = node
+        self._sums = NodeSums[_Result]()
+
+    def ordered(self, worker: Worker, order: Order) -> None:
+        """Note that a worker computes a shard."""
+        if order.shards > 1:
+            self._sums.ordered(_where(worker, order), order.shard, order.shards, worker)
+
+    def lost(self, worker: Worker, order: Order) -> None:
+        """Note that it will not have computed it."""
+        if order.shards > 1:
+            self._sums.lost(_where(worker, order), order.shard, worker)
+
+    def done(self, worker: Worker, order: Order, message: Message, ref: Ref) -> None:
+        """Have the worker take its answer when the result is here. Called by who listens to it.
+
+        If results of others are added to it, it takes their answers too. If it is added to others',
+        somebody else takes its answer.
+        """
+        assert order.slot is not None
+        own = _Result(worker, message, order.slot, ref)
+        group = {order.shard: own}
+        if order.shards > 1:
+            group = self._sums.done(_where(worker, order), order.shard, own, worker)
+        if len(group) > 1:
+            try:
+                refs = {shard: result.ref for shard, result in group.items()}
+                self._fetch(worker.add(refs, order.shards), own.slot)
+            except RayError:  # one of the agents is gone: what the others have is there
+                self._alone([result for result in group.values() if result is not own])
+            else:
+                answers = [(each.worker.number, each.message) for each in group.values()]
+                apart = partial(self._apart, list(group.values()))
+                worker.take({**message, "group": answers, "apart": apart})
+                return
+        if group:
+            part = Part.REST if message.get("is_held") else Part.RESULT
+            self._fetch(ref, own.slot, part)
+            worker.take(message)
+
+    def _fetch(self, ref: Ref, slot: int, part: Part = Part.RESULT) -> None:
+        image_of(self._arena, part, slot)[:] = self._node.get(ref)
+
+    def _apart(self, results: list[_Result]) -> None:
+        """Have each worker take its own result after all. Does not block."""
+        threading.Thread(target=self._alone, args=(results,), daemon=True).start()
+
+    def _alone(self, results: list[_Result]) -> None:
+        for worker, message, slot, ref in results:
+            try:
+                image: Image = self._node.get(ref)
+            except (RayError, UserError):
+                worker.kill()
+            else:
+                worker.take(message, slot, image)
+
+
+def _where(worker: Worker, order: Order) -> Where:
+    return Where(worker.place, order.job, order.step)

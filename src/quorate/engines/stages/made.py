@@ -1,0 +1,79 @@
+"""How a replica over several devices is made: in stages, or as the script has placed its parts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from quorate.engines.selection import PROCESSES, TOWERS
+from quorate.engines.stages.pipelined import Pipelined
+from quorate.engines.stages.threaded import Threaded
+from quorate.machine.devices import Group
+from quorate.replica.compute import Compute
+from quorate.replica.flat import Flat
+from quorate.replica.pipeline.split import Split, refused, require_devices, stages_of
+from quorate.replica.replica import Replica
+from quorate.replica.spread import Spread
+
+__all__ = ["WAYS", "Replica", "Split", "Spread", "made", "parts_of"]
+
+# What a replica is whose stages are on such devices. On CPUs threads would wait for each other's
+# Python; on others it is kernels that take the time, and memory of a device is one process's.
+WAYS: dict[str, type[Pipelined]] = {"cpu": Pipelined}
+
+
+def parts_of(
+    model: torch.nn.Module,
+    groups: Sequence[Group],
+    compute: Compute,
+    *,
+    engine: str,
+    threads: int,
+) -> Spread | Split | None:
+    """Return how a model lies on the devices of each replica; None: each has one.
+
+    Args:
+        threads: intra-op threads of a worker.
+
+    Raises:
+        SettingError: it cannot lie so.
+    """
+    names = compute.split
+    kinds = {device.type for group in groups for device in group}
+    if names is None:
+        if not any(len(group) > 1 for group in groups):
+            return None
+        is_placed = any(t.device.type != "cpu" for t in (*model.parameters(), *model.buffers()))
+        if is_placed or ("cpu" in kinds and len(kinds) > 1):
+            return Spread(model, groups)
+        stages = stages_of(groups, compute.pipeline)
+    else:
+        require_devices(names, groups)
+        stages = len(names) + 1
+    if engine not in (PROCESSES, TOWERS):
+        raise refused(names, f"the engine is {engine}", "take engine='processes', or leave it out")
+    if engine == TOWERS and len(groups) > 1:
+        raise refused(names, "several workers are towers: take engine='processes'")
+    if "cpu" in kinds and threads > 1:  # OpenMP's threads do not outlive a fork
+        raise refused(names, f"a worker has {threads} threads: with stages it has one for each")
+    if "cpu" in kinds and sys.platform != "linux":
+        raise refused(names, "stages are processes, which need Linux")
+    return Split(names, stages, compute.pipeline)
+
+
+def made(
+    model: torch.nn.Module,
+    parameters: Flat,
+    group: Group,
+    *,
+    spread: Spread | Split | None,
+    **options: Any,
+) -> Replica:
+    """Return a replica; arguments as for ``Replica``."""
+    if isinstance(spread, Split):
+        way = WAYS.get(group[0].type, Threaded)
+        return way(model, parameters, group, split=spread, **options)
+    return Replica(model, parameters, group, spread=spread, **options)

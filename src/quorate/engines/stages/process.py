@@ -1,0 +1,293 @@
+"""A device: it has some stages of a replica, and computes what its row says.
+
+It is a process (``stage_processes.py``) or a thread (``stage_threads.py``): its row, its links and
+its sums are the same.
+
+A process is a fork of the one that has the replica, made when that has computed a shard: model,
+loss function and whatever else they reach are there, as they were. It owns nothing that is lost
+with it, and is killed with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from quorate.coordination.pipeline_schedules import Row, Work
+from quorate.coordination.tree import Put
+from quorate.engines import remote_error
+from quorate.engines.exits import exited
+from quorate.engines.stages import beside
+from quorate.engines.stages.arrivals import Ends
+from quorate.engines.stages.at_work import AtWork
+from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.out_of_memory import be_killed_first
+from quorate.machine.signal_handlers import ignore_job_signals
+from quorate.replica.beside.view import View
+from quorate.replica.flat import Flat, are_alike
+from quorate.replica.pipeline.stage import Back, Given, Stage
+
+PARENT = -1  # the number of the process that has the replica, among those of devices
+
+_Key = tuple[str, int, int, int]  # "forward" or "backward", from which stage, to which, shard
+
+
+class Micro(NamedTuple):
+    """One shard of a run, as a stage gets it."""
+
+    batch: Any  # on the host
+    rows: int
+    seed: int
+
+
+@dataclass
+class Shared:
+    """What the parent and all processes of a replica have in common, in shared memory."""
+
+    gradients: Sequence[Flat]  # sums of shards, by place
+    devices: int = 0
+
+    def __post_init__(self) -> None:
+        """Make what says who is at work."""
+        self.at_work = AtWork(self.devices)
+
+
+def device_of(stage: int, devices: int) -> int:
+    """Return which device has a stage: they are dealt in turn."""
+    return stage % devices
+
+
+class Device:
+    """The stages of one device, and its links.
+
+    Args:
+        number: of the device.
+        devices: how many there are.
+        stages: those that it has, by number.
+        links: to the others and the parent.
+        shared: where gradients are written.
+        turn: entered while it computes, and left while it waits for others.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        devices: int,
+        stages: Mapping[int, Stage],
+        links: Ends,
+        shared: Shared,
+        turn: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._number, self._devices = number, devices
+        self._stages = stages
+        self._links = links
+        self._shared = shared
+        self._turn = turn or nullcontext()
+        self._micros: list[Micro] = []
+        self._puts: Sequence[Put] = ()
+        self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
+        # Of which the second part is to come, by stage and shard; with when the first was computed.
+        self._begun: dict[tuple[int, int], tuple[Back, dict[str, tuple[float, float]]]] = {}
+        self.at: tuple[int, int] = (0, 0)  # the stage and the shard that it is at
+        self._began = 0.0  # when that had what it needs, by the monotonic clock
+
+    def run(self, row: Row, puts: Sequence[Put]) -> None:
+        """Compute the device's row of a run of shards, whose batches are on their way.
+
+        Args:
+            puts: what becomes of the gradient of each shard, in their order: stages go backward
+                in that.
+        """
+        self._micros, self._puts = [], puts
+        for work, stage, shard in row:
+            self.at = (stage, shard)
+            self._shared.at_work.computes(self._number, stage)
+            if work is Work.FORWARD:
+                while len(self._micros) <= shard:
+                    self._micros.append(self._links.take("micro")[1])
+                self._forward(self._stages[stage], shard)
+            elif work is Work.BACKWARD_WEIGHT:
+                self._began = time.monotonic()
+                self._complete(self._stages[stage], shard)
+            else:
+                self._backward(self._stages[stage], shard, work)
+        self._shared.at_work.waits(self._number, self.at[0])
+        while len(self._micros) < len(puts):
+            self._micros.append(self._links.take("micro")[1])
+
+    def _forward(self, stage: Stage, shard: int) -> None:
+        number, micro = stage.graph.index, self._micros[shard]
+
+        def receive() -> list[Any]:
+            keys = [("forward", each, number, shard) for each in stage.route.forward_from]
+            return self._received(keys)
+
+        with self._turn:
+            given = stage.forward(shard, micro.batch, micro.rows, micro.seed, receive)
+        for to, passed in given.to.items():
+            self._send(("forward", number, to, shard), passed)
+        self._tell_forward(number, shard, given)
+
+    def _tell_forward(self, number: int, shard: int, given: Given) -> None:
+        said: dict[str, Any] = {"buffers": given.buffers}
+        said["spans"] = {Work.FORWARD.value: self._span()}
+        if given.outcome is not None:
+            outcome = given.outcome
+            said |= {"weight": outcome.weight, "metrics": outcome.weighted()}
+            said["totals"] = outcome.totals
+        self._links.send(PARENT, ("done", "forward", number, shard), said)
+
+    def _backward(self, stage: Stage, shard: int, work: Work) -> None:
+        number = stage.graph.index
+
+        def receive() -> list[Any]:
+            keys = [("backward", each, number, shard) for each in stage.route.back_from]
+            return self._received(keys)
+
+        is_first_part = work is Work.BACKWARD_INPUT
+        with self._turn:
+            back = stage.backward(shard, receive, is_first_part=is_first_part)
+        for to, returned in back.to.items():
+            self._send(("backward", number, to, shard), returned)
+        if is_first_part:
+            back = back._replace(to={})  # which is sent
+            self._begun[number, shard] = back, {work.value: self._span()}
+        else:
+            self._end(stage, shard, back, {}, work)
+
+    def _complete(self, stage: Stage, shard: int) -> None:
+        back, spans = self._begun.pop((stage.graph.index, shard))
+        with self._turn:
+            back = stage.complete(back)
+        self._end(stage, shard, back, spans, Work.BACKWARD_WEIGHT)
+
+    def _end(
+        self,
+        stage: Stage,
+        shard: int,
+        back: Back,
+        spans: Mapping[str, tuple[float, float]],
+        work: Work,
+    ) -> None:
+        """Add a shard's gradient to the sums, and tell the parent."""
+        put = self._puts[shard]
+        self._write(stage, put.place, back)
+        self._add(stage, put)
+        said = {"has": sorted(back.gradients), "spans": {**spans, work.value: self._span()}}
+        self._links.send(PARENT, ("done", "backward", stage.graph.index, shard), said)
+
+    def _span(self) -> tuple[float, float]:
+        """Return from when to when the device was at what it has done and sent."""
+        return self._began, time.monotonic()
+
+    @torch.no_grad()
+    def _write(self, stage: Stage, place: int, back: Back) -> None:
+        """Write the stage's part of a shard's weighted gradient, as ``Flat.fill`` does."""
+        views = self._shared.gradients[place].views
+        for name in stage.route.owned:
+            if (view := views.get(name)) is None:
+                continue  # it is not trained
+            gradient = back.gradients.get(name)
+            if gradient is None:
+                view.zero_()
+                continue
+            if gradient.is_sparse:
+                gradient = gradient.to_dense()
+            if back.weight == 1.0:
+                view.copy_(gradient)
+            elif are_alike(gradient, view):  # in one pass over memory, to the same bits
+                torch.mul(gradient, back.weight, out=view)
+            else:
+                view.copy_(gradient).mul_(back.weight)
+
+    @torch.no_grad()
+    def _add(self, stage: Stage, put: Put) -> None:
+        """Make the additions that a shard is the last one of, of the stage's part alone."""
+        for left, right in put.additions:
+            own = self._own(stage, left), self._own(stage, right)
+            for mine, theirs in zip(*own, strict=True):
+                mine.add_(theirs)
+
+    def _own(self, stage: Stage, place: int) -> list[torch.Tensor]:
+        """Return the stretches of a vector that are a stage's."""
+        key = (stage.graph.index, place)
+        if key not in self._stretches:
+            flat = self._shared.gradients[place]
+            names = [name for name in stage.route.owned if name in flat.views]
+            self._stretches[key] = [stretch for stretch, _ in flat.runs(names)]
+        return self._stretches[key]
+
+    def _received(self, keys: Sequence[_Key]) -> list[Any]:
+        """Return what came under some keys. Blocks: until then the device waits."""
+        stage, _ = self.at
+        self._shared.at_work.waits(self._number, stage)
+        # A stage that hears from nobody does not wait, and keeps its turn.
+        with self._aside() if keys else nullcontext():
+            values = [self._links.take(key)[1] for key in keys]
+        self._shared.at_work.computes(self._number, stage)
+        self._began = time.monotonic()
+        return values
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Let others have the turn within the block, which is not within the turn itself."""
+        self._turn.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._turn.__enter__()
+
+    def _send(self, key: _Key, value: Any) -> None:
+        to = device_of(key[2], self._devices)
+        if to == self._number:
+            self._links.put(key, value)
+        else:
+            self._links.send(to, key, value)
+
+
+def next_run(links: Ends, shared: View) -> Any:
+    """Return what a run is, once it comes; values of ``Shared`` that come before are taken."""
+    while True:
+        what, given = links.take("shared", "run")
+        if what == "run":
+            return given
+        shared.take(beside.unpacked(given))
+
+
+def become(parent: int, threads: int) -> None:
+    """Make of a fork a process that dies with its parent, and hears no signal of the job."""
+    die_with(parent)
+    ignore_job_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+    keep_freed_memory()
+    be_killed_first()
+    torch.set_num_threads(threads)
+    torch.set_autocast_cache_enabled(False)
+
+
+def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
+    """Tell the parent what was raised, and where."""
+    stage, shard = device.at
+    if isinstance(error, SystemExit):  # user code's: signals of the job are ignored here
+        error = exited(error, f"stage {stage}, shard {shard} of a run")
+    links.send(PARENT, "failed", {"at": device.at, "error": remote_error.to_json(error)})
+
+
+def failure(told: Mapping[str, Any]) -> tuple[int, BaseException]:
+    """Return the stage in which something was raised, and that."""
+    return told["at"][0], remote_error.from_json(told["error"])
+
+
+def close_all(ends: Sequence[socket.socket]) -> None:
+    """Close ends that other processes have: else nobody would hear that one of them is gone."""
+    for end in ends:
+        os.close(end.detach())

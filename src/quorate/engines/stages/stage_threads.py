@@ -1,0 +1,137 @@
+"""The threads of a replica, one for each of its devices, and their links: for GPUs.
+
+A thread cannot be killed. One that ends by itself does so when its links are closed; one in a loop
+of Python code, at its next line. One that waits in C++ for a device that never answers stays: it is
+a daemon, and its worker is taken for one that hangs, as any other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from quorate.engines.stages import beside
+from quorate.engines.stages.arrivals import Arrivals, Ends
+from quorate.engines.stages.handed import Hand, received
+from quorate.engines.stages.process import PARENT, Shared
+from quorate.replica.beside.values import Values
+
+SOON_S = 1.0  # how long a thread may take to end whose links are closed, before it is interrupted
+ENDS_S = 30.0  # and after that
+
+
+class EndedError(BaseException):
+    """A thread is not wanted any more. No ``Exception``: user code must not go on after it."""
+
+
+class Queues(Arrivals):
+    """One thread's ends of its links to others of the process, by their numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._others: Mapping[int, Queues] = {}
+        self._hands: dict[int, Hand] = {}
+
+    def link(self, others: Mapping[int, Queues]) -> None:
+        """Have these at the other ends."""
+        self._others = others
+        self._hands = {number: Hand(other._device) for number, other in others.items()}
+
+    def send(self, to: int, key: Hashable, value: Any) -> None:
+        """Send a copy of a value, on the device of who is there."""
+        self._others[to].put(key, self._hands[to].over(value))
+
+    def take_soon(
+        self, *keys: Hashable, within_s: float | None = None
+    ) -> tuple[Hashable, Any] | None:
+        """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
+        taken = super().take_soon(*keys, within_s=within_s)
+        return None if taken is None else (taken[0], received(taken[1]))
+
+    def close(self) -> None:
+        """Have whoever takes, here or at the other ends, hear that these are gone."""
+        for number, other in self._others.items():
+            other.lose(PARENT)
+            self.lose(number)
+
+
+class StageThreads:
+    """The threads of a replica, and the parent's ends of their links.
+
+    Args:
+        devices: of each.
+        shared: what they have in common.
+        serve: what each does, called with its number, its links and ``shared``.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device],
+        shared: Shared,
+        serve: Callable[[int, Ends, Shared], None],
+    ) -> None:
+        self._at_work = shared.at_work
+        self._values: Values | None = None
+        queues = {PARENT: Queues(torch.device("cpu"))}
+        queues |= {number: Queues(device) for number, device in enumerate(devices)}
+        for own, each in queues.items():
+            each.link({number: other for number, other in queues.items() if number != own})
+        self.links: Ends = queues[PARENT]
+        intra_op_threads = torch.get_num_threads()
+
+        def run(number: int) -> None:
+            torch.set_num_threads(intra_op_threads)  # OpenMP keeps this number per thread
+            torch.set_autocast_cache_enabled(False)  # it would be the process's
+            with suppress(EndedError):
+                serve(number, queues[number], shared)
+            queues[PARENT].lose(number)
+
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(len(devices)):
+                name = f"quorate-stage-{number}"
+                thread = threading.Thread(target=run, args=(number,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:  # there is no room for a thread
+            self.close()
+            raise
+
+    def share(self, values: Values | None) -> None:
+        """Have the next run read these values of ``Shared``."""
+        if values is not None and values is not self._values:
+            for number in range(len(self._threads)):
+                self.links.send(number, "shared", beside.packed(values))
+            self._values = values
+
+    def late(self) -> int | None:
+        """Return a stage that others wait for: one that computes."""
+        found = [self._at_work.read(device) for device in range(len(self._threads))]
+        return min((stage for stage, computes in found if computes), default=None)
+
+    def ended(self, device: int) -> tuple[int, str]:
+        """Return at which stage a thread was that has ended, and how it ended, in words."""
+        return self._at_work.read(device)[0], "closed its links"
+
+    def close(self) -> bool:
+        """End them. What they were at does not count.
+
+        Returns:
+            Whether all have ended: one that has not may still write what it was given.
+        """
+        self.links.close()
+        for thread in self._threads:
+            thread.join(SOON_S)
+            if thread.is_alive():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(EndedError)
+                )
+        for thread in self._threads:
+            thread.join(ENDS_S)
+        return not any(thread.is_alive() for thread in self._threads)

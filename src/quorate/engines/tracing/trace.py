@@ -1,0 +1,135 @@
+"""The trace of a run: spans of the coordinator's threads and of all workers, in memory.
+
+Whoever begins one sets it around what is traced, and whoever does something that may take time asks
+for it. Where there is none, that costs a look at a context variable.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from quorate.coordination.spans import NO_SHARD, Span
+from quorate.engines.tracing.batch import Batch, moved
+from quorate.machine import this_host
+
+if TYPE_CHECKING:
+    from quorate.engines.job import Job
+
+MOST_SPANS = 200_000  # some 30 MB as JSON, which viewers open with ease
+ALL_STEPS = range(1 << 62)
+COORDINATOR = -1  # in the place of a worker's number
+
+
+class Lane(NamedTuple):
+    """Where a span is drawn: whose it is, and in which process that was."""
+
+    host: str
+    pid: int
+    worker: int  # or COORDINATOR
+    track: str
+
+
+class Trace:
+    """What is noted of one run. Any thread may add to it.
+
+    Args:
+        steps: whose spans are wanted.
+        most: spans that are kept; later ones are counted.
+    """
+
+    def __init__(self, steps: range = ALL_STEPS, most: int = MOST_SPANS) -> None:
+        self.steps = steps
+        self.began = time.monotonic()
+        self.step = 0  # that the run is at
+        self.left_out = 0
+        self.spans: list[tuple[Lane, Span]] = []
+        self.counts: list[tuple[str, float, float]] = []  # name, when, value
+        self._most = most
+        self._host = this_host.mark()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the step that the run is at is wanted."""
+        return self.step in self.steps
+
+    def steps_of(self, job: Job) -> range:
+        """Return the steps of a job whose shards are noted: other jobs have steps of their own."""
+        if job.name == "training":
+            return self.steps
+        return ALL_STEPS if self.is_on else range(0)
+
+    def put(self, worker: int, spans: list[Span]) -> None:
+        """Take spans of a worker, or of the coordinator, in this process."""
+        self._keep(Lane(self._host, os.getpid(), worker, ""), spans)
+
+    def take_batch(self, worker: int, batch: Batch) -> None:
+        """Take spans that a worker process has sent."""
+        self._keep(Lane(batch["host"], batch["pid"], worker, ""), moved(batch, self._host))
+
+    def take_own(self, track: str) -> list[Span]:
+        """Return what was noted here, as of a track, and forget it: another process keeps it."""
+        own, self.spans = self.spans, []
+        return [span._replace(track=track) for _, span in own]
+
+    def note(
+        self, name: str, begin: float, end: float, track: str = "", step: int | None = None
+    ) -> None:
+        """Note what the coordinator was at, in seconds of this host's monotonic clock.
+
+        Args:
+            step: that it began in. None: the one that the run is at.
+        """
+        step = self.step if step is None else step
+        if step in self.steps:
+            self.put(COORDINATOR, [Span(name, "", step, NO_SHARD, begin, end, track)])
+
+    @contextmanager
+    def span(self, name: str, track: str = "") -> Iterator[None]:
+        """Within the block the coordinator is at this, also if it ends by an exception."""
+        step, begin = self.step, time.monotonic()
+        try:
+            yield
+        finally:
+            self.note(name, begin, time.monotonic(), track, step)
+
+    def count(self, name: str, value: float) -> None:
+        """Note a figure as it is now."""
+        if self.is_on and len(self.counts) < self._most:
+            self.counts.append((name, time.monotonic(), value))
+
+    def _keep(self, lane: Lane, spans: list[Span]) -> None:
+        kept = spans[: max(0, self._most - len(self.spans))]
+        self.left_out += len(spans) - len(kept)
+        for span in kept:
+            own = lane if not span.track else lane._replace(track=span.track)
+            self.spans.append((own, span))
+
+
+_NOTHING = nullcontext()
+_current: ContextVar[Trace | None] = ContextVar("quorate_trace", default=None)
+
+
+def current() -> Trace | None:
+    """Return the trace that is taken; None: nobody wants one."""
+    return _current.get()
+
+
+def span(name: str) -> AbstractContextManager[None]:
+    """Return a context within which the coordinator is at this, if a trace is taken."""
+    trace = _current.get()
+    return _NOTHING if trace is None else trace.span(name)
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[Trace]:
+    """Within the block whatever this thread begins is noted in the trace."""
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)

@@ -1,0 +1,23 @@
+"""Ways in which the stages of a replica on CPUs compute: as they do there, and as on GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from quorate.engines.stages.made import WAYS
+from quorate.engines.stages.threaded import Threaded
+
+
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have stages on CPUs be threads."""
+    monkeypatch.setitem(WAYS, "cpu", Threaded)
+
+
+@pytest.fixture(params=["processes", "threads"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Have them be processes, and then threads."""
+    if request.param == "threads":
+        request.getfixturevalue("in_threads")
+    found: str = request.param
+    return found
