@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "follow_readme.py"
 DIGEST_A, DIGEST_B = f"digest  {'a' * 64}", f"digest  {'b' * 64}"
-
-
-def _module() -> Any:
-    spec = importlib.util.spec_from_file_location("follow_readme", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-follow_readme = _module()
+FOLLOW = runpy.run_path(str(FILE))
 
 # What is shown and what is printed; the line that is missing, and how many numbers are others.
 COMPARED = {
@@ -42,14 +30,14 @@ COMPARED = {
 @pytest.mark.parametrize("what", COMPARED)
 def test_how_output_is_compared(what: str) -> None:
     shown, printed, missing, others = COMPARED[what]
-    comparison = follow_readme.Comparison()
+    comparison = FOLLOW["Comparison"]()
     assert comparison.missing(shown, printed) == missing
     assert others is None or comparison.others == others
 
 
 @pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
 def test_what_a_page_has_one_do(page: str) -> None:
-    steps = list(follow_readme.steps((ROOT / page).read_text()))
+    steps = list(FOLLOW["steps"]((ROOT / page).read_text()))
     assert [step.file for step in steps if step.file] == ["circle.py"]
     commands = [step.command for step in steps if step.command]
     assert commands[0].startswith("pip install -c constraints.txt .")

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 FILE = Path(__file__).parents[1] / "docs" / "mistakes.py"
 
-
-def _module() -> Any:
-    spec = importlib.util.spec_from_file_location("mistakes_of_docs", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MISTAKES = {mistake.what: mistake for mistake in _module().mistakes()}
+MISTAKES = {mistake.what: mistake for mistake in runpy.run_path(str(FILE))["mistakes"]()}
 LATE = "The gradient is not finite"  # it takes an update to find it
 FAST = (
     "The loss is not reduced to a mean",

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import everything
 from support import front_door
 from support.digests import digest_of
-from support.everything import EVERYTHING
 from support.fits import fit, rows
 from support.messages import expect_error
 from support.references import References
@@ -29,21 +29,21 @@ from quorate.errors import ExitError, QuorateError, SettingError, UserError
 
 
 def trained(
-    *split: str, devices: str = "cpu+cpu", loss: Any = EVERYTHING.loss, **options: Any
+    *split: str, devices: str = "cpu+cpu", loss: Any = everything.loss, **options: Any
 ) -> str:
     """Make three updates in stages; return the digest."""
     torch.manual_seed(3)
     defaults: dict[str, Any] = {"batch_size": 24, "shards": 4, "clip_norm": 1.0, "ema_decay": 0.99}
     defaults["workers"] = quorate.Workers(1, engine="towers")
     trainer = front_door.trainer(
-        EVERYTHING.Everything(),
+        everything.Everything(),
         loss,
         optimizer=lambda params: torch.optim.Adam(params, lr=3e-3),
         devices=devices,
         split=list(split) or None,
         **defaults | options,
     )
-    for _ in islice(trainer.updates(EVERYTHING.Sentences(110), epochs=1), 3):
+    for _ in islice(trainer.updates(everything.Sentences(110), epochs=1), 3):
         pass
     return digest_of(trainer)
 
@@ -139,7 +139,7 @@ def test_a_stage_that_is_killed_again_and_again() -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
         if current_process().name == "quorate-stage-1":
             os.kill(os.getpid(), signal.SIGKILL)
-        return EVERYTHING.loss(model, batch)
+        return everything.loss(model, batch)
 
     with pytest.raises(QuorateError, match="times") as raised:
         trained("embedding", loss=loss)
@@ -179,7 +179,7 @@ def test_what_a_stage_raises_names_the_stage(
     does: Callable[[], None], error: type[Exception], text: str, way: str
 ) -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
-        returned = EVERYTHING.loss(model, batch)
+        returned = everything.loss(model, batch)
         if "quorate-stage-1" in (current_process().name, current_thread().name):
             does()
         return returned
@@ -197,16 +197,16 @@ def test_what_a_stage_raises_names_the_stage(
 
 
 def twice(model: nn.Module, batch: list[torch.Tensor]) -> Any:
-    return EVERYTHING.loss(model, batch)["loss"] + EVERYTHING.loss(model, batch)["loss"]
+    return everything.loss(model, batch)["loss"] + everything.loss(model, batch)["loss"]
 
 
 def past_the_model(model: Any, batch: list[torch.Tensor]) -> Any:
-    loss = EVERYTHING.loss(model, batch)["loss"]
+    loss = everything.loss(model, batch)["loss"]
     return loss + model.norm(torch.ones(2, 4, 3, 3)).sum()  # buffers of the first stage
 
 
 def by_chance(model: nn.Module, batch: list[torch.Tensor]) -> Any:
-    returned = EVERYTHING.loss(model, batch)
+    returned = everything.loss(model, batch)
     random.random()  # to no effect in this shard; who knows of the next one
     return returned
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_is_refused_before_the_first_update(options: dict[str, An
 @pytest.mark.slow
 def test_gradients_that_are_others_through_the_stages_are_refused() -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
-        returned = EVERYTHING.loss(model, batch)
+        returned = everything.loss(model, batch)
         # In the process that compares, which a stage is not: a stage has no child.
         in_stages = any(p.name.startswith("quorate-stage") for p in active_children())
         if in_stages and returned["loss"].requires_grad:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import everything
 from support.digests import digest_of
-from support.everything import EVERYTHING
 from torch import nn
 from torch.utils.data import Subset
 
@@ -70,7 +70,7 @@ class Kills(quorate.Callback):
             self._own("between shards")
         elif current_process().name == "MainProcess":
             self._others("comparison" if at.training else "evaluation")
-        found: dict[str, Any] = EVERYTHING.loss(model, batch)
+        found: dict[str, Any] = everything.loss(model, batch)
         if current_process().name == "quorate-stage-1":
             self._own("loss")
         return found
@@ -129,7 +129,7 @@ class Kills(quorate.Callback):
 def trained(folder: Path, *split: str, pipeline: str = "1f1b") -> str:
     (marks := folder / "marks").mkdir(parents=True)
     torch.manual_seed(3)
-    model, kills = EVERYTHING.Everything(), Kills(marks)
+    model, kills = everything.Everything(), Kills(marks)
     kills.watch(model)
     trainer = quorate.Trainer(
         model,
@@ -142,7 +142,7 @@ def trained(folder: Path, *split: str, pipeline: str = "1f1b") -> str:
         compute=quorate.Compute(split=list(split) or None, pipeline=pipeline),
         run_dir=quorate.RunDir(folder / "run", save_every_steps=13),
     )
-    rows = EVERYTHING.Sentences(96)
+    rows = everything.Sentences(96)
     trainer.fit(rows, steps=14, validation=Subset(rows, range(16)), callbacks=[kills])
     return digest_of(trainer)
 

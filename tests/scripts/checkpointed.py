@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.digests import digest
 from support.trainings.checkpoints import CHECKPOINTS, STEPS
 from support.trainings.datasets import BATCH, make_data
-from support.trainings.models import MODELS, Batch, Linear, classify
+from support.trainings.models import MODELS, Batch, classify, linear
 from support.trainings.optimizers import make_optimize
 
 import quorate
@@ -44,7 +44,7 @@ class Mean:
 
     def __init__(self) -> None:
         torch.manual_seed(5)
-        self.teacher = Linear()
+        self.teacher = linear()
         self.values = quorate.Shared(
             "mean", teacher=self.teacher, weight=0.1, text="first", last=torch.zeros(2, 3)
         )

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from scripts import everything
 from support import front_door
 from support.digests import digest_of
 from support.references import References
 
 import quorate
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "everything.py"
-
-
-def _imported(path: Path) -> ModuleType:
-    """Return a script as a module, under a name of its own: it is not run as a program."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-EVERYTHING = _imported(SCRIPT)
 
 
 def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> quorate.Trainer:
@@ -48,14 +31,14 @@ def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> qu
         "schedule": lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20),
     }
     trainer = front_door.trainer(
-        EVERYTHING.Everything(),
-        EVERYTHING.loss,
+        everything.Everything(),
+        everything.loss,
         shards=shards,
         devices="cpu",
         workers=workers,
         **defaults | options,
     )
-    for _ in trainer.updates(EVERYTHING.Sentences(rows), epochs=2):
+    for _ in trainer.updates(everything.Sentences(rows), epochs=2):
         pass
     return trainer
 

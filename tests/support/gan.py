@@ -6,32 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from support.trainings.models import critic, generator
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
 
 ROWS = 58  # 6 batches of 10, the last of 8 rows
-
-
-class Generator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 5)
-
-    def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.last(F.relu(self.norm(self.first(noise))))
-        return made
-
-
-class Critic(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, 1)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        said: torch.Tensor = self.last(F.leaky_relu(self.first(rows), 0.2))
-        return said
 
 
 def dataset(dtype: torch.dtype = torch.float32) -> TensorDataset:
@@ -75,7 +56,7 @@ OPTIMIZERS = {
 
 
 def models() -> dict[str, nn.Module]:
-    return {"g": Generator(), "d": Critic()}
+    return {"g": generator(3, 8, 5), "d": critic(5, 8, 0.0)}
 
 
 def trainer(loss: Any = LOSSES, model: Any = models, **options: Any) -> quorate.Trainer:

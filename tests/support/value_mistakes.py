@@ -9,7 +9,7 @@ import copy
 import functools
 import logging
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,21 +40,18 @@ class Script:
     loss: Any
     model: Any = None
     optimizer: Any = SGD
-    data: Any = None
     names: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    steps: int = 2
 
 
 SCRIPTS: dict[str, tuple[str, Script]] = {}
 
 
-def add(about: str, scripts: dict[str, Any], **common: Any) -> None:
+def add(about: str, scripts: dict[str, Any]) -> None:
     """List scripts, or loss functions, with what has to be said of them."""
     for name, each in scripts.items():
         assert name not in SCRIPTS
-        made = each if isinstance(each, Script) else Script(each)
-        SCRIPTS[name] = about, replace(made, **common)
+        SCRIPTS[name] = about, each if isinstance(each, Script) else Script(each)
 
 
 def said_of(script: Script, *, strict: bool = False) -> tuple[list[str], str]:
@@ -73,8 +70,7 @@ def said_of(script: Script, *, strict: bool = False) -> tuple[list[str], str]:
         trainer = quorate.Trainer(
             mlp if model is None else model, loss, optimizer=script.optimizer, **settings
         )
-        data = vectors() if script.data is None else script.data
-        for _ in trainer.updates(data, steps=script.steps):
+        for _ in trainer.updates(vectors(), steps=2):
             pass
     except quorate.UserError as raised:
         error = str(raised)
@@ -101,13 +97,6 @@ def vectors(rows: int = 96) -> TensorDataset:
     return TensorDataset(x, (x @ torch.randn(8, 3, generator=g)).argmax(1))
 
 
-def sentences(rows: int = 96) -> TensorDataset:
-    """Tokens of lengths between 1 and 10, padded with 0."""
-    g = torch.Generator().manual_seed(3)
-    x = torch.randint(1, 20, (rows, 10), generator=g)
-    return TensorDataset(x * (torch.arange(10) < torch.randint(1, 11, (rows, 1), generator=g)))
-
-
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
@@ -117,42 +106,20 @@ def normed() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(20, 16), nn.Linear(16, 20)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.out(self.embed(ids))
-
-
 def entropy(model: nn.Module, batch: Any, **options: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], **options)
-
-
-def next_tokens(model: nn.Module, batch: Any, **options: Any) -> torch.Tensor:
-    logits, wanted = model(batch[0][:, :-1]).flatten(0, 1), batch[0][:, 1:].flatten()
-    return F.cross_entropy(logits, wanted, ignore_index=0, **options)
-
-
-def one_hot(batch: Any) -> torch.Tensor:
-    return F.one_hot(batch[1], 3).float()
 
 
 # --- a GradScaler that is left in the loss --------------------------------------------------------
 
 
-def scaler(device: str = "cpu", **options: Any) -> torch.amp.GradScaler:
+def scaler(**options: Any) -> torch.amp.GradScaler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.amp.GradScaler(device, **options)
+        return torch.amp.GradScaler("cpu", **options)
 
 
 GLOBAL, TOOLS = scaler(), {"scaler": scaler(), "criterion": nn.CrossEntropyLoss()}
-
-
-def scaled_by(own: Any) -> Any:
-    return lambda m, b: own.scale(entropy(m, b))
 
 
 def bound(scale: Any) -> Any:
@@ -164,10 +131,6 @@ def in_a_dict(m: nn.Module, b: Any) -> dict[str, Any]:
     return {"loss": TOOLS["scaler"].scale(value), "entropy": value}
 
 
-def by_its_scale(own: Any) -> Any:
-    return lambda m, b: entropy(m, b) * own.get_scale()
-
-
 add(
     SCALED,
     {
@@ -176,26 +139,18 @@ add(
         ),
         "scaler's bound method": bound(scaler().scale),
         "scaler in a dict": in_a_dict,
-        "scaler by its scale": by_its_scale(scaler()),
+        "scaler by its scale": lambda m, b: entropy(m, b) * GLOBAL.get_scale(),
     },
 )
 
 # --- a loss that is a sum over the rows -----------------------------------------------------------
 
-
-def cross_entropy_sum(m: nn.Module, b: Any) -> torch.Tensor:
-    return F.cross_entropy(m(b[0]), b[1], reduction="sum")
-
-
-CRITERION = nn.CrossEntropyLoss(reduction="sum")
 add(
     SUM,
     {
         "sum of cross entropy": Script(
-            cross_entropy_sum, names="cross_entropy(reduction='sum') at value_mistakes.py"
-        ),
-        "sum by a criterion": Script(
-            lambda m, b: CRITERION(m(b[0]), b[1]), names="reduction='sum'"
+            lambda m, b: entropy(m, b, reduction="sum"),
+            names="cross_entropy(reduction='sum') at value_mistakes.py",
         ),
         "sum with a norm and dropout": Script(
             lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none").sum(),
@@ -209,18 +164,14 @@ add(
             "loss": entropy(m, b, reduction="sum"),
             "weight": len(b[0]),
         },
-        "sum over tokens": Script(
-            lambda m, b: next_tokens(m, b, reduction="sum"), Words, data=sentences()
-        ),
         # Without shards: V is the number of workers, whatever that is elsewhere.
-        "sum of huber on one worker": Script(
-            lambda m, b: F.huber_loss(m(b[0]), one_hot(b), reduction="sum"),
-            settings={"shards": None},
+        "sum on one worker": Script(
+            lambda m, b: entropy(m, b, reduction="sum"), settings={"shards": None}
         ),
     },
 )
 
-# --- trained by nobody ----------------------------------------------------------------------------
+# --- outside the model ----------------------------------------------------------------------------
 
 OUTER = nn.Parameter(torch.ones(3))
 
@@ -248,13 +199,8 @@ add(
     },
 )
 
+# --- parameters that no optimizer has -------------------------------------------------------------
 
-def in_groups(model: Any) -> Any:
-    groups = [(model[0], 0.1), (model[4], 0.01)]
-    return lambda _: torch.optim.SGD([{"params": m.parameters(), "lr": lr} for m, lr in groups])
-
-
-NORMED = normed()
 add(
     UNTRAINED,
     {
@@ -263,7 +209,6 @@ add(
             optimizer=lambda ps: torch.optim.AdamW([p for p in ps if p.dim() > 1]),
             names="0.bias",
         ),
-        "untrained in groups": Script(entropy, NORMED, in_groups(NORMED), names="1.weight"),
     },
 )
 
@@ -271,24 +216,22 @@ add(
 
 
 class Queue(nn.Module):
-    """Keys of the last rows as MoCo keeps them, along the dimension of the buffer that has 24."""
+    """Keys of the last 24 rows as MoCo keeps them: columns of a buffer, or its rows."""
 
-    def __init__(self, shape: tuple[int, ...] = (3, 24)) -> None:
+    def __init__(self, *, in_columns: bool = True) -> None:
         super().__init__()
-        self.net = mlp()
-        self.register_buffer("queue", F.normalize(torch.randn(shape), dim=shape.index(3)))
+        self.net, self.in_columns = mlp(), in_columns
+        keys = F.normalize(torch.randn(24, 3), dim=1)
+        self.register_buffer("queue", keys.T.contiguous() if in_columns else keys)
         self.register_buffer("at", torch.zeros(1, dtype=torch.long))
-        self.dim = shape.index(24)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = F.normalize(self.net(x), dim=1)
-        keys = self.queue.clone().movedim(self.dim, 0)
-        logits = out @ keys.T
+        keys = self.queue.T if self.in_columns else self.queue
+        logits = out @ keys.clone().T
         at, n = int(self.at), len(x)
         with torch.no_grad():
-            place = [slice(None)] * self.queue.dim()
-            place[self.dim] = slice(at, at + n)
-            self.queue[tuple(place)] = (out if self.dim == 0 else out.T).detach()
+            keys[at : at + n] = out.detach()
             self.at.fill_((at + n) % 24)
         return logits
 
@@ -297,35 +240,22 @@ def spread(m: nn.Module, b: Any) -> torch.Tensor:
     return m(b[0]).logsumexp(1).mean()
 
 
-def of_both(m: Any, b: Any) -> torch.Tensor:
-    return m["a"](b[0]).logsumexp(1).mean() + m["b"](b[0]).square().mean()
-
-
-def queue(shards: int = 2, *, optimizer: Any = SGD, **options: Any) -> Script:
+def queue(shards: int, **options: Any) -> Script:
     made = functools.partial(Queue, **options)
-    return Script(spread, made, optimizer, names="shards=1", settings={"shards": shards})
+    return Script(spread, made, names="shards=1", settings={"shards": shards})
 
 
-for shards, shape in ((2, (3, 24)), (6, (24, 3))):
-    add(QUEUE, {f"queue of {shape[0]} x {shape[1]} in {shards} shards": queue(shards, shape=shape)})
 add(
     QUEUE,
     {
-        "queue in a part of the model": Script(
-            of_both,
-            lambda: nn.ModuleDict({"a": Queue(), "b": nn.Linear(8, 3)}),
-            names="a.queue",
-            settings={"shards": 2},
-        ),
+        "queue of columns in 2 shards": queue(2),
+        "queue of rows in 6 shards": queue(6, in_columns=False),
     },
 )
 
 # --- sound, though they resemble a mistake --------------------------------------------------------
 
-
-def weighted_tokens(m: nn.Module, b: Any) -> dict[str, Any]:
-    n = int((b[0][:, 1:] > 0).sum())
-    return {"loss": next_tokens(m, b, reduction="sum") / max(n, 1), "weight": n}
+CLASS_WEIGHTS = torch.tensor([1.0, 2.0, 5.0])
 
 
 class Towers(nn.Module):
@@ -362,12 +292,15 @@ add(
             lambda _: torch.optim.Adam(p for p in FROZEN.parameters() if p.requires_grad),
         ),
         "sound dropout and batch norm": Script(entropy, normed),
-        "sound weighted tokens": Script(weighted_tokens, Words, data=sentences()),
+        "sound weighted classes": lambda m, b: {
+            "loss": entropy(m, b, weight=CLASS_WEIGHTS),
+            "weight": CLASS_WEIGHTS[b[1]].sum(),
+        },
         "sound gather that sums": quorate.Gather(
             lambda m, b: (m(b[0]), b[1]),
             lambda _, rows: F.cross_entropy(*rows, reduction="sum") / 24,
         ),
-        "sound scaler that is off": scaled_by(scaler(enabled=False)),
+        "sound scaler that is off": bound(scaler(enabled=False).scale),
         "sound queue with one shard": queue(1),
     },
 )

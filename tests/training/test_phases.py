@@ -18,7 +18,6 @@ from support.gan import (
     LOSSES,
     OPTIMIZERS,
     ROWS,
-    Generator,
     adam,
     d_loss,
     dataset,
@@ -200,7 +199,7 @@ REFUSED: list[tuple[str, object, dict[str, Any]]] = [
     ("update", "async", {"update": "async"}),
     ("servers", 2, {"workers": quorate.Workers(engine="ray", servers=2)}),
     ("model", "an empty dict", {"model": {}}),
-    ("model", "keys", {"model": {"keys": Generator}}),
+    ("model", "keys", {"model": {"keys": nn.Identity}}),
 ]
 
 

@@ -11,7 +11,7 @@ from support.fits import fit
 from support.value_mistakes import SCRIPTS, SGD, is_right, mlp, said_of, vectors
 from torch import nn
 
-STRICT = ("sum of squares", "outside head", "untrained biases", "queue of 3 x 24 in 2 shards")
+STRICT = ("sum of squares", "outside head", "untrained biases", "queue of columns in 2 shards")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,35 +39,30 @@ def classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
     }
 
 
-class Linear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(x))
+def stack(**layers: nn.Module) -> nn.Sequential:
+    """Return layers one after the other, by their names."""
+    return nn.Sequential(OrderedDict(layers))
 
 
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(0.2))
-        self.second = nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Dropout(0.3))
-        self.last = nn.Linear(24, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.second(self.first(x)))
+def linear() -> nn.Module:
+    return stack(first=nn.Linear(8, 6), last=nn.Linear(6, CLASSES))
 
 
-class Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
-        self.second = nn.Sequential(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU())
-        self.last = nn.Linear(8 * 9, CLASSES)
+def mlp() -> nn.Module:
+    return stack(
+        first=nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(0.2)),
+        second=nn.Sequential(nn.Linear(24, 24), nn.ReLU(), nn.Dropout(0.3)),
+        last=nn.Linear(24, CLASSES),
+    )
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.last(F.max_pool2d(self.second(self.first(images)), 2).flatten(1))
+
+def convolution() -> nn.Module:
+    return stack(
+        first=nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()),
+        second=nn.Sequential(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.ReLU()),
+        flat=nn.Sequential(nn.MaxPool2d(2), nn.Flatten()),
+        last=nn.Linear(8 * 9, CLASSES),
+    )
 
 
 class Transformer(nn.Module):
@@ -214,22 +210,14 @@ def whole_output(model: nn.Module, batch: Batch) -> Output:
     return model(**dict(zip(("input_ids", "labels"), batch, strict=False)))
 
 
-class Generator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(4, 12), nn.BatchNorm1d(12), nn.Linear(12, 8)
-
-    def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        return self.last(F.relu(self.norm(self.first(noise))))
+def generator(noise: int, hidden: int, width: int) -> nn.Module:
+    first, norm = nn.Linear(noise, hidden), nn.BatchNorm1d(hidden)
+    return stack(first=first, norm=norm, relu=nn.ReLU(), last=nn.Linear(hidden, width))
 
 
-class Critic(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.dropout, self.last = nn.Linear(8, 12), nn.Dropout(0.2), nn.Linear(12, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.dropout(F.leaky_relu(self.first(x), 0.2)))
+def critic(width: int, hidden: int, dropout: float) -> nn.Module:
+    first, last = nn.Linear(width, hidden), nn.Linear(hidden, 1)
+    return stack(first=first, relu=nn.LeakyReLU(0.2), dropout=nn.Dropout(dropout), last=last)
 
 
 def critic_loss(model: nn.ModuleDict, batch: Batch) -> dict[str, Any]:
@@ -283,9 +271,9 @@ class Model(NamedTuple):
 
 
 MODELS: dict[str, Model] = {
-    "linear": Model(Linear, "vectors"),
-    "mlp": Model(Mlp, "vectors"),
-    "convolution": Model(Convolution, "images"),
+    "linear": Model(linear, "vectors"),
+    "mlp": Model(mlp, "vectors"),
+    "convolution": Model(convolution, "images"),
     "transformer": Model(Transformer, "tokens"),
     "sparse": Model(Sparse, "tokens"),
     "lstm": Model(Lstm, "tokens"),
@@ -295,7 +283,7 @@ MODELS: dict[str, Model] = {
     "pretrained": Model(Pretrained, "tokens", lambda: whole_output),
     "experts": Model(Experts, "vectors", lambda: write_and_classify),
     "phases": Model(
-        {"g": Generator, "d": Critic},
+        {"g": partial(generator, 4, 12, 8), "d": partial(critic, 8, 12, 0.2)},
         "vectors",
         lambda: [("d", critic_loss), ("d", critic_loss), ("g", generator_loss)],
         phases=("g", "d"),
