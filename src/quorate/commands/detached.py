@@ -53,7 +53,7 @@ def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
         raise SettingError("run_dir", None, "a folder that the head node has", fix)
     require_ray()
     from quorate.engines.ray.detached import started
-    from quorate.engines.ray.site import folder_of
+    from quorate.engines.ray.pool import folder_of
 
     run_dir = str(Path(settings["run_dir"]).absolute())
     working_dir = settings.get("working_dir")

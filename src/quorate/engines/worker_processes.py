@@ -11,12 +11,12 @@ import torch
 from quorate.engines import Transport, selection, standby
 from quorate.engines.job import Original
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.members import Growth
+from quorate.engines.processes.pool import WorkerPool
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.site import Site
 from quorate.engines.processes.starter import have_ready
+from quorate.engines.processes.supervisor import ElasticSize
 from quorate.engines.processes.transport import Processes
-from quorate.engines.processes.worker_process import ThisMachine
+from quorate.engines.processes.worker_process import LocalPool
 from quorate.engines.ray.demand import demanded
 from quorate.engines.servers import Servers
 from quorate.engines.workers import Workers
@@ -115,10 +115,10 @@ def worker_processes(
     return processes
 
 
-def _growth(workers: Workers) -> Growth | None:
+def _growth(workers: Workers) -> ElasticSize | None:
     if workers.engine != selection.RAY or (demand := demanded(workers)).least is None:
         return None
-    return Growth(demand.least, f"the Ray cluster has room for {demand.text()} each")
+    return ElasticSize(demand.least, f"the Ray cluster has room for {demand.text()} each")
 
 
 @contextmanager
@@ -147,13 +147,15 @@ def servers_of(workers: Transport) -> Servers | None:
     return workers.servers if isinstance(workers, Processes) else None
 
 
-def _site(script: Script, arena: Arena, workers: Workers, count: int, handler: str | None) -> Site:
+def _site(
+    script: Script, arena: Arena, workers: Workers, count: int, handler: str | None
+) -> WorkerPool:
     if workers.engine != selection.RAY:
-        return ThisMachine(script, count, workers.threads)
-    from quorate.engines.ray.site import RaySite  # imports Ray, which is an extra
+        return LocalPool(script, count, workers.threads)
+    from quorate.engines.ray.pool import RayPool  # imports Ray, which is an extra
 
     demand, servers = demanded(workers), None
     if workers.servers is not None and handler is not None:
         servers = (workers.servers, handler)
     where = workers.address, workers.working_dir
-    return RaySite(script, arena, demand, *where, workers.threads, servers)
+    return RayPool(script, arena, demand, *where, workers.threads, servers)

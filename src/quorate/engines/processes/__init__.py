@@ -3,14 +3,14 @@
 On the coordinator's side:
 transport       processes, wires, the clock: carries out decisions and reports what came of them
 channel         one job's conversation with all workers: who computes which shard into which slot
-members         what becomes of all workers, decided without any process
+supervisor      what becomes of all workers, decided without any process
 member          what becomes of one: its states
 decisions       what there is to be decided
 restarts        whether and when a worker that ended is started again
-ending          how a process ended, in words
+endings         how a process ended, in words
 agreement       whether a worker is the same as the coordinator
 alarm           ends a wait for all of them
-site            where processes are started, and what the coordinator has of each
+pool            where processes are started, and what the coordinator has of each
 worker_process  one process of a worker of this machine, and what belongs to it
 starter         how it is started: a new interpreter, or a fork of the fork server
 

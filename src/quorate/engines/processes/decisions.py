@@ -1,6 +1,6 @@
 """What is to be done about the members of a crew of worker processes. Pure.
 
-``members.py`` decides; ``transport.py`` carries out, in order, and reports what came of it.
+``supervisor.py`` decides; ``transport.py`` carries out, in order, and reports what came of it.
 """
 
 from __future__ import annotations

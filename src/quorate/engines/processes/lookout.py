@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.decisions import Decision
-from quorate.engines.processes.members import Members
+from quorate.engines.processes.supervisor import Supervisor
 
 # How often workers are looked at whose job is interrupted by another.
 LOOK_S = 1.0
 
 
-class Lookout:
+class CheckSchedule:
     """Looks at members at the times that they set.
 
     Args:
@@ -28,7 +28,7 @@ class Lookout:
     """
 
     def __init__(
-        self, members: Members, channels: Mapping[int, ProcessesChannel], arena: Arena
+        self, members: Supervisor, channels: Mapping[int, ProcessesChannel], arena: Arena
     ) -> None:
         self._members = members
         self._channels = channels

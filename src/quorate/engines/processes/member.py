@@ -25,7 +25,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from quorate.engines.processes.decisions import AwaitEnd, Decision, Kill, Start
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.restarts import Restarts
 from quorate.engines.worker_status import Doing
 
@@ -52,7 +52,7 @@ class State(Enum):
 
 
 @dataclass
-class Attempt:
+class ProcessLife:
     """One process of a member, from its start to its end."""
 
     started_at: float
@@ -101,7 +101,7 @@ class Attempt:
         return reason if self.kill_reason is None else f"{reason} for {now - doing.since:.0f} s"
 
 
-class Member:
+class WorkerLife:
     """A worker's number, through all its attempts. Events that concern no other member.
 
     Args:
@@ -116,7 +116,7 @@ class Member:
     ) -> None:
         self.number = number
         self.devices = devices
-        self.attempt: Attempt | None = None
+        self.attempt: ProcessLife | None = None
         self.restarts = Restarts()
         self.restart_at: float | None = None
         self.lost_at: float | None = None  # since when it takes part in nothing
@@ -165,7 +165,7 @@ class Member:
         assert self.attempt is None
         assert self.given_up is None
         self.restart_at = None
-        self.attempt = Attempt(now, tells_exit, is_placed)
+        self.attempt = ProcessLife(now, tells_exit, is_placed)
 
     def placed(self, now: float) -> None:
         """Note that a machine has room for it: its time to reach the loop begins."""
@@ -257,7 +257,7 @@ class Member:
         return self._look_after_silence(self.attempt, now, was_awaited=True)
 
     def _look_after_silence(
-        self, attempt: Attempt, now: float, *, was_awaited: bool
+        self, attempt: ProcessLife, now: float, *, was_awaited: bool
     ) -> list[Decision]:
         assert attempt.silent_since is not None
         if not attempt.tells_exit and not was_awaited:
@@ -269,7 +269,7 @@ class Member:
         # Perhaps nobody tells of its end, ever: its fork server hangs.
         return [*killed, AwaitEnd(self.number)]
 
-    def _answers_due(self, attempt: Attempt, *, is_computing: bool) -> list[float]:
+    def _answers_due(self, attempt: ProcessLife, *, is_computing: bool) -> list[float]:
         """Return when it has to have reached the loop, or answered each job."""
         if is_computing or (self._waits_for_room and not attempt.is_placed):
             return []

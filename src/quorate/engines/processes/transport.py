@@ -3,8 +3,8 @@
 A site starts the script again in each of them. A worker's end is seen by its exit; what it
 had computed is in shared memory and stays. A new one is started in its place.
 
-Here are the processes, wires and the clock. What becomes of a worker is decided in ``members.py``,
-and whether it is the same as the coordinator in ``agreement.py``.
+Here are the processes, wires and the clock. What becomes of a worker is decided in
+``supervisor.py``, and whether it is the same as the coordinator in ``agreement.py``.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from quorate.engines.processes.decisions import (
     Start,
     Welcome,
 )
-from quorate.engines.processes.lookout import Lookout
-from quorate.engines.processes.member import Member
-from quorate.engines.processes.members import GATHER_S, Growth, Members
+from quorate.engines.processes.lookout import CheckSchedule
+from quorate.engines.processes.member import WorkerLife
+from quorate.engines.processes.pool import WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.site import Hand, Site
+from quorate.engines.processes.supervisor import GATHER_S, ElasticSize, Supervisor
 from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.errors import WorkerError
@@ -90,7 +90,7 @@ class Processes:
     def __init__(
         self,
         script: Script,
-        site: Site,
+        site: WorkerPool,
         arena: Arena,
         model: torch.nn.Module,
         buffers: Buffers,
@@ -104,15 +104,15 @@ class Processes:
         say: Callable[[str], None],
         notes: Notes,
         original: Original = UNCHANGED,
-        growth: Growth | None = None,
+        growth: ElasticSize | None = None,
     ) -> None:
         self._site, self.servers = site, site.servers
         self.takes_runs = site.takes_runs and arena.takes_runs
         self.arena = arena
         self.buffers = buffers
         self.tickets: Iterator[int] = itertools.count()
-        self.members = Members([str(group) for group in groups], timeout_s, growth)
-        self._processes: list[Hand | None] = [None] * len(groups)
+        self.members = Supervisor([str(group) for group in groups], timeout_s, growth)
+        self._processes: list[WorkerHandle | None] = [None] * len(groups)
         self._script = script
         self._decided = decided
         self._timeout_s = timeout_s
@@ -132,7 +132,7 @@ class Processes:
             self._description, self._fds = arena.described()
             self._selector = self._open.enter_context(selectors.DefaultSelector())
             self._alarm = self._open.enter_context(closing(Alarm(self._selector)))
-            self._lookout = Lookout(self.members, self._channels, arena)
+            self._lookout = CheckSchedule(self.members, self._channels, arena)
             for number in range(len(groups)):
                 self._start(number)
         except BaseException as error:
@@ -262,7 +262,7 @@ class Processes:
                 case Fail(error):
                     raise error
 
-    def _process(self, number: int) -> Hand:
+    def _process(self, number: int) -> WorkerHandle:
         process = self._processes[number]
         assert process is not None
         return process
@@ -284,14 +284,14 @@ class Processes:
             now = time.monotonic()
             self._do(self.members.cannot_start(number, str(error), now, changed=changed))
 
-    def _ask(self, process: Hand, channel: ProcessesChannel) -> None:
+    def _ask(self, process: WorkerHandle, channel: ProcessesChannel) -> None:
         """Ask a worker to join a job, and for what shows that it is the same there as here."""
         name = self._agreement.name_of(channel.job.source.dataset)
         checks, fds = self._agreement.checks(channel.job, process.agreed)
         message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
         process.post_with(self._amendments(), message, *fds)
 
-    def _close_job(self, process: Hand, job: int) -> None:
+    def _close_job(self, process: WorkerHandle, job: int) -> None:
         # To a worker that is stopped, job after job may be opened and closed: of those that it was
         # not told of it need not know, so that what waits for it does not grow.
         if process.withdraw(kind="open", job=job):
@@ -328,7 +328,7 @@ class Processes:
             self._lookout.stir()
             self.members[number].wire_cut(time.monotonic())
 
-    def _handle(self, number: int, process: Hand, message: Message) -> None:
+    def _handle(self, number: int, process: WorkerHandle, message: Message) -> None:
         member, now = self.members[number], time.monotonic()
         member.heard(now)
         channel = self._channels.get(message.get("job", 0))
@@ -345,8 +345,8 @@ class Processes:
 
     def _handle_rest(
         self,
-        member: Member,
-        process: Hand,
+        member: WorkerLife,
+        process: WorkerHandle,
         channel: ProcessesChannel | None,
         message: Message,
         now: float,

@@ -11,9 +11,9 @@ from typing import IO
 
 from quorate.engines.as_worker import own_process
 from quorate.engines.collective.place import Place
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.pool import WorkerHandle
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.site import Hand
 from quorate.engines.processes.starter import Starter, new_starter
 from quorate.engines.processes.wire import Message, WatchedWire, Wire
 from quorate.machine.descriptors import require_for_workers
@@ -22,7 +22,7 @@ KILLED_S = 10.0  # how long the kernel may take to end a process after signal 9
 _TAIL = 2000  # characters of its output that are shown
 
 
-class WorkerProcess(Hand):
+class WorkerProcess(WorkerHandle):
     """A worker's process on this machine. ``close`` it when it has ended, or to end it.
 
     Args:
@@ -147,7 +147,7 @@ class WorkerProcess(Hand):
         return text[-_TAIL:] or "it printed nothing"
 
 
-class ThisMachine:
+class LocalPool:
     """The site of processes of this machine, in memory that the coordinator shares with them.
 
     Args:

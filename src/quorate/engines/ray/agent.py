@@ -22,7 +22,7 @@ import ray
 
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, Image
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.starter import Spawner
 from quorate.engines.processes.wire import Message

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import torch
 
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
 from quorate.engines.stages import beside
 from quorate.engines.stages.arrivals import Ends
 from quorate.engines.stages.links import Links

@@ -19,9 +19,9 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.pool import WorkerHandle
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.site import Hand
 from quorate.engines.processes.wire import Message
 from quorate.engines.ray.near import Door, Near
 from quorate.engines.ray.open_job import OpenJob
@@ -49,7 +49,7 @@ LOOK_S = 0.5  # how often a listener that hears nothing looks whether it is to e
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
-class RayHand(Hand):
+class RayWorkerHandle(WorkerHandle):
     """A worker's agent. A thread listens to it; all else is the coordinator's thread's.
 
     Args:

@@ -12,12 +12,12 @@ from selectors import BaseSelector
 from typing import Protocol
 
 from quorate.engines.amendments import Amendments
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.wire import Message
 from quorate.engines.servers import Servers
 
 
-class Hand(ABC):
+class WorkerHandle(ABC):
     """The coordinator's end of one worker's process, from its start to its exit.
 
     Args:
@@ -117,7 +117,7 @@ class Hand(ABC):
     def _withdraw(self, **named: object) -> bool: ...
 
 
-class Site(Protocol):
+class WorkerPool(Protocol):
     """Where workers' processes are started."""
 
     takes_runs: bool  # whether ``Compute`` may have several shards
@@ -126,7 +126,7 @@ class Site(Protocol):
     def servers(self) -> Servers | None:
         """What has the parameters; None: the coordinator has."""
 
-    def start(self, number: int) -> Hand:
+    def start(self, number: int) -> WorkerHandle:
         """Start a worker's process. It need not be there yet.
 
         Raises:

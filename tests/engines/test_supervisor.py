@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from quorate.engines.processes import decisions as to
 from quorate.engines.processes.decisions import Decision
-from quorate.engines.processes.ending import Ending
+from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.member import SILENT_S, State
-from quorate.engines.processes.members import GATHER_S, Growth, Members
 from quorate.engines.processes.restarts import Restarts
+from quorate.engines.processes.supervisor import GATHER_S, ElasticSize, Supervisor
 from quorate.engines.worker_status import PHASES, Doing
 from quorate.errors import UserError, WorkerError
 
@@ -62,9 +62,9 @@ class Crew:
         least: int | None = None,
     ) -> None:
         self.now = 100.0
-        self.growth = None if least is None else Growth(least, "there is room")
+        self.growth = None if least is None else ElasticSize(least, "there is room")
         devices = [f"cpu:{n}" for n in range(members)]
-        self.members = Members(devices, TIMEOUT_S, self.growth)
+        self.members = Supervisor(devices, TIMEOUT_S, self.growth)
         self.tells_exit, self.stubborn, self.gather_s = tells_exit, stubborn, gather_s
         self.processes: dict[int, Process] = {}
         self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a member is gone

@@ -23,8 +23,8 @@ from quorate.engines.processes.decisions import (
     Say,
     Welcome,
 )
-from quorate.engines.processes.ending import Ending
-from quorate.engines.processes.member import Member
+from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.member import WorkerLife
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, WorkerError
 
@@ -34,14 +34,14 @@ GATHER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Growth:
+class ElasticSize:
     """What a crew is that begins with some of its members, and takes the others as they come."""
 
     least: int  # with how many it begins
     room: str  # what the others wait for, in words: "the Ray cluster has room for CPU=1"
 
 
-class Members:
+class Supervisor:
     """All members, and the jobs that are open. Events that concern more than one member.
 
     Args:
@@ -51,10 +51,10 @@ class Members:
     """
 
     def __init__(
-        self, devices: Sequence[str], timeout_s: float, growth: Growth | None = None
+        self, devices: Sequence[str], timeout_s: float, growth: ElasticSize | None = None
     ) -> None:
         self._members = [
-            Member(number, text, timeout_s, waits_for_room=growth is not None)
+            WorkerLife(number, text, timeout_s, waits_for_room=growth is not None)
             for number, text in enumerate(devices)
         ]
         self._jobs: list[int] = []
@@ -64,10 +64,10 @@ class Members:
         self._said_short = False
         self._raised: set[str] = set()  # by the script, in workers that were starting
 
-    def __getitem__(self, number: int) -> Member:
+    def __getitem__(self, number: int) -> WorkerLife:
         return self._members[number]
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[WorkerLife]:
         return iter(self._members)
 
     @property
@@ -282,7 +282,7 @@ class Members:
 
     # --- one member -------------------------------------------------------------------------------
 
-    def _ask(self, member: Member, job: int, now: float) -> list[Decision]:
+    def _ask(self, member: WorkerLife, job: int, now: float) -> list[Decision]:
         attempt = member.attempt
         if attempt is None or not attempt.is_here or attempt.has_handed_over:
             return []  # it is asked when it is here
@@ -291,7 +291,7 @@ class Members:
 
     def _restart(
         self,
-        member: Member,
+        member: WorkerLife,
         what: str,
         now: float,
         *,

@@ -12,19 +12,19 @@ from quorate.engines.processes.script import Script
 from quorate.engines.ray.agent import AgentOfRay
 from quorate.engines.ray.cluster import Cluster
 from quorate.engines.ray.demand import Demand
-from quorate.engines.ray.hand import NEWS, ORDERS, SUMS, RayHand
 from quorate.engines.ray.near import Door
 from quorate.engines.ray.notices import Notices
 from quorate.engines.ray.published import Published
 from quorate.engines.ray.relayed import same_everywhere
 from quorate.engines.ray.results import Results
 from quorate.engines.ray.servers import RayServers
+from quorate.engines.ray.worker_handle import NEWS, ORDERS, SUMS, RayWorkerHandle
 from quorate.errors import SettingError, UserError
 from quorate.machine.path_kinds import is_folder
 from quorate.replica.sparse.found import no_rows
 
 
-class RaySite:
+class RayPool:
     """The cluster, with a place for each worker. ``close`` it.
 
     Args:
@@ -65,7 +65,7 @@ class RaySite:
         self._same = same_everywhere(script)
         self._arena = arena
         self._threads = threads
-        self._hands: dict[int, RayHand] = {}  # the newest of each worker
+        self._hands: dict[int, RayWorkerHandle] = {}  # the newest of each worker
         self.servers: RayServers | None = None
         with ExitStack() as undo:
             self._cluster = Cluster(address, demand, store_bytes, folder)
@@ -88,7 +88,7 @@ class RaySite:
             **demand.options(),
         )(AgentOfRay)
 
-    def start(self, number: int) -> RayHand:
+    def start(self, number: int) -> RayWorkerHandle:
         """Ask for a worker. It waits until there is room for it. Does not block.
 
         Raises:
@@ -98,7 +98,7 @@ class RaySite:
             raise UserError(self._notices.gone)
         told = (self._script, self._folder, self._same, self._arena, self._published)
         how = (self._results, self._threads, self._door, self._cluster.node)
-        hand = RayHand(number, self._actor, *told, *how)
+        hand = RayWorkerHandle(number, self._actor, *told, *how)
         self._hands[number] = hand
         return hand
 
