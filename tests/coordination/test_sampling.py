@@ -6,7 +6,6 @@ Legend: R rows of the dataset, D rows that an epoch has.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from typing import Any
 
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from support.examples import fixed
 from support.messages import expect_error
 
-from quorate.coordination.plan import Plan, PlanByShard, from_json
-from quorate.coordination.sampling import Sampling, repeats, sampling_of
+from quorate.coordination.plan import Plan, from_json
+from quorate.coordination.sampling import Sampling, sampling_of
 from quorate.errors import SettingError
 
 weights = st.lists(
@@ -69,35 +68,6 @@ def test_what_is_drawn_is_the_same_for_ever() -> None:
         for replacement in (True, False)
     }
     assert found == {"True": "7b1b6dd3286bacf4", "False": "7a05429614d586ac"}
-
-
-@given(
-    st.sampled_from([Plan, PlanByShard]),
-    st.integers(1, 60),
-    st.integers(1, 100),
-    st.integers(1, 40),
-    st.integers(1, 8),
-    st.integers(0, 3),
-)
-@fixed(60)
-def test_the_batches_of_an_epoch_are_what_is_drawn_cut(
-    kind: type[Plan], rows: int, drawn: int, batch_size: int, shards: int, epoch: int
-) -> None:
-    sampling = Sampling(np.arange(1, rows + 1), rows=drawn)
-    batch_size = min(batch_size, drawn)
-    arguments: dict[str, Any] = {"rows": rows, "batch_size": batch_size, "seed": 5}
-    shards = min(shards, batch_size)
-    plan = kind(**arguments, shards=shards, sampling=sampling)
-    steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
-    dealt = np.concatenate([plan.batch(step) for step in steps])
-    assert np.array_equal(dealt, sampling.drawn(5, epoch))
-    times = np.concatenate(
-        [plan.repeats(t, s) for t in steps for s in range(plan.shards_of(t))]  # type: ignore[misc]
-    )
-    assert np.array_equal(times, repeats(dealt))
-    sent = json.loads(json.dumps(plan.to_json()))
-    there = from_json(sent, None, Sampling(np.arange(1, rows + 1), rows=drawn))
-    assert np.array_equal(there.batch(steps[0]), plan.batch(steps[0]))
 
 
 def test_other_weights_in_a_worker_process_are_refused() -> None:

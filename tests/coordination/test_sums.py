@@ -48,7 +48,6 @@ def parts_of(shards: Sequence[int], of: int) -> list[tuple[Node, str]]:
     ("shards", "expected"),
     [
         (1, "0.0"),
-        (5, "(((0.0+0.1)+(0.2+0.3))+0.4)"),
         (7, "(((0.0+0.1)+(0.2+0.3))+((0.4+0.5)+0.6))"),
     ],
 )
@@ -74,14 +73,6 @@ def test_whoever_holds_what_the_order_of_additions_is_one(shards: int, seed: int
     for missing in range(len(parts)):
         with pytest.raises(ValueError, match=rf"cover \d+ of {shards} leaves"):
             tree_sum(parts[:missing] + parts[missing + 1 :], shards, add)
-
-
-def test_a_run_of_a_power_of_two_leaves_one_part() -> None:
-    for workers in (1, 2, 4, 8):
-        size = 8 // workers
-        for worker in range(workers):
-            parts = parts_of(range(worker * size, (worker + 1) * size), 8)
-            assert [node for node, _ in parts] == [(size.bit_length() - 1, worker)]
 
 
 # --- what a run of a worker adds in place ---------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,6 @@ class Halves(Sampler[int]):
 
     def __len__(self) -> int:
         return 20
-
-
-class Backwards(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(39, -1, -1))
 
 
 class Careless(Sampler[int]):
@@ -132,7 +127,7 @@ def test_one_line_says_what_was_taken(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_sampler_of_ones_own_is_asked_for_each_epoch(tmp_path: Path) -> None:
-    def epochs_of(sampler: Sampler[int], epochs: int) -> list[list[int]]:
+    def epochs_of(sampler: Iterable[int], epochs: int) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in range(epochs)]
 
         class Note(quorate.Callback):
@@ -154,13 +149,13 @@ def test_a_sampler_of_ones_own_is_asked_for_each_epoch(tmp_path: Path) -> None:
         expected.append([*halves])
     assert epochs_of(Halves(), 3) == expected
     # One that is always the same needs no set_epoch.
-    assert epochs_of(Backwards(), 2) == [[*range(39, -1, -1)]] * 2
+    assert epochs_of(range(39, -1, -1), 2) == [[*range(39, -1, -1)]] * 2
     loader = DataLoader(DATA, 5, sampler=Halves())
     # In the middle of an epoch, and on.
     trainer(tmp_path).fit(loader, steps=3)
     assert trained(loader, workers=2, run_dir=tmp_path) == trained(loader)
     with expect_error(CheckpointError):
-        trainer(tmp_path).fit(DataLoader(DATA, 5, sampler=Backwards()), epochs=3)
+        trainer(tmp_path).fit(DataLoader(DATA, 5, sampler=range(40)), epochs=3)
 
 
 def test_an_evaluation_has_every_row_in_batches_of_the_loaders_function() -> None:
@@ -185,15 +180,7 @@ class Odd(DataLoader[Any]):
         return iter([])
 
 
-class Outside(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter([1, 40])
-
-
-class Uneven(Sampler[int]):
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
+class Uneven(Halves):
     def __iter__(self) -> Iterator[int]:
         return iter(range(20 - self.epoch))
 
@@ -206,19 +193,15 @@ class Uneven(Sampler[int]):
         DataLoader(DATA, batch_size=None),
         DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
         DataLoader(DATA, 5, sampler=Careless()),
-        DataLoader(DATA, 5, sampler=Outside()),
+        DataLoader(DATA, 5, sampler=[1, 40]),
         DataLoader(DATA, 5, sampler=["a"]),
         DataLoader(DATA, 5, sampler=[]),
         DataLoader(DATA, 5, sampler=SubsetRandomSampler([1, 1])),
+        DataLoader(DATA, 5, sampler=Uneven()),  # 19 rows in epoch 1
     ],
 )
 def test_what_cannot_be_asked_by_position_is_refused_in_a_line(loader: Any) -> None:
     with expect_error(SettingError) as raised:
-        trainer().fit(loader)
+        trainer().fit(loader, epochs=2)
     assert raised.value.name.startswith("dataset")
     assert "\n" not in str(raised.value)
-
-
-def test_a_sampler_that_has_other_rows_in_each_epoch_is_refused_when_it_has() -> None:
-    with expect_error(SettingError, name="dataset.sampler: DataLoader", got="19 rows in epoch 1"):
-        trainer().fit(DataLoader(DATA, 5, sampler=Uneven()), epochs=2)

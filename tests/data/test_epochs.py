@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,8 @@ class Drawing:
     def __len__(self) -> int:
         return 3
 
-    def __getitem__(self, row: int) -> tuple[int, torch.Tensor]:
-        return row, torch.rand(())
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
+        return row, torch.rand(()), random.random(), np.random.rand()
 
 
 def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
@@ -131,7 +132,7 @@ def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
     sampled = drawn(batch_size=15, sampling=quorate.Sampling([1, 1, 5], rows=30))
     plain = drawn(batch_size=2)
     # One shard is tried first, and comes again.
-    assert len({numbers for _, *numbers in sampled for numbers in numbers}) == 60
+    assert len({numbers for _, *numbers in sampled for numbers in numbers}) == 120
     first: dict[float, list[float]] = {}
     for row, *numbers in sampled:
         first.setdefault(row, numbers)

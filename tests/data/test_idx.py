@@ -90,19 +90,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             read_idx(tmp_path / name)
 
 
-def test_cut_at_every_length_and_extended(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    plain = idx(sample("i2", (4, 3, 5)))
-    packed = gzip.compress(plain)
-    for whole in (plain, packed):
-        for length in range(len(whole)):
-            path.write_bytes(whole[:length])
-            assert reads(path) is None, length
-        for tail in (b"\1", b"\1" * 7, whole):
-            path.write_bytes(whole + tail)
-            assert reads(path) is None, tail
-
-
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("sizes", [[(1 << 31) - 1], [1 << 20, 1 << 20], [(1 << 32) - 1] * 2])
 def test_a_lying_header_allocates_nothing(
@@ -119,21 +106,20 @@ def test_a_lying_header_allocates_nothing(
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_every_flipped_byte_of_headers_and_of_a_gzip_stream(
+def test_cut_at_every_length_extended_and_with_a_flipped_bit(
     tmp_path: Path, is_packed: bool
 ) -> None:
-    array = sample("u1", (4, 3, 5))
+    path, array = tmp_path / "f", sample("u1", (4, 3, 5))
     whole = gzip.compress(idx(array), mtime=0) if is_packed else idx(array)
+    for damaged in (*(whole[:length] for length in range(len(whole))), whole + b"\1", whole * 2):
+        path.write_bytes(damaged)
+        assert reads(path) is None, damaged
+    # Without a checksum only the header shows it, where u1 -> i1 has the same size in bytes. Time,
+    # system and hints of the gzip header are nobody's data.
     for at in range(len(whole) if is_packed else 16):
         for bit in (4,) if is_packed else range(8):
-            damaged = bytearray(whole)
-            damaged[at] ^= 1 << bit
-            (tmp_path / "f").write_bytes(damaged)
-            tensor = reads(tmp_path / "f")
-            if tensor is None:
-                continue
-            # Time, system and hints of the gzip header are nobody's data; of the header of IDX only
-            # u1 -> i1 has the same size in bytes.
-            assert at < 10 if is_packed else (at, bit) == (2, 0)
-            expected = array if is_packed else array.view("i1")
-            assert torch.equal(tensor, torch.from_numpy(expected))
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            if (tensor := reads(path)) is not None:
+                assert at < 10 if is_packed else (at, bit) == (2, 0)
+                expected = array if is_packed else array.view("i1")
+                assert torch.equal(tensor, torch.from_numpy(expected))

@@ -1,17 +1,20 @@
-"""Indexes of tar, text and TFRecord files: kept once, and made anew when they are damaged."""
+"""Tar, text and TFRecord files: any row by its number, and indexes that are kept once."""
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.forgery.index import forge_index
+from support.messages import expect_error
 
 from quorate.data.streams import LinesDataset, TarDataset
 from quorate.data.tfrecord import TFRecordDataset, write_records
@@ -19,26 +22,35 @@ from quorate.data.tokens import Tokens, write_tokens
 from quorate.errors import DataError
 
 FORGERIES = int(os.environ.get("QUORATE_TEST_FORGERIES", "12"))  # of each kind
-KINDS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a.tar": (".a.tar.tar.index", TarDataset),
-    "a.jsonl": (".a.jsonl.text.index", lambda path: LinesDataset(path, bytes)),
-    "a.tfrecord": (".a.tfrecord.index", lambda path: TFRecordDataset(path, bytes)),
+    "a.jsonl": (".a.jsonl.text.index", lambda paths: LinesDataset(paths, bytes)),
+    "a.tfrecord": (".a.tfrecord.index", lambda paths: TFRecordDataset(paths, bytes)),
 }
+
+
+def write(path: Path, numbers: range) -> Path:
+    """Write a file of the kind that its name says, with a row for each number."""
+    if path.suffix == ".tar":
+        with tarfile.open(path, "w") as tar:
+            for number in numbers:
+                for part in (0, 1):
+                    info = tarfile.TarInfo(f"a/{number}.{part}")
+                    info.size = number + part
+                    tar.addfile(info, io.BytesIO(bytes(number + part)))
+    elif path.suffix == ".jsonl":
+        path.write_bytes(b"".join(b"[%d]\r\n\r\n" % number for number in numbers))
+    else:
+        write_records(path, [b"record %d" % number for number in numbers])
+    return path
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of each kind, of 25 rows."""
     folder = tmp_path_factory.mktemp("sound")
-    with tarfile.open(folder / "a.tar", "w") as tar:
-        for member in range(50):
-            info = tarfile.TarInfo(f"a/{member // 2}.{member % 2}")
-            info.size = member
-            tar.addfile(info, io.BytesIO(bytes(member)))
-    (folder / "a.jsonl").write_bytes(b"".join(b"[%d]\r\n" % n * (n % 2 + 1) for n in range(16)))
-    write_records(folder / "a.tfrecord", [b"record %d" % n for n in range(25)])
     for name, (_, opened) in KINDS.items():
-        opened(folder / name)
+        opened(write(folder / name, range(25)))
     return folder
 
 
@@ -54,6 +66,30 @@ def rows_of(data: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_any_row_of_several_files_by_its_number(name: str, copied: Path) -> None:
+    opened = KINDS[name][1]
+    empty, more = (copied / f"{numbers}{Path(name).suffix}" for numbers in ("no", "more"))
+    rows = opened([copied / name, write(empty, range(0)), write(more, range(90, 93))])
+    every = rows_of(opened(copied / name)) + rows_of(opened(more))
+    some = [27, 0, 3, 25, 3]
+    assert (len(rows), rows[-1], rows.__getitems__([])) == (28, every[-1], [])
+    assert rows.__getitems__(some) == [every[row] for row in some]
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(rows.__getitem__, range(28))] == every
+    assert rows_of(pickle.loads(pickle.dumps(rows))) == every
+    for row in (28, -29):
+        with pytest.raises(IndexError, match="of 28"):
+            rows[row]
+    for of in ([0, 28], [-1, 0]):
+        with pytest.raises(IndexError, match="of 28"):
+            rows.__getitems__(of)
+    os.mkfifo(copied / "pipe")  # opening it for reading would wait for ever
+    for refused in (empty, copied / "missing", copied, copied / "pipe", []):
+        with expect_error(DataError):
+            opened(refused)
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_an_index_is_made_once_and_anew_when_it_is_damaged_or_of_another_file(
     name: str, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +100,11 @@ def test_an_index_is_made_once_and_anew_when_it_is_damaged_or_of_another_file(
     # With its size and time, a file without any row: whoever reads it for an index notices.
     path.write_bytes(bytes(len(content)))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert len(opened(path)) == len(rows)
+    zeros = opened(path)
+    assert len(zeros) == len(rows)
+    if name == "a.tfrecord":  # whose records have checksums
+        with expect_error(DataError):
+            zeros[3]
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with monkeypatch.context() as patch:  # under whatever name the path has
@@ -78,7 +118,10 @@ def test_an_index_is_made_once_and_anew_when_it_is_damaged_or_of_another_file(
         assert place.read_bytes() == good
     shorter = opened(path)
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError):
+    with expect_error(DataError):
+        shorter[0]
+    path.unlink()
+    with expect_error(DataError):
         shorter[0]
     path.write_bytes(content)
     assert rows_of(opened(path)) == rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
 import time
 from collections import Counter
@@ -178,26 +177,6 @@ def test_what_comes_out_of_a_loader_process_is_what_went_in(kind: str) -> None:
 
     fit(line, loss, Numbers(), steps=2, collate=collate, loader_workers=1)
     assert loaders  # some were loaded there
-
-
-def test_what_a_row_draws_is_its_own_in_any_order_of_loading() -> None:
-    """As in a plain loop that seeds torch, NumPy and Python for each row and epoch."""
-    drawn: dict[int, set[tuple[float, ...]]] = {}
-
-    class Drawing(Numbers):
-        def __getitem__(self, row: int) -> Any:
-            numbers = [random.random(), float(np.random.rand()), torch.rand(()).item()]
-            return torch.tensor([row, *numbers], dtype=torch.float64), row
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        for row, *numbers in batch[0].tolist():
-            drawn.setdefault(int(row), set()).add(tuple(numbers))
-        return of_x(model, [batch[1]])
-
-    for way in ({"batch_size": 12, "shards": 4}, {"batch_size": 10, "shards": 3, "workers": 2}):
-        fit(line, loss, Drawing(), epochs=2, **way)
-    assert {len(values) for values in drawn.values()} == {2}  # one in each epoch
-    assert len({n for values in drawn.values() for each in values for n in each}) == 6 * ROWS
 
 
 def test_a_loss_may_write_to_its_batch_and_parts_share_memory_still() -> None:

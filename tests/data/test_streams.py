@@ -253,19 +253,11 @@ def test_lines_are_the_same_at_any_border_of_what_is_read_at_a_time(
     assert [rows[n] for n in range(len(rows))] == [long, b"ab", b"c"]
 
 
-def test_lines_of_several_files_and_an_error_of_parse(tmp_path: Path) -> None:
-    for number in range(3):
-        text = "".join(json.dumps({"n": 10 * number + k}) + "\n" for k in range(number + 1))
-        (tmp_path / f"{number}.jsonl").write_text(text)
-    rows = LinesDataset(sorted(tmp_path.glob("*.jsonl")), json.loads)
-    assert [row["n"] for row in rows.__getitems__(list(range(6)))] == [0, 10, 11, 20, 21, 22]
-    assert rows.starts.tolist() == [0, 1, 3, 6]
-    # It has the name of no tar file's index.
-    assert (tmp_path / ".0.jsonl.text.index").exists()
+def test_an_error_of_parse_has_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n{"n": \n')
+    rows = LinesDataset(path, json.loads)
+    assert rows[0] == {"n": 1}
     with pytest.raises(json.JSONDecodeError) as raised:
-        LinesDataset(path, json.loads)[1]
+        rows[1]
     assert raised.value.__notes__ == [f"quorate: in {path}, row 1, at byte 9"]
-    with expect_error(DataError):
-        LinesDataset(tmp_path / "b.jsonl", json.loads)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from quorate.errors import DataError
 ROWS = {f"a/{n:04d}": {"txt": f"row {n}".encode(), "cls": b"%d" % (n % 3)} for n in range(25)}
 
 
-def write(path: Path, rows: Mapping[str, Mapping[str, bytes]], **options: Any) -> Path:
+def write(path: Path, rows: dict[str, dict[str, bytes]], **options: Any) -> Path:
     with tarfile.open(path, "w", **options) as tar:
         for key, members in rows.items():
             for kind, content in members.items():
@@ -30,30 +28,16 @@ def write(path: Path, rows: Mapping[str, Mapping[str, bytes]], **options: Any) -
 
 
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_any_row_by_its_number(tmp_path: Path, layout: int) -> None:
+def test_rows_in_each_layout_of_names(tmp_path: Path, layout: int) -> None:
     name = "folder/" * 14 + "x" * 80 * (layout != tarfile.USTAR_FORMAT)
-    long = {f"{name}{n}": {"seg.png": b"\0" * n} for n in range(3)}
-    files = [
-        write(tmp_path / "0.tar", ROWS, format=layout),
-        write(tmp_path / "1.tar", {}, format=layout),
-        write(tmp_path / "2.tar", long, format=layout),
-    ]
-    rows = TarDataset(files)
-    expected = [
-        {"__key__": key} | dict(members) for each in (ROWS, long) for key, members in each.items()
-    ]
-    assert len(rows) == 28
-    assert rows.starts.tolist() == [0, 25, 25, 28]
-    assert [rows[n] for n in range(28)] == expected
-    assert rows[-1] == expected[-1]
-    assert rows.__getitems__([27, 0, 3]) == [expected[27], expected[0], expected[3]]
-    with pytest.raises(IndexError, match="row 28 of 28"):
-        rows[28]
-    decoded = TarDataset(files[0], decode=lambda found: 1 / (int(found["cls"]) - 1))
-    assert [pickle.loads(pickle.dumps(rows))[4], decoded[2]] == [expected[4], 1.0]
+    given = ROWS | {f"{name}{n}": {"seg.png": b"\0" * n} for n in range(3)}
+    path = write(tmp_path / "0.tar", given, format=layout)
+    assert rows_of(TarDataset(path)) == [{"__key__": key} | of for key, of in given.items()]
+    decoded = TarDataset(path, decode=lambda found: 1 / (int(found["cls"]) - 1))
+    assert decoded[2] == 1.0
     with pytest.raises(ZeroDivisionError) as raised:
         decoded[4]
-    assert raised.value.__notes__ == [f"quorate: in {files[0]}, a/0004 (row 4)"]
+    assert raised.value.__notes__ == [f"quorate: in {path}, a/0004 (row 4)"]
 
 
 NAMES = (
@@ -120,14 +104,12 @@ def test_damage_and_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.tar").write_text("no tar file" * 100)
     with tarfile.open(tmp_path / "z.tar.gz", "w:gz"):
         pass
-    write(tmp_path / "empty.tar", {})
     link = tarfile.TarInfo("a.x")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     for name, members in (("link", [link]), ("twice", [tarfile.TarInfo("a.x")] * 2)):
         with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
             for member in members:
                 tar.addfile(member)
-    names = ("a.tar", "text.tar", "z.tar.gz", "missing.tar", "", "empty.tar", "link.tar")
-    for name in (*names, "twice.tar"):
+    for name in ("a.tar", "text.tar", "z.tar.gz", "link.tar", "twice.tar"):
         with expect_error(DataError):
             TarDataset(tmp_path / name)

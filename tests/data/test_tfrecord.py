@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import random
 import re
 import shutil
-import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,23 +73,12 @@ def check(samples: list[Any], expected: list[dict[str, Any]]) -> None:
 # What TensorFlow wrote.
 
 
-@pytest.mark.parametrize(
-    "names", [["images"], ["part-00000-of-00002", "empty", "part-00001-of-00002"]]
-)
-def test_examples_by_number(files: Path, names: list[str]) -> None:
-    data = TFRecordDataset([files / f"{name}.tfrecord" for name in names], FEATURES)
-    rows = [6, 0, 3, 2, 3, 5]
-    check(data.__getitems__(rows), [EXAMPLES[row] for row in rows])
-    assert len(data) == 7
-    check([data[row] for row in range(7)], EXAMPLES)
-    check([data[-1]], EXAMPLES[-1:])
-    assert data.__getitems__([]) == []
-    for row in (7, -8):
-        with pytest.raises(IndexError, match="of 7"):
-            data[row]
-    for rows in ([0, 7], [-1, 0]):
-        with pytest.raises(IndexError, match="of 7"):
-            data.__getitems__(rows)
+def test_examples_of_one_file_and_of_several(files: Path) -> None:
+    whole = TFRecordDataset(files / "images.tfrecord", FEATURES)
+    parts = TFRecordDataset(sorted(files.glob("part-*")), FEATURES)
+    for data in (whole, parts):
+        check(data.__getitems__([*range(7)]), EXAMPLES)
+    check([parts[3]], EXAMPLES[3:4])
 
 
 def test_records_as_they_are_and_an_exception_of_the_users_own_parser(files: Path) -> None:
@@ -105,22 +90,17 @@ def test_records_as_they_are_and_an_exception_of_the_users_own_parser(files: Pat
     assert caught.value.__notes__ == [f"quorate: in {files / 'raw.tfrecord'}, record 1, at byte 16"]
 
 
-@pytest.mark.parametrize(
-    "name", ["gzip.tfrecord", "zlib.tfrecord", "empty.tfrecord", "nothing", "", "pipe"]
-)
-def test_what_is_no_sound_file_of_records_is_refused(files: Path, name: str) -> None:
-    os.mkfifo(files / "pipe")  # opening it for reading would wait for ever
+@pytest.mark.parametrize("name", ["gzip.tfrecord", "zlib.tfrecord"])
+def test_a_compressed_file_is_refused(files: Path, name: str) -> None:
     with expect_error(DataError):
         TFRecordDataset(files / name, FEATURES)
-    with expect_error(DataError, name="paths", got="no record"):
-        TFRecordDataset([], FEATURES)
 
 
 # Damage.
 
 
 def damaged(whole: bytes, starts: list[int]) -> list[bytes]:
-    """Variants: cut, flipped, zeroed, removed, inserted, with a wrong checksum of each kind."""
+    """Variants: cut, flipped, zeroed, removed, inserted, with a wrong length."""
     draw = random.Random(0)
     found = [whole[:at] for at in range(1, len(whole)) if at not in starts][::14]
     for at in (draw.randrange(len(whole)) for _ in range(60)):
@@ -131,9 +111,7 @@ def damaged(whole: bytes, starts: list[int]) -> list[bytes]:
             found.append(whole[:at] + bytes(4) + whole[at + 4 :])
             found.append(whole[:at] + whole[at + 1 :])
             found.append(whole[:at] + b"!" + whole[at:])
-    for end in starts[1:]:  # the checksum of the data
-        found.append(whole[: end - 4] + struct.pack("<I", draw.getrandbits(32)) + whole[end:])
-        # A length that is wrong, and has the right checksum.
+    for end in starts[1:]:  # a length that is wrong, and has the right checksum
         wrong = framed(bytes(draw.randrange(1 << 16)))[:12]
         found.append(whole[: end - 20] + wrong + whole[end - 8 :])
     return found
@@ -187,23 +165,6 @@ def test_a_wrong_feature(files: Path) -> None:
             data.__getitems__([0, 1])
 
 
-def test_a_file_that_changes_while_it_is_used(files: Path) -> None:
-    path = files / "images.tfrecord"
-    data = TFRecordDataset(path, FEATURES)
-    stat, whole = path.stat(), path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with expect_error(DataError):
-        data[0]
-    # With its old size and time, the record itself shows it.
-    path.write_bytes(b"!" * len(whole))
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with expect_error(DataError):
-        data[3]
-    path.unlink()
-    with expect_error(DataError):
-        data[0]
-
-
 # Examples of our own. That TensorFlow reads them: data/tfrecord/README.md.
 
 
@@ -218,35 +179,36 @@ def test_what_is_written_is_read(
     assert TFRecordDataset(path, bytes).__getitems__([*rows]) == records[::-1]
 
 
+GRID = np.arange(6).reshape(2, 3)
+
+
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("kind", "shape", "value"),
     [
-        ("bytes", b""),
-        ("bytes", bytes(range(60))),
-        ("int64", -(2**63)),
-        ("int64", [0, 127, 128, -1, 2**63 - 1]),
-        ("float", [0.1, -0.0, float("inf"), 3.4028234663852886e38]),
+        ("bytes", None, b""),
+        ("int64", (), -(2**63)),
+        ("int64", None, [0, 127, 128, -1, 2**63 - 1]),
+        ("float", None, [0.1, -0.0, float("inf"), 3.4028234663852886e38]),
+        ("int64", (2, 3), GRID),
+        ("float", (2, 3), torch.from_numpy(GRID) / 2),
     ],
 )
-def test_an_example_is_read_back(kind: Any, value: Any) -> None:
+def test_an_example_is_read_back(kind: str, shape: tuple[int, ...] | None, value: Any) -> None:
     data = example({"b": value, "a": b"x"})
     assert data == example({"a": b"x", "b": value})
-    (read,) = Features({"b": Feature(kind)})(data)
-    if kind == "bytes":
-        assert read == value
-    else:
-        expected = [value] if isinstance(value, int) else value
-        assert read.tolist() == torch.tensor(expected, dtype=read.dtype).tolist()
+    (read,) = Features({"b": Feature(kind, shape)})(data)
+    assert read == value if kind == "bytes" else torch.equal(read, torch.as_tensor(value))
 
 
-def test_arrays_and_tensors_in_an_example() -> None:
-    grid = np.arange(6).reshape(2, 3)
-    data = example({"a": grid, "b": torch.from_numpy(grid) / 2})
-    a, b = Features({"a": Feature("int64", (2, 3)), "b": Feature("float", (2, 3))})(data)
-    assert (a.tolist(), b.tolist()) == (grid.tolist(), (grid / 2).tolist())
+def test_values_and_features_that_cannot_be() -> None:
     for value in (["text"], [], {1: 2}, 2**63):
         with pytest.raises(SettingError):
             example({"d": value})
+    for kind, shape in (("uint8", ()), ("int64", (-1,)), ("bytes", (1.5,))):
+        with expect_error(SettingError):
+            Feature(kind, shape)  # type: ignore[arg-type]
+    with expect_error(SettingError, name="features"):
+        Features({})
 
 
 @given(st.binary(max_size=80))
@@ -254,21 +216,3 @@ def test_arrays_and_tensors_in_an_example() -> None:
 def test_bytes_that_are_no_example(data: bytes) -> None:
     with pytest.raises(DataError):
         IMAGE_AND_LABEL(data)
-
-
-def test_a_feature_that_cannot_be() -> None:
-    for kind, shape in (("uint8", ()), ("int64", (-1,)), ("bytes", (1.5,)), ("float", ("a",))):
-        with expect_error(SettingError):
-            Feature(kind, shape)  # type: ignore[arg-type]
-    with expect_error(SettingError, name="features"):
-        Features({})
-
-
-def test_threads_read_at_once_and_processes_get_it(files: Path) -> None:
-    data = TFRecordDataset(sorted(files.glob("part-*")), FEATURES)
-    with ThreadPoolExecutor(8) as pool:
-        pairs = [[row % 7, (row + 3) % 7] for row in range(200)]
-        for rows, samples in zip(pairs, pool.map(data.__getitems__, pairs), strict=True):
-            check(samples, [EXAMPLES[row] for row in rows])
-    data = TFRecordDataset(files / "images.tfrecord", IMAGE_AND_LABEL)
-    assert pickle.loads(pickle.dumps(data))[3][1] == LABELS[3]
