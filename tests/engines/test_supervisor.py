@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from quorate.engines.processes import decisions as to
 from quorate.engines.processes.decisions import Decision
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.member import SILENT_S, State
+from quorate.engines.processes.member import State
 from quorate.engines.processes.restarts import Restarts
-from quorate.engines.processes.supervisor import GATHER_S, ElasticSize, Supervisor
+from quorate.engines.processes.supervisor import ElasticSize, Supervisor
 from quorate.engines.worker_status import PHASES, Doing
 from quorate.errors import UserError, WorkerError
+from quorate.machine.limits import FIRST_WORKERS_S, WORKER_SILENCE_S
 
 Event = tuple[object, ...]
 CODES = (0, 3, -9, -11)
@@ -314,7 +315,7 @@ def test_every_short_order_of_events(first: list[Event], depth: int, tells_exit:
     st.integers(1, 3),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([None, GATHER_S]),
+    st.sampled_from([None, FIRST_WORKERS_S]),
     st.sampled_from([None, 1, 2]),
 )
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -329,7 +330,7 @@ def test_long_histories_of_several_members(
     told = {"tells_exit": tells_exit, "stubborn": stubborn}
     crew = Crew(members, gather_s=gather_s, least=least and min(least, members), **told)
     for _ in range(60):
-        events = list(possible(crew, times=(0.0, 0.3, SILENT_S, TIMEOUT_S)))
+        events = list(possible(crew, times=(0.0, 0.3, WORKER_SILENCE_S, TIMEOUT_S)))
         if not events:
             break
         happen(crew, data.draw(st.sampled_from(events)))

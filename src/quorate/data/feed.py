@@ -12,6 +12,7 @@ import torch
 
 from quorate.data.loader_processes import Told, load_all, nobody_told
 from quorate.data.source import Batch, Source, Ticket
+from quorate.machine.limits import ABANDONED_S, BUSY_EXIT_S
 from quorate.replica.transfer import pinned
 
 CPU = torch.device("cpu")
@@ -21,7 +22,6 @@ CPU = torch.device("cpu")
 CHEAP_S = 3e-4
 FIRST_LOAD = 30  # times as long as usual a first load may take
 SLOW_LOADS = 16  # in turn, after which shards are loaded ahead: some may have waited for a core
-GRACE_S = 5.0  # how long a row that nobody wants any more may take
 
 
 class Feed:
@@ -179,12 +179,12 @@ class Feed:
         self._loads.end()
         # After a second Ctrl-C nobody waits for a dataset that may be stuck.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        self._thread.join(timeout=0.1 if at_once else GRACE_S)
+        self._thread.join(timeout=ABANDONED_S if at_once else BUSY_EXIT_S)
         if self._thread.is_alive() and not at_once:
             logging.getLogger("quorate").warning(
                 "a thread still loads rows that no worker needs, and was abandoned: the dataset "
                 "takes more than %g s for the rows",
-                GRACE_S,
+                BUSY_EXIT_S,
             )
         self._ready.clear()
 

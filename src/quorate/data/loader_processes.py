@@ -27,13 +27,13 @@ from quorate.data.parcel import pack, unpack
 from quorate.data.source import Batch, Source, Ticket
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
 from quorate.machine.signal_handlers import ignore_job_signals
 from quorate.machine.standard_streams import Steady
 
 # Shards that each process was asked for and has not handed over.
 PREFETCHED = 2
 # How long processes may take to end, which may be in the middle of a row; then they are killed.
-GRACE_S = 5.0
 
 _TICKET = struct.Struct("<qq")
 
@@ -145,9 +145,9 @@ class LoaderProcesses:
             process.end()
 
     def close(self) -> None:
-        """End the processes. Blocks for ``GRACE_S`` at most."""
+        """End the processes. Blocks for ``BUSY_EXIT_S`` at most."""
         self.end()
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + BUSY_EXIT_S
         for process in self._processes:
             process.close(deadline)
         self._at_exit.cancel()
@@ -238,7 +238,7 @@ class _LoaderProcess:
             self.kill()
             _say(f"rows from loader process {self._process.pid} cannot be read ({problem})")
             return
-        self._process.join(1.0)
+        self._process.join(EXIT_REPORT_S)
         code = self._process.exitcode
         how = "ended" if code is None or code >= 0 else f"was killed by signal {-code}"
         _say(f"loader process {self._process.pid} {how}")

@@ -26,6 +26,7 @@ from quorate.coordination.protocol import (
 from quorate.data.source import Source
 from quorate.engines import Channel, Transport
 from quorate.engines.spot_check import Answer, SpotCheck
+from quorate.machine.limits import SPOT_CHECK_ANSWER_S, SPOT_CHECK_JOIN_S
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.notes import Notes
@@ -35,8 +36,6 @@ from quorate.replica.witness.outside import Outside
 from quorate.replica.witness.words import module_text
 
 SHARE = 0.005  # of the time
-GATHER_S = 0.1  # workers that have not come to a check after so long take no part
-LEAST_WAIT_S = 0.5  # for those that have, when others have answered
 MOST_FINDINGS = 3  # checks that find something; then all is said
 _NOTHING = nullcontext()
 
@@ -182,10 +181,10 @@ class _Asking:
         if len(self._answers) + self._gone >= self._workers:
             return 0.0
         if not self._computing:
-            return GATHER_S - so_far_s
+            return SPOT_CHECK_JOIN_S - so_far_s
         if self._first_s is None:
             return self._patience_s - so_far_s
-        return max(LEAST_WAIT_S, 4 * self._first_s) - so_far_s
+        return max(SPOT_CHECK_ANSWER_S, 4 * self._first_s) - so_far_s
 
     def _take(self, worker: int, step: int, shard: int) -> None:
         self._computing.discard(worker)

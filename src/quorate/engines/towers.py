@@ -42,13 +42,12 @@ from quorate.engines.lock_waits import ShortWaits
 from quorate.engines.worker_status import WorkerStatus
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
+from quorate.machine.limits import ABANDONED_S, THREAD_EXIT_S
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
 from quorate.replica.streams import Stream
-
-GRACE_S = 1.0  # how long towers may take to end
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
@@ -125,19 +124,19 @@ class Towers:
         # A thread cannot be ended. Nobody waits long for one that computes what is not wanted, and
         # not at all after a second Ctrl-C; it ends with its shard.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        deadline = time.monotonic() + (0.1 if at_once else GRACE_S)
+        deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
         for tower in self.towers:
             tower.join(timeout=max(0.0, deadline - time.monotonic()))
         return_freed_memory()
         held = [tower for tower in self.towers if tower.is_alive()]
         for tower in held:
             tower.interrupt()
-        deadline = time.monotonic() + (0.1 if at_once else GRACE_S)
+        deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
         for tower in held:
             tower.join(timeout=max(0.0, deadline - time.monotonic()))
             if tower.is_alive():
                 # It may be in a long operator, and an interpreter that ends meanwhile aborts.
-                atexit.register(tower.join, GRACE_S)
+                atexit.register(tower.join, THREAD_EXIT_S)
                 self._say(f"worker {tower.number} did not stop, {tower.held_by()}")
 
 

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-# How long a pipe that does not block (O_NONBLOCK) may stay full: its reader may be slow.
-FULL_S = 5.0
+from quorate.machine.limits import FULL_PIPE_S
 
 
 class Steady:
@@ -76,7 +75,7 @@ class Steady:
     def _drains(self) -> bool:
         """Whether what is in the buffer of a pipe that is full goes out in time."""
         assert self.stream is not None
-        until = time.monotonic() + FULL_S
+        until = time.monotonic() + FULL_PIPE_S
         poll = select.poll()  # select() takes no descriptor above 1023
         while (left_s := until - time.monotonic()) > 0:
             try:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from quorate.machine.limits import BUSY_EXIT_S
 from quorate.services import Service
 from quorate.services.report import Report
-
-# How long a service may take to end: a disk that does not answer keeps nobody from leaving.
-GRACE_S = 5.0
 
 
 class Supervisor:
@@ -49,10 +47,10 @@ class Supervisor:
             if clock.ident is None:  # no thread could be started for it
                 clock.run()
                 continue
-            clock.join(GRACE_S)
+            clock.join(BUSY_EXIT_S)
             if clock.is_alive():
                 self._say(
-                    f"the thread {clock.name} did not stop in {GRACE_S:g} s and was abandoned"
+                    f"the thread {clock.name} did not stop in {BUSY_EXIT_S:g} s and was abandoned"
                 )
 
 

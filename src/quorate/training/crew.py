@@ -29,6 +29,7 @@ from quorate.engines.worker_processes import (
 )
 from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
+from quorate.machine.limits import COMPILE_S
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
 from quorate.replica.compiling import as_given
@@ -43,7 +44,6 @@ from quorate.training.state import State
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
 
-COMPILE_S = 600.0  # that a shape may take to compile
 
 # Whether a training loop was begun in this process: worker processes stop at the first one of a
 # script, so that it alone can have them.

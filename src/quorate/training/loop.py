@@ -17,6 +17,7 @@ from quorate.data.source import Source
 from quorate.engines import Transport
 from quorate.engines.job import drawing
 from quorate.engines.spot_checks import SpotChecks, asking
+from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import Totals, joined
 from quorate.services.report import Report
 from quorate.training.blame import not_made
@@ -33,7 +34,6 @@ from quorate.training.whole_batch.whole_batch import WholeBatch, kind_of_trainin
 
 RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
 WHOLE_S = 1e6  # of such that flow through stages: all of a worker's
-PATIENCE_S = 5.0  # that a spot check may take at least, before it is given up
 _NOTHING = nullcontext()
 
 
@@ -303,7 +303,7 @@ class Updates(NamedTuple):
         """Compare what workers compute of the next step, if it is time; return the time it took."""
         begun = time.monotonic()
         if self.spot_checks is not None and step < self.last_step:
-            self.spot_checks.updated(step, PATIENCE_S + 10 * update_s)
+            self.spot_checks.updated(step, SPOT_CHECK_S + 10 * update_s)
         return time.monotonic() - begun
 
 

@@ -18,14 +18,12 @@ from typing import Any
 
 from quorate.machine import signal_handlers
 from quorate.machine.left import LeftError
+from quorate.machine.limits import SIGNALLED_EXIT_S
 
 # They ask for a stop; SIGHUP is not everywhere.
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
-
-# How long an end at once may take: workers are told, and what was trained is saved.
-AT_ONCE_S = 10.0
 
 
 class Stops:
@@ -95,7 +93,7 @@ class Signals:
     another thread this does nothing.
 
     Python calls a handler when the main thread is back from what it calls, which may be never. So
-    the process ends ``AT_ONCE_S`` after the second signal in any case, and with the third.
+    the process ends ``SIGNALLED_EXIT_S`` after the second signal in any case, and with the third.
     """
 
     def __init__(self, stops: Stops, save: Callable[[], None]) -> None:
@@ -204,7 +202,7 @@ class _Insistence:
         came = 0
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._read, select.POLLIN)
-        while poll.poll(AT_ONCE_S * 1000 if came >= 2 else None):
+        while poll.poll(SIGNALLED_EXIT_S * 1000 if came >= 2 else None):
             received = os.read(self._read, 64)
             if _CLOSES in received:
                 return

@@ -12,7 +12,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.engines.collective.exchange import Exchange
-from quorate.engines.collective.launch import GRACE_S, TELL_S, Launched
+from quorate.engines.collective.launch import Launched
 from quorate.engines.collective.native import NativeExchange
 from quorate.engines.collective.place import own_place
 from quorate.engines.collective.ranks import Ranks
@@ -23,6 +23,7 @@ from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.descriptors import require_for_ranks
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
 from quorate.replica.flat import Layout
 from quorate.replica.torch_internals import backend_name
 
@@ -160,7 +161,8 @@ class Company:
         how = None if gone is None else gone.text
         if (launched := self._launched) is not None:
             # Who was killed says most; that a rank has ended, more than what another one printed.
-            how = launched.killed(TELL_S if gone is None else GRACE_S) or how or launched.ended()
+            wait_s = EXIT_REPORT_S if gone is None else BUSY_EXIT_S
+            how = launched.killed(wait_s) or how or launched.ended()
             if (why := launched.refused()) is not None:
                 return UserError(why)
         how = how or (None if watch is None else watch.farewell())

@@ -1,7 +1,6 @@
 """The judge: who of the ranks is lost, from what was heard of them and when. Pure.
 
-All times follow from one: ``LOST_S``, how long a rank may be silent. It is the longest that a link
-may be cut, or a rank be stopped, without an end of the run.
+All times follow from ``RANK_SILENCE_S``, how long a rank may be silent.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from typing import NamedTuple
 
 from quorate.engines.collective.beat import Beat
 from quorate.engines.worker_status import PHASES
+from quorate.machine.limits import RANK_SILENCE_S
 
-LOST_S = 10.0  # of silence, after which a rank is lost
 OF_USERS = PHASES[PHASES.index("fetching") : PHASES.index("pushing")]  # where user code runs
 _QUIET_BEATS = 3  # that were left out by whoever is gone, when a connection broke
 
@@ -26,7 +25,7 @@ class Times(NamedTuple):
     @staticmethod
     def of(timeout_s: float) -> Times:
         """Return the times of a run whose workers may take so long for a shard."""
-        return Times(min(LOST_S, timeout_s), timeout_s)
+        return Times(min(RANK_SILENCE_S, timeout_s), timeout_s)
 
     @property
     def beat_s(self) -> float:
@@ -40,7 +39,7 @@ class Times(NamedTuple):
         A cold start takes its time, and so does a large model over a slow link; whoever is gone
         meanwhile is noticed long before.
         """
-        return max(6 * LOST_S, self.hang_s)
+        return max(6 * RANK_SILENCE_S, self.hang_s)
 
     @property
     def leave_s(self) -> float:

@@ -18,10 +18,7 @@ from quorate.engines.processes.starter import new_starter
 from quorate.engines.processes.wire import Message
 from quorate.engines.processes.worker_process import WorkerProcess
 from quorate.machine.container import oom_kills
-
-GRACE_S = 5.0  # that ranks have to end
-TELL_S = 1.0  # that the system may need to tell that one has, if one has
-_LOOK_S = 0.02
+from quorate.machine.limits import BUSY_EXIT_S, FILE_POLL_S
 
 
 class Launched:
@@ -78,7 +75,7 @@ class Launched:
             is_all = len(endings) == len(self._processes)
             if found is not None or is_all or time.monotonic() > until:
                 return found
-            time.sleep(_LOOK_S)
+            time.sleep(FILE_POLL_S)
 
     def refused(self) -> str | None:
         """Return what a rank said that has ended for a mistake of the user's, if one has."""
@@ -113,7 +110,7 @@ class Launched:
 
     def close(self) -> None:
         """Wait for the ranks to end, or end them; nothing of them is left."""
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + BUSY_EXIT_S
         for process in self._processes:
             if process.pid is not None:
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -20,8 +20,7 @@ from quorate.engines.collective.store_board import StoreBoard
 from quorate.engines.collective.watch import Watch
 from quorate.errors import RankError
 from quorate.machine import this_host
-
-_LOOK_S = 0.05
+from quorate.machine.limits import FILE_POLL_S
 
 _dist: Any = dist  # documented, and not declared to be exported
 
@@ -79,4 +78,4 @@ def _wait(watch: Watch, place: Place, timeout_s: float, ended: Callable[[], str 
                 f"{timeout_s:g} s",
                 fix="start the same script on every rank, or turn worker_timeout_s up",
             )
-        time.sleep(_LOOK_S)
+        time.sleep(FILE_POLL_S)

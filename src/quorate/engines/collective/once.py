@@ -13,8 +13,7 @@ from typing import Any
 from quorate.engines.collective.place import own_place
 from quorate.errors import RankError
 from quorate.machine.environment import torchrun_environment
-
-_REACH_S = 60.0  # the store of another host
+from quorate.machine.limits import STORE_CONNECT_S
 
 
 def is_done(what: str) -> bool:
@@ -51,7 +50,7 @@ def _store(endpoint: tuple[str, int]) -> Any | None:
     if torchrun_environment().get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:
-        return dist.TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=_REACH_S))
+        return dist.TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=STORE_CONNECT_S))
     except RuntimeError as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise RankError("the store of torchrun was not reached", f"{line:.300}") from error

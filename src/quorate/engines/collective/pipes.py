@@ -23,8 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from quorate.machine.limits import RANK_POLL_S
+
 _HEAD = 8  # bytes: the length of what follows
-_LOOK_S = 0.2  # how often is looked whether a rank is lost, that did not close its pipes
 _CHUNK = 1 << 16  # bytes that Linux's pipes hold
 
 Gather = Callable[[bytes], list[bytes]]  # what each rank of all hosts has given, by rank
@@ -144,7 +145,7 @@ class Pipes:
             waits.register(to, select.POLLOUT)
         if source is not None:
             waits.register(source, select.POLLIN)
-        while not waits.poll(_LOOK_S * 1000):
+        while not waits.poll(RANK_POLL_S * 1000):
             self._look()
             if until is not None and time.monotonic() > until:
                 raise RuntimeError(f"nothing came in {self._limit_s:g} s")

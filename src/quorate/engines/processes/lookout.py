@@ -13,9 +13,7 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.decisions import Decision
 from quorate.engines.processes.supervisor import Supervisor
-
-# How often workers are looked at whose job is interrupted by another.
-LOOK_S = 1.0
+from quorate.machine.limits import WORKER_POLL_S
 
 
 class CheckSchedule:
@@ -46,7 +44,7 @@ class CheckSchedule:
         now = time.monotonic()
         limits = [max(0.0, at - now) for at in self._members.due(self._computing())]
         if len(self._channels) > 1:
-            limits.append(LOOK_S)  # at those that compute for the job that is interrupted
+            limits.append(WORKER_POLL_S)  # at those that compute for the job that is interrupted
         if timeout_s is not None:
             limits.append(timeout_s)
         return min(limits, default=None)

@@ -28,12 +28,10 @@ from quorate.engines.processes.decisions import AwaitEnd, Decision, Kill, Start
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.restarts import Restarts
 from quorate.engines.worker_status import Doing
+from quorate.machine.limits import WORKER_SILENCE_S
 
 if TYPE_CHECKING:  # what it is made of imports torch
     from quorate.engines.as_worker.raised import Raised
-
-# How long a process may take that has closed its wire: it is ending, with torch to tear down.
-SILENT_S = 5.0
 
 
 class State(Enum):
@@ -222,7 +220,7 @@ class WorkerLife:
             return
         if attempt.silent_since is not None:
             # Where nobody tells of its exit it is to be looked at again and again.
-            yield attempt.silent_since + (SILENT_S if attempt.tells_exit else 0.0)
+            yield attempt.silent_since + (WORKER_SILENCE_S if attempt.tells_exit else 0.0)
         elif attempt.kill_reason is None:
             yield from self._answers_due(attempt, is_computing=is_computing)
 
@@ -262,7 +260,7 @@ class WorkerLife:
         assert attempt.silent_since is not None
         if not attempt.tells_exit and not was_awaited:
             return [AwaitEnd(self.number)]
-        if now < attempt.silent_since + SILENT_S:
+        if now < attempt.silent_since + WORKER_SILENCE_S:
             return []
         killed = [] if attempt.kill_reason is not None else self.kill("closed its wire")
         attempt.silent_since = now

@@ -27,11 +27,9 @@ from quorate.engines.standby import Server, ServerProcess
 from quorate.machine import dies_with_parent
 from quorate.machine.cores import usable_cores
 from quorate.machine.environment import child_environment
+from quorate.machine.limits import EXIT_REPORT_S
 from quorate.machine.standard_streams import inherited_by_children
 from quorate.machine.surroundings import can_fork
-
-# How long the fork server may take to report the exit of a process that is gone; else it hangs.
-STATUS_S = 1.0
 
 
 class Process(Protocol):
@@ -249,7 +247,7 @@ class _Forked:
         report = self._report.socket.fileno()
         while not self.has_ended():
             if self._handle is not None and self._is_gone(0.0):
-                if not _readable([report], STATUS_S):
+                if not _readable([report], EXIT_REPORT_S):
                     self._code = -signal.SIGKILL  # its fork server hangs
                 continue
             left_s = None if deadline is None else deadline - time.monotonic()

@@ -27,10 +27,7 @@ from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.member import WorkerLife
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, WorkerError
-
-# How long the first workers that are ready wait for the others: so what differs in one of them is
-# mostly found before the first update.
-GATHER_S = 10.0
+from quorate.machine.limits import FIRST_WORKERS_S
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,7 @@ class Supervisor:
         if self._gather_until is not None and not self._is_short:
             yield self._gather_until
         if self._short_since is not None and not self._said_short:
-            yield self._short_since + GATHER_S
+            yield self._short_since + FIRST_WORKERS_S
         for member in self._members:
             yield from member.due(is_computing=member.number in computing)
 
@@ -239,7 +236,7 @@ class Supervisor:
             self._short_since, self._said_short = None, False
         elif self._short_since is None:
             self._short_since = now
-        elif self._short_since + GATHER_S <= now and not self._said_short:
+        elif self._short_since + FIRST_WORKERS_S <= now and not self._said_short:
             self._said_short = True
             return [Say(self._short_text())]
         return []

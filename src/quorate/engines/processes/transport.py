@@ -43,18 +43,16 @@ from quorate.engines.processes.lookout import CheckSchedule
 from quorate.engines.processes.member import WorkerLife
 from quorate.engines.processes.pool import WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.supervisor import GATHER_S, ElasticSize, Supervisor
+from quorate.engines.processes.supervisor import ElasticSize, Supervisor
 from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.errors import WorkerError
 from quorate.machine.container import oom_kills
 from quorate.machine.devices import Group
+from quorate.machine.limits import FIRST_WORKERS_S, WORKER_EXIT_S
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica
-
-# How long workers may take to end when they are told to; then they are killed.
-GRACE_S = 0.5
 
 # What a worker says of a shard that it was given.
 ANSWERS = ("done", "left off", "failed")
@@ -160,7 +158,7 @@ class Processes:
         self._agreement.expect(job, is_first=is_first and not self._notes.doubts)
         if is_first:
             # Whoever wants to know what differs wants all of them to take part.
-            gather_s = GATHER_S if job.is_compared else self._timeout_s
+            gather_s = FIRST_WORKERS_S if job.is_compared else self._timeout_s
         self.arena.publish(self.buffers)
         self._do(self.members.open(number, time.monotonic(), gather_s=gather_s))
 
@@ -221,7 +219,7 @@ class Processes:
             process.post({"kind": "end"})
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        deadline = time.monotonic() + (0.0 if at_once else GRACE_S)
+        deadline = time.monotonic() + (0.0 if at_once else WORKER_EXIT_S)
         for process in processes:
             # A kill before its fork would end the others too.
             if process.pid is not None:
@@ -300,7 +298,7 @@ class Processes:
             process.post({"kind": "close", "job": job})
 
     def _await_end(self, number: int) -> None:
-        if self._process(number).wait(GRACE_S):
+        if self._process(number).wait(WORKER_EXIT_S):
             self._ended(number)
         else:
             self._do(self.members[number].still_there(time.monotonic()))

@@ -17,8 +17,8 @@ from quorate.engines.processes.script import Script
 from quorate.engines.processes.starter import Starter, new_starter
 from quorate.engines.processes.wire import Message, WatchedWire, Wire
 from quorate.machine.descriptors import require_for_workers
+from quorate.machine.limits import KILLED_EXIT_S
 
-KILLED_S = 10.0  # how long the kernel may take to end a process after signal 9
 _TAIL = 2000  # characters of its output that are shown
 
 
@@ -125,7 +125,7 @@ class WorkerProcess(WorkerHandle):
     def close(self) -> None:
         """Kill it if it lives, wait for its exit, and close what belonged to it.
 
-        Blocks for at most ``KILLED_S``: a process that hangs in the kernel (on a disk of the
+        Blocks for at most ``KILLED_EXIT_S``: a process that hangs in the kernel (on a disk of the
         network that does not answer, say) ends when the kernel lets it, and runs no code until
         then.
         """
@@ -137,7 +137,7 @@ class WorkerProcess(WorkerHandle):
 
     def _end_process(self) -> None:
         self._process.kill()
-        self._process.wait(KILLED_S)
+        self._process.wait(KILLED_EXIT_S)
         self._process.close()
 
     def _tail(self) -> str:

@@ -43,10 +43,9 @@ from quorate.engines.servers import Slicing
 from quorate.machine import this_host
 from quorate.machine.container import oom_kills
 from quorate.machine.cores import usable_cores
+from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.shared_memory import Segment
 from quorate.replica.outputs.parcel import as_text
-
-BEAT_S = 0.2  # how often it tells what its worker is at
 
 ANSWERS = ("done", "failed", "left off")  # to a shard
 
@@ -137,7 +136,7 @@ class Agent:
             while not process.has_ended():
                 if os.getppid() != self._raylet:
                     os._exit(1)  # Ray on this node is gone; it may take this process seconds to see
-                for key, _ in self._selector.select(BEAT_S):
+                for key, _ in self._selector.select(RANK_POLL_S):
                     key.data()
                 if not near:
                     yield from self._round(process)
@@ -179,7 +178,7 @@ class Agent:
         for message, rest in () if self._pushed is None else self._pushed.arrived():
             yield self._news(message, has_image=True)
             yield rest
-        if time.monotonic() - self._told_at > BEAT_S and self._computing is not None:
+        if time.monotonic() - self._told_at > RANK_POLL_S and self._computing is not None:
             yield self._news(None)
 
     def _leaving(self) -> Iterator[News]:

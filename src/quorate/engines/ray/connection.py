@@ -18,14 +18,13 @@ from ray._private import ray_constants, worker
 from ray.exceptions import RayError
 
 from quorate.errors import SettingError, UserError
+from quorate.machine.limits import CLUSTER_CONNECT_S
 
 # How begins what Ray prints when a raylet has ended: pages of its log, guesses, a worker's stack.
 OF_A_LOST_RAYLET = re.compile(
     "Raylet is terminated|The node with node id|The raylet exited immediately because"
     "|Check failed: raylet_ipc_client_"
 )
-
-CONNECT_S = 5.0  # how long whoever is at an address may take to answer
 
 
 @contextmanager
@@ -58,7 +57,7 @@ def _require_somebody(address: str) -> None:
         expected = "HOST:PORT of a cluster's head, or auto"
         raise SettingError("address", address, expected, "`ray start --head` prints it")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), CLUSTER_CONNECT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
             f"no Ray cluster is at {address} ({error})",

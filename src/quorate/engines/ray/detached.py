@@ -24,14 +24,13 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.connection import connected
 from quorate.errors import RunError, UserError
+from quorate.machine.limits import ACTOR_ANSWER_S, LAST_OUTPUT_S
 
 NAMESPACE = "quorate"  # of the cluster's named actors
 HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node's own
 
 KEPT_BYTES = 1 << 20  # of what a run has printed last
 MOST_STARTS = 4  # of a coordinator that is killed, by the kernel for its memory perhaps
-LINGERS_S = 20.0  # after its end, for who looks on to hear of it
-ANSWER_S = 60.0  # that an actor may take: it may be on its way to another start
 
 
 class Said(NamedTuple):
@@ -119,7 +118,7 @@ class Driver:
             )
             code = self._run_once()
         self._code = code
-        time.sleep(LINGERS_S)
+        time.sleep(LAST_OUTPUT_S)
         with suppress(RayError, ValueError):
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
@@ -161,16 +160,18 @@ class Detached:
         Raises:
             RunError: it is not there any more.
         """
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + ACTOR_ANSWER_S
         while True:
             try:
-                return ray.get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_S)
+                return ray.get(
+                    getattr(self._actor, method).remote(*arguments), timeout=ACTOR_ANSWER_S
+                )
             except ActorUnavailableError:
                 time.sleep(0.2)
                 if time.monotonic() > until:
                     raise RunError(self._lost("does not answer")) from None
             except GetTimeoutError:
-                raise RunError(self._lost(f"has not answered for {ANSWER_S:g} s")) from None
+                raise RunError(self._lost(f"has not answered for {ACTOR_ANSWER_S:g} s")) from None
             except RayActorError as error:
                 raise RunError(self._lost("is gone")) from error
 

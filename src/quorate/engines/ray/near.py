@@ -20,9 +20,7 @@ from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
 
 from quorate.engines.processes.wire import WatchedWire, Wire
-
-HANDED_S = 10.0  # what was said to be handed over is there before; so long, if it is not true
-END_S = 10.0  # that a process may take to end whose parent is gone
+from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
 
 class Near:
@@ -65,7 +63,7 @@ class Near:
 
         Called once, by the thread that watches it.
         """
-        self._poll(END_S)  # without the lock: another thread may want it killed meanwhile
+        self._poll(KILLED_EXIT_S)  # without the lock: another thread may want it killed meanwhile
         if self._selector is not None:
             self._selector.unregister(self._process)
         with self._lock:
@@ -98,7 +96,7 @@ class Door:
         try:
             self._socket.bind(_address(self.name))
             self._socket.listen(socket.SOMAXCONN)
-            self._socket.settimeout(HANDED_S)
+            self._socket.settimeout(HANDOVER_S)
         except BaseException:
             self._socket.close()
             raise
@@ -124,7 +122,7 @@ class Door:
         self._socket.close()
 
     def _hear(self, connection: socket.socket) -> None:
-        connection.settimeout(HANDED_S)
+        connection.settimeout(HANDOVER_S)
         message = (end := Wire(connection)).receive()
         if message is not None and len(end.fds) == 2:
             wire, process = end.fds

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from quorate.coordination.ownership import together
+from quorate.machine.limits import NODE_SUM_S
 
 T = TypeVar("T")
 
 PATIENCE = 0.5  # of the time that a result took, it waits for others
-MOST_S = 1.0  # and no longer
 
 
 class Where(NamedTuple):
@@ -86,7 +86,7 @@ class NodeSums(Generic[T]):
                 return {shard: result}  # two workers of the node have computed it
             step.waiting[shard] = result
             took_s = self._clock() - ordered_at
-            until = self._clock() + min(PATIENCE * took_s, MOST_S)
+            until = self._clock() + min(PATIENCE * took_s, NODE_SUM_S)
             while step.waiting.get(shard) is result:
                 group = together(shard, step.ordered_at, step.of)
                 if not step.waiting.keys() >= set(group):

@@ -19,10 +19,7 @@ from typing import Protocol
 import ray
 
 from quorate.engines.ray.own_node import OwnNode
-
-LOOK_S = 1.0  # how often Ray is asked; it takes 3 ms
-ANSWER_S = 5  # that Ray may take to answer
-GONE_S = 20.0  # how long nothing may answer; Ray itself goes on for 60 s
+from quorate.machine.limits import CLUSTER_ANSWER_S, CLUSTER_SILENCE_S, WORKER_POLL_S
 
 DRAINING = "DRAINING"
 
@@ -64,11 +61,11 @@ class Notices:
     def close(self) -> None:
         """Ask no more."""
         self._is_closed.set()
-        self._thread.join(2.0 * ANSWER_S)
+        self._thread.join(2.0 * CLUSTER_ANSWER_S)
 
     def _look(self) -> None:
         heard_at = time.monotonic()
-        while not self._is_closed.wait(LOOK_S):
+        while not self._is_closed.wait(WORKER_POLL_S):
             if self._node.gone is not None:
                 self._lose_all()
                 continue
@@ -78,10 +75,11 @@ class Notices:
                 for resident in self._residents():
                     if resident.node_id in answer:
                         resident.leave("because Ray drains the node")
-            elif answer is not None and time.monotonic() - heard_at > GONE_S:
+            elif answer is not None and time.monotonic() - heard_at > CLUSTER_SILENCE_S:
                 self._head_gone = (
-                    f"the Ray cluster at {self._address} has not answered for {GONE_S:g} s "
-                    f"({answer}): is its head node gone? Start it, and the same command resumes"
+                    f"the Ray cluster at {self._address} has not answered for "
+                    f"{CLUSTER_SILENCE_S:g} s ({answer}): is its head node gone? Start it, and the "
+                    "same command resumes"
                 )
                 self._lose_all()
 
@@ -103,7 +101,7 @@ def drained(address: str) -> set[str] | str | None:
     except ImportError:
         return None
     try:
-        status = get_cluster_status(address, timeout=ANSWER_S)
+        status = get_cluster_status(address, timeout=CLUSTER_ANSWER_S)
         nodes = [*status.active_nodes, *status.idle_nodes]
         return {node.node_id for node in nodes if node.node_status == DRAINING}
     except (AttributeError, TypeError):

@@ -19,9 +19,7 @@ import ray
 
 from quorate.engines.ray.relayed import Ref
 from quorate.errors import UserError
-
-LOOK_S = 1.0  # how often a thread that waits for Ray looks whether Ray is there
-CONNECT_S = 1.0  # a process of this machine that lives accepts at once
+from quorate.machine.limits import LOCAL_CONNECT_S, WORKER_POLL_S
 
 Address = str | tuple[str, int]  # the path of a Unix socket; host and port
 
@@ -89,7 +87,7 @@ class OwnNode:
         missing = refs
         while missing:
             self.require()
-            missing = ray.wait(refs, num_returns=len(refs), timeout=LOOK_S)[1]
+            missing = ray.wait(refs, num_returns=len(refs), timeout=WORKER_POLL_S)[1]
 
     def close(self) -> None:
         """Close the connections."""
@@ -155,10 +153,10 @@ def _connected(address: Address) -> socket.socket:
         OSError: nobody listens at the address.
     """
     if not isinstance(address, str):
-        return socket.create_connection(address, CONNECT_S)
+        return socket.create_connection(address, LOCAL_CONNECT_S)
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(CONNECT_S)
+        connection.settimeout(LOCAL_CONNECT_S)
         connection.connect(address)
     except BaseException:
         connection.close()

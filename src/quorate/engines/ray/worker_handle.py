@@ -40,12 +40,10 @@ from quorate.engines.ray.results import Order, Results
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, cut
 from quorate.machine import this_host
+from quorate.machine.limits import EXIT_REPORT_S, KILLED_EXIT_S, STAGE_POLL_S
 
 NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an agent
 
-END_S = 10.0  # that Ray may take to tell of the end of an actor that was killed
-LOST_S = 1.0  # that an agent may take to end without Ray
-LOOK_S = 0.5  # how often a listener that hears nothing looks whether it is to end
 MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
 
 
@@ -206,15 +204,15 @@ class RayWorkerHandle(WorkerHandle):
         """End it, and wait until nothing of it is to come any more."""
         if self._is_closed:  # Ray kills nobody any more, but its agent may be there
             self._order({"kind": "end"})
-            self._listener.join(LOST_S)
+            self._listener.join(EXIT_REPORT_S)
         else:
             self.kill()
-            self._listener.join(END_S)
+            self._listener.join(KILLED_EXIT_S)
         # After this nobody may call Ray for it: once it is shut down, a call would start another,
         # and Ray ends a process in which a thread waits for Ray then.
         self._is_closed = True
         self._hears = False
-        self._listener.join(END_S)
+        self._listener.join(KILLED_EXIT_S)
         self._forget_orders()
         if self._near is not None:
             self._near.close()
@@ -302,7 +300,7 @@ class RayWorkerHandle(WorkerHandle):
         ending = Ending(1, "its agent ended without a word")
         try:
             while self._hears:
-                if not ray.wait([news], timeout=LOOK_S, fetch_local=False)[0]:
+                if not ray.wait([news], timeout=STAGE_POLL_S, fetch_local=False)[0]:
                     self._own_node.require()
                     continue
                 if (ref := next(news, None)) is None:

@@ -28,6 +28,7 @@ from quorate.engines.stages.staged import Staged
 from quorate.engines.tracing.own_log import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
+from quorate.machine.limits import STAGE_POLL_S
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.model import bind
@@ -39,7 +40,6 @@ from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 
-LOOK_S = 0.5  # after which it is asked which stage takes long
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
 
 
@@ -265,7 +265,7 @@ class Pipelined(Staged):
         processes = self._processes
         assert processes is not None
         keys = "failed", ("done", what, stage, shard)
-        while (taken := processes.links.take_soon(*keys, within_s=LOOK_S)) is None:
+        while (taken := processes.links.take_soon(*keys, within_s=STAGE_POLL_S)) is None:
             if (late := processes.late()) is not None:
                 waits_for(late)
         key, said = taken

@@ -24,9 +24,8 @@ from quorate.engines.stages.process import PARENT, Shared, become, close_all
 from quorate.machine.container import oom_kills
 from quorate.machine.descriptors import require_for_stages
 from quorate.machine.dies_with_parent import JOB_SIGNALS
+from quorate.machine.limits import STAGE_EXIT_S
 from quorate.replica.beside.values import Values
-
-ENDS_S = 30.0  # how long a process may take to end that has closed its links
 
 
 class StageProcesses:
@@ -110,7 +109,7 @@ class StageProcesses:
         """Return at which stage a process was that is ending, and how it ended, in words."""
         # Others end by themselves when they miss it, and perhaps were seen to before it was.
         waiting = {process.sentinel: n for n, process in enumerate(self._processes)}
-        while waiting and (ready := wait([*waiting], ENDS_S)):
+        while waiting and (ready := wait([*waiting], STAGE_EXIT_S)):
             for number in sorted(waiting.pop(sentinel) for sentinel in ready):
                 process = self._processes[number]
                 process.join()

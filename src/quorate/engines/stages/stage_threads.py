@@ -19,10 +19,8 @@ from quorate.engines.stages import beside
 from quorate.engines.stages.arrivals import Arrivals, Ends
 from quorate.engines.stages.handed import Hand, received
 from quorate.engines.stages.process import PARENT, Shared
+from quorate.machine.limits import STAGE_EXIT_S, THREAD_EXIT_S
 from quorate.replica.beside.values import Values
-
-SOON_S = 1.0  # how long a thread may take to end whose links are closed, before it is interrupted
-ENDS_S = 30.0  # and after that
 
 
 class EndedError(BaseException):
@@ -127,11 +125,11 @@ class StageThreads:
         """
         self.links.close()
         for thread in self._threads:
-            thread.join(SOON_S)
+            thread.join(THREAD_EXIT_S)
             if thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident or 0), ctypes.py_object(EndedError)
                 )
         for thread in self._threads:
-            thread.join(ENDS_S)
+            thread.join(STAGE_EXIT_S)
         return not any(thread.is_alive() for thread in self._threads)

@@ -17,6 +17,7 @@ from quorate.engines.collective.ranks import Ranks
 from quorate.engines.fingerprints import probe_fingerprint
 from quorate.engines.job import drawing
 from quorate.errors import RankError
+from quorate.machine.limits import THREAD_EXIT_S
 from quorate.replica.beside.values import Values
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
@@ -300,7 +301,7 @@ class _Own:
     def close(self) -> None:
         """End the thread, if it is not in user code."""
         self._asked.put(None)
-        self._thread.join(1.0)
+        self._thread.join(THREAD_EXIT_S)
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
