@@ -40,6 +40,31 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1)
 
 
+class Calls(quorate.Callback):
+    """A callback of functions: ``Calls(lambda trainer, report: ...)``.
+
+    Args:
+        updated: called after each update with the trainer and the report.
+        evaluated: called after each evaluation with the trainer and the metrics.
+    """
+
+    def __init__(
+        self,
+        updated: Callable[[Any, quorate.Report], object] = lambda *_: None,
+        evaluated: Callable[[Any, dict[str, float]], object] = lambda *_: None,
+    ) -> None:
+        self._updated, self._evaluated = updated, evaluated
+
+    def started(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def updated(self, report: quorate.Report) -> None:
+        self._updated(self._trainer, report)
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        self._evaluated(self._trainer, metrics)
+
+
 def fit(
     model: Any = None,
     loss: Callable[..., Any] = squares,

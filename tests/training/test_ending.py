@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import front_door, small
 from support.digests import digest
+from support.fits import Calls
 from support.messages import expect_error
 from support.runs import inspected
 from torch.utils.data import TensorDataset
@@ -32,31 +33,6 @@ def trainer(run_dir: Path | None = None, workers: int = 2, **options: Any) -> qu
     defaults: dict[str, Any] = {"optimizer": SGD, "batch_size": 12, "shards": 4, "loss": loss}
     settings = {**defaults, "run_dir": run_dir, "devices": "cpu", "workers": workers, **options}
     return front_door.trainer(small.Small, **settings)
-
-
-class StopAfter(quorate.Callback):
-    def __init__(self, step: int) -> None:
-        self.step, self.updated_at = step, list[int]()
-
-    def started(self, trainer: Any) -> None:
-        self.trainer = trainer
-        if self.step == 0:
-            trainer.stop("before any")
-
-    def updated(self, report: quorate.Report) -> None:
-        self.updated_at.append(report.global_step)
-        if report.global_step == self.step:
-            self.trainer.stop("enough")
-
-
-@pytest.mark.parametrize(("update", "more"), [("sync", 0), ("quorum:3", 0), ("async", 3)])
-def test_a_stop_between_updates_is_followed_by_none(update: str, more: int) -> None:
-    """Under async each shard that is computed already is one update."""
-    for step in (0, 3):
-        made, callback = trainer(workers=3, update=update), StopAfter(step)
-        made.fit(small.DATA, epochs=3, callbacks=[callback])
-        assert step <= made.global_step <= step + more
-        assert callback.updated_at == list(range(1, made.global_step + 1))
 
 
 def fit(
@@ -122,10 +98,7 @@ def test_load_says_what_is_not_there(tmp_path: Path) -> None:
 
 def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     scores = [0.3, 0.9, 0.5, 0.7, 0.8, 0.6, 0.4, 0.2]
-
-    class Next(quorate.Callback):
-        def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-            scores.pop(0)
+    following = Calls(evaluated=lambda *_: scores.pop(0))
 
     def scored(model: torch.nn.Module, batch: Any) -> dict[str, Any]:
         return {**loss(model, batch), "score": torch.tensor(scores[0])}
@@ -133,7 +106,12 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     validation = quorate.Validation(small.DATA, every_steps=1, best="max:score")
     for steps in (4, 8):
         made = trainer(tmp_path, loss=scored, keep=2, save_every_steps=1)
-        made.fit(small.DATA, steps=steps, validation=validation, callbacks=[Next()])
+        made.fit(
+            small.DATA,
+            steps=steps,
+            validation=validation,
+            callbacks=[following],
+        )
         scores.append(0.0)
     facts = inspected(tmp_path)
     assert [one["global_step"] for one in facts["checkpoints"]] == [8, 7, 2]

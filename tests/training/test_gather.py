@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support import front_door
-from support.digests import digest_of
 from support.messages import expect_error
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -80,16 +78,6 @@ def batches(steps: int, dtype: torch.dtype = torch.float32) -> list[list[torch.T
     return [[view.to(dtype) for view in batch] for batch in found[:steps]]
 
 
-def on_workers(*counts: int, steps: int = STEPS, **options: Any) -> set[str]:
-    """The digests of a training on some numbers of workers."""
-    found = set()
-    for workers in counts:
-        made = trainer(workers=workers, **options)
-        made.fit(DATA, steps=steps)
-        found.add(digest_of(made))
-    return found
-
-
 @pytest.mark.parametrize(
     ("dtype", "shards", "bound"),
     [(torch.float32, 5, 1e-6), (torch.float64, 1, 1e-12)],
@@ -116,12 +104,6 @@ def test_value_and_gradient_are_those_of_one_whole_batch(
             assert parameter.grad is not None
             expected = parameter.detach() - parameter.grad
             torch.testing.assert_close(before[name], expected, rtol=0, atol=bound)
-
-
-def test_one_digest_on_any_number_of_workers_and_after_a_resume(tmp_path: Path) -> None:
-    expected = on_workers(1, 2, 3)
-    on_workers(3, steps=4, run_dir=tmp_path)  # in mid-epoch
-    assert len(expected | on_workers(2, run_dir=tmp_path)) == 1
 
 
 def test_an_evaluation_is_over_whole_batches() -> None:

@@ -13,7 +13,7 @@ import pytest
 import schedulefree
 import torch
 from support.digests import digest_of
-from support.fits import fit, squares
+from support.fits import Calls, fit, squares
 from support.messages import expect_error
 from support.plain_loop import Make, assert_close, plain_loop
 from torch import nn
@@ -28,7 +28,6 @@ X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(24, 1, generator=torch.Generator().manual_seed(1))
 DATA, HELD_OUT = TensorDataset(X, Y), TensorDataset(X[:6], Y[:6])
 Params = list[nn.Parameter]
-MEMORY: dict[int, torch.Tensor] = {}
 
 
 def net() -> nn.Module:
@@ -142,7 +141,6 @@ OPTIMIZERS: dict[str, Make] = {
     "muon": lambda p: torch.optim.Muon([q for q in p if q.ndim > 1], lr=0.05),
     "lookahead": lambda p: Lookahead(Adam(p, lr=0.05)),
     "odd": Odd,
-    "adam, tensor lr": lambda p: Adam(p, lr=torch.tensor(0.05), fused=False),
     "late": Late,
     "noisy": Noisy,
 }
@@ -187,8 +185,6 @@ class Counting:
 
 
 SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
-    "step": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
-    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (n + 1)),
     "object": lambda o: lr_scheduler.LambdaLR(o, Counting()),
     "chained": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ConstantLR(o, 0.1, 4), lr_scheduler.ExponentialLR(o, 0.9)]
@@ -200,20 +196,13 @@ SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
 momentum = partial(SGD, lr=0.05, momentum=0.9)
 
 
-class Rates(quorate.Callback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def updated(self, report: quorate.Report) -> None:
-        self.seen.append(report.lr)
-
-
 def rates_and_bits(parts: tuple[int, ...], run_dir: Path, **options: Any) -> tuple[Any, str]:
     """Train up to each number of updates, in trainers of their own."""
-    rates = Rates()
+    seen: list[float] = []
+    rates = Calls(lambda _, report: seen.append(report.lr))
     for steps in parts:
         trainer = trained(steps, run_dir=run_dir, callbacks=[rates], **options)
-    return rates.seen, digest_of(trainer)
+    return seen, digest_of(trainer)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -262,17 +251,14 @@ def test_a_plateau_is_that_of_plain_torch_and_goes_on(metric: str, tmp_path: Pat
 def test_a_rate_that_a_callback_sets_stays_set_and_one_of_the_script_is_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Sets(quorate.Callback):
-        def started(self, trainer: Any) -> None:
-            self.trainer = trainer
+    def updated(run: Any, report: quorate.Report) -> None:
+        if report.global_step == 3:
+            run.param_groups[0].update({"lr": 0.01, "nesterov": True})
 
-        def updated(self, report: Any) -> None:
-            if report.global_step == 3:
-                self.trainer.param_groups[0].update({"lr": 0.01, "nesterov": True})
-
-    through = digest_of(trained(STEPS, momentum, callbacks=[Sets()]))
-    trained(4, momentum, tmp_path / "set", callbacks=[Sets()])
-    assert digest_of(trained(STEPS, momentum, tmp_path / "set", callbacks=[Sets()])) == through
+    sets = [Calls(updated)]
+    through = digest_of(trained(STEPS, momentum, callbacks=sets))
+    trained(4, momentum, tmp_path / "set", callbacks=sets)
+    assert digest_of(trained(STEPS, momentum, tmp_path / "set", callbacks=sets)) == through
     trained(4, partial(SGD, lr=0.05), tmp_path / "script")
     trainer = trained(5, partial(SGD, lr=0.125), tmp_path / "script")
     assert "lr of parameter group 0 was 0.05 and is 0.125 in the script" in capsys.readouterr().out
@@ -283,13 +269,10 @@ def test_schedule_free_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
     """Gradients at y; x is evaluated and saved; the training does not depend on either."""
     seen: list[dict[str, float]] = []
 
-    class Sees(quorate.Callback):
-        def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-            seen.append(metrics)
-
     make, plain = OPTIMIZERS["schedulefree"], net()
+    sees = Calls(evaluated=lambda _, metrics: seen.append(metrics))
     validation = quorate.Validation(HELD_OUT, every_steps=2)
-    trainer = trained(6, make, tmp_path, callbacks=[Sees()], validation=validation)
+    trainer = trained(6, make, tmp_path, callbacks=[sees], validation=validation)
     assert digest_of(trainer) == digest_of(trained(6, make))
     optimizer: Any = plain_loop(plain, make, squares, DATA, steps=6, batch_size=8)
     optimizer.eval()
@@ -306,12 +289,6 @@ class OfClass(Own):
     def moved(self, number: int, parameter: Any) -> torch.Tensor:
         OfClass.count += 1
         return parameter.grad / OfClass.count  # type: ignore[no-any-return]
-
-
-class OfScript(Own):
-    def moved(self, number: int, parameter: Any) -> torch.Tensor:
-        kept = MEMORY.setdefault(number, torch.zeros_like(parameter))
-        return kept.mul_(0.9).add_(parameter.grad)
 
 
 def of_hook(params: Params) -> Optimizer:
@@ -336,7 +313,6 @@ class InState(Odd):
 
 NAMED: dict[str, tuple[Make, str]] = {
     "class": (OfClass, "OfClass.count (class attribute)"),
-    "script": (OfScript, "'MEMORY' (test_optimizer_state.py)"),
     "hook": (of_hook, "'seen' in the closure of SGD._optimizer_step_post_hooks"),
 }
 
@@ -346,7 +322,6 @@ def test_state_where_nobody_saves_it_is_named(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     OfClass.count = 0
-    MEMORY.clear()
     make, named = NAMED[name]
     trained(3, make, tmp_path)
     assert f"same bits: no, because {named} changes when the optimizer" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.digests import digest
-from support.fits import fit, rows, sgd
+from support.fits import Calls, fit, rows, sgd
 from support.messages import expect_error
 from support.plain_loop import Make, assert_close, plain_loop
 from support.runs import TOWER, command, digests, run
@@ -21,20 +21,6 @@ import quorate
 from quorate.errors import SettingError, UserError
 
 BATCH, STEPS = 12, 15
-
-
-def hooked(params: list[nn.Parameter]) -> optim.Optimizer:
-    """SGD that clips the gradient of each parameter by itself."""
-    optimizer = optim.SGD(params, lr=0.1)
-
-    def clip(optimizer: optim.Optimizer, _arguments: object, _words: object) -> None:
-        for parameter in optimizer.param_groups[0]["params"]:
-            if parameter.grad is not None:
-                norm = parameter.grad.norm()
-                parameter.grad = parameter.grad * (0.5 / (norm + 1e-6)).clamp(max=1.0)
-
-    optimizer.register_step_pre_hook(clip)
-    return optimizer
 
 
 def grouped(kind: type[optim.Optimizer], decay: bool = True, **options: Any) -> Make:
@@ -52,7 +38,6 @@ def grouped(kind: type[optim.Optimizer], decay: bool = True, **options: Any) -> 
 
 
 OPTIMIZERS: dict[str, Make] = {
-    "hooked": hooked,
     "SGD momentum, decay": partial(optim.SGD, lr=0.02, momentum=0.9, weight_decay=0.05),
     "SGD Nesterov": partial(optim.SGD, lr=0.02, momentum=0.9, nesterov=True),
     "Adam": partial(optim.Adam, lr=0.01, weight_decay=0.05, eps=1e-4),
@@ -189,16 +174,10 @@ def test_one_shard_makes_the_steps_of_adam_to_the_bit(make: Make, dtype: torch.d
 
     plain_loop(plain, made, squared, data, steps=8, batch_size=16, updated=updated)
 
-    class Changes(quorate.Callback):
-        def started(self, trainer: Any) -> None:
-            self.trainer = trainer
-
-        def updated(self, report: quorate.Report) -> None:
-            change(report.global_step, self.trainer.param_groups)
-
+    changes = Calls(lambda run, report: change(report.global_step, run.param_groups))
     ours = fit(
         net(), squared, data, optimizer=make, batch_size=16, shards=1, workers=1, steps=8,
-        shuffle=False, callbacks=[Changes()],
+        shuffle=False, callbacks=[changes],
     )  # fmt: skip
     assert digest(ours.model.state_dict().items()) == digest(plain.state_dict().items())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import small
-from support.fits import fit
+from support.fits import Calls, fit
 from support.plain_loop import assert_close
 from support.runs import inspected
 from torch import nn
@@ -217,17 +217,14 @@ def test_a_validation_loss_that_rises_is_said_at_the_end(
 ) -> None:
     """A rise from the lowest loss is a trend; noise, and one bad evaluation, are none."""
     left = [*losses]
-
-    class Next(quorate.Callback):
-        def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-            left.pop(0)
+    following = Calls(evaluated=lambda *_: left.pop(0))
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         value = model(batch[0]).mean()
         return value if model.training else 0 * value + left[0]
 
     data, sizes = TensorDataset(torch.ones(4, 6)), {"batch_size": 4, "shards": 1, "workers": 1}
-    fit(None, loss, data, epochs=len(losses), validation=data, callbacks=[Next()], **sizes)
+    fit(None, loss, data, epochs=len(losses), validation=data, callbacks=[following], **sizes)
     said = capsys.readouterr().out
     assert ("the validation loss was lowest at" in said) == (lowest is not None)
     assert f"lowest at {lowest} and is {losses[-1]:.4f} now" in said or lowest is None

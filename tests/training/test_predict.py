@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.digests import digest
 from support.messages import expect_error
 from support.runs import TOWER, command, last_json, run_all
 from torch import nn
@@ -105,17 +104,6 @@ def test_the_same_on_any_number_of_towers_and_as_a_plain_loop() -> None:
     assert [len(box) for box in first["boxes"]] == [row % 3 + 1 for row in range(ROWS)]
     assert torch.equal(first["odd"][7]["x"], DATA.tensors[0][7, :2])
     assert torch.equal(first["array"], DATA.tensors[0] * 2)
-
-
-def test_the_model_is_as_it_was_and_training_goes_on() -> None:
-    plain, looked = trainer(2), trainer(2)
-    for update in looked.updates(DATA, epochs=2):
-        if update.global_step % 3 == 0:
-            before = looked.weights()
-            looked.predict(DATA)
-            assert are_same(looked.weights(), before)
-    assert len([*plain.updates(DATA, epochs=2)]) == 8
-    assert digest(looked.weights().items()) == digest(plain.weights().items())
 
 
 def test_averaged_weights() -> None:
