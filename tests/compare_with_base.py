@@ -3,6 +3,7 @@
     python tests/compare_with_base.py --configurations 40 --seed 1
     python tests/compare_with_base.py --base HEAD~1 --only "model=mlp engine=towers:3"
     python tests/compare_with_base.py --base HEAD --golden --devices sim:0,sim:1
+    python tests/compare_with_base.py --record
 
 Every configuration (model, optimizer, data, engine, event) runs with the code of the base commit
 and with the code of this tree, side by side. Digests, metrics apart from times, and exit codes have
@@ -10,26 +11,35 @@ to be equal; the wording of messages may differ. The base commit is built as a g
 temporary folder. Configurations follow from the seed alone: configuration 7 of a seed does not
 depend on the number of configurations.
 
+``--record`` writes the golden digests of this kind of processor, with the code of commit 1ed5e4f:
+of all runs of ``tests/golden/configurations.txt``, and of runs that go on from the checkpoints of
+``tests/fixtures/checkpoints-1ed5e4f``. Record where the tests compare live, which takes twice as
+long, and after a line was added to the list.
+
 Exit code 0: all configurations are equal. Exit code 1: some configurations differ; a line under
-each shows the command that repeats the difference. Exit code 2: a mistake in the options.
+each shows the command that repeats the difference; or a golden run fails. Exit code 2: a mistake in
+the options.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from support.accelerator.runs import OnDevices
-from support.trainings import golden
+from support.trainings import checkpoints, golden
 from support.trainings.configuration import Configuration, draw_configurations, parse
 from support.trainings.runner import differences, run_configuration
-from support.trainings.trees import BASE, CURRENT, NoBaseError, Runs, Tree, worktree
+from support.trainings.trees import BASE, CURRENT, NoBaseError, Runs, Tree, base_tree
 
 
 def main() -> int:
@@ -42,16 +52,18 @@ def main() -> int:
         return 0
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(worktree(options.base))
+            base = stack.enter_context(base_tree(BASE if options.record else options.base))
         except NoBaseError as error:
             print(f"compare_with_base: {error}", file=sys.stderr)
             return 2
+        if options.record:
+            return record(base)
         current: Runs = (
             OnDevices(*options.devices.split(","), delays=(0.3, 300, options.seed))
             if options.devices
             else stack.enter_context(Tree(CURRENT))
         )
-        return compare(configurations, [stack.enter_context(Tree(folder)), current], options)
+        return compare(configurations, [base, current], options)
 
 
 def arguments() -> argparse.Namespace:
@@ -66,6 +78,7 @@ def arguments() -> argparse.Namespace:
     add("--golden", action="store_true", help="run the golden configurations")
     devices = "run this tree on these simulated devices, and the base on the CPU"
     add("--devices", default="", metavar="D[,D...]", help=devices)
+    add("--record", action="store_true", help="write the golden digests of this processor")
     add("--list", action="store_true", help="print the configurations and end")
     options = parser.parse_args()
     if options.configurations < 1:
@@ -106,6 +119,26 @@ def compare(
         f"{options.base}, {refused} fail alike with both"
     )
     return 1 if different else 0
+
+
+def record(base: Tree) -> int:
+    """Write what the base commit computes on this kind of processor, and return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
+        resumed = {
+            name: checkpoints.resume(base, name, Path(folder, name)).facts
+            for name in checkpoints.CHECKPOINTS
+        }
+    results = golden.results(base, golden.configurations())
+    failed = {run: result["codes"] for run, result in results.items() if result["codes"][-1] != 0}
+    if failed:
+        print(*(f"{run}: {codes}" for run, codes in failed.items()), sep="\n", file=sys.stderr)
+        return 1
+    golden_file = golden.file_of(golden.processor())
+    for file, found in ((golden_file, results), (checkpoints.digests_file(), resumed)):
+        content = {"base": BASE, "processor": golden.processor(), "results": found}
+        file.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"{len(found)} runs: {file.relative_to(CURRENT)}")
+    return 0
 
 
 if __name__ == "__main__":

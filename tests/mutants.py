@@ -18,10 +18,10 @@ import queue
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -57,33 +57,24 @@ def tried(
     tree: Path, mutants: list[Mutant], found: executed.Executed, jobs: int, limit_s: float
 ) -> Iterator[tuple[Mutant, Verdict]]:
     """Yield the verdicts on mutants, of several at a time."""
-    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[Mutant, Verdict]] = queue.SimpleQueue()
-    for mutant in mutants:
-        waiting.put(mutant)
     fails: dict[str, bool] = {}
+    idle: queue.SimpleQueue[Trials] = queue.SimpleQueue()
 
-    def work(copy: Path) -> None:
-        trials = Trials(copy, found, fails, limit_s)
-        while True:
-            try:
-                mutant = waiting.get_nowait()
-            except queue.Empty:
-                return
-            done.put((mutant, trials.run(mutant)))
+    def try_one(mutant: Mutant) -> tuple[Mutant, Verdict]:
+        trials = idle.get()
+        try:
+            return mutant, trials.run(mutant)
+        finally:
+            idle.put(trials)
 
-    with tempfile.TemporaryDirectory(prefix="quorate-mutants-") as folder:
-        threads = []
+    with (
+        tempfile.TemporaryDirectory(prefix="quorate-mutants-") as folder,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
         for number in range(jobs):
-            copy = Path(folder, str(number))
-            trees.copy(tree, copy)
-            threads.append(threading.Thread(target=work, args=(copy,)))
-        for thread in threads:
-            thread.start()
-        for _ in mutants:
-            yield done.get()
-        for thread in threads:
-            thread.join()
+            trees.copy(tree, Path(folder, str(number)))
+            idle.put(Trials(Path(folder, str(number)), found, fails, limit_s))
+        yield from pool.map(try_one, mutants)
 
 
 def table(title: str, verdicts: list[tuple[Mutant, Verdict]], by: dict[Mutant, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.scenarios import Here
 from support.trainings import golden
 from support.trainings.configuration import Configuration, parse
-from support.trainings.trees import BASE, NoBaseError, Tree, worktree
+from support.trainings.trees import NoBaseError, base_tree
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self").exists(), reason="workers are forked, which needs /proc"
@@ -28,17 +28,16 @@ def expected_results(runs: Sequence[Configuration]) -> dict[str, golden.Result]:
     Where the history lacks that commit (an archive of the source, a shallow clone), the digests are
     those of the same trainings on one worker.
     """
-    kind = golden.processor()
-    found = golden.recorded(kind)
+    found = golden.recorded(golden.file_of(golden.processor()))
     if found is None:
         with ExitStack() as stack:
             try:
-                folder = stack.enter_context(worktree(BASE))
+                tree = stack.enter_context(base_tree())
             except NoBaseError:
                 return golden.undisturbed(Here(), runs)
-            return golden.results(stack.enter_context(Tree(folder)), runs)
+            return golden.results(tree, runs)
     lacking = [str(run) for run in runs if str(run) not in found]
-    assert not lacking, f"run tests/record_golden_digests.py: it has not recorded {lacking}"
+    assert not lacking, f"run tests/compare_with_base.py --record: it has not recorded {lacking}"
     return found
 
 
@@ -64,7 +63,7 @@ def test_all_others_have_golden_digests(part: int) -> None:
 
 def test_a_history_without_the_base_commit_fails_with_what_to_fetch() -> None:
     absent = "0" * 39 + "1"
-    with pytest.raises(NoBaseError, match=f"git fetch origin {absent}"), worktree(absent):
+    with pytest.raises(NoBaseError, match=f"git fetch origin {absent}"), base_tree(absent):
         pass
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.runs import digests, inspected, on_a_tower
-from support.trainings import checkpoints
+from support.trainings import checkpoints, golden
 from support.trainings.checkpoints import CHECKPOINTS, FOLDER, resume
-from support.trainings.trees import BASE, CURRENT, NoBaseError, Tree, worktree
+from support.trainings.trees import CURRENT, NoBaseError, Tree, base_tree
 
 FORMER = Path(__file__).parent / "data" / "before-rooms"
 SAMPLE = ("callbacks",)
@@ -25,11 +25,10 @@ def require_resumed(names: list[str], folder: Path) -> None:
     with ExitStack() as stack:
         current = stack.enter_context(Tree(CURRENT))
         found = {name: resume(current, name, folder / name) for name in names}
-        expected = checkpoints.recorded()
+        expected = golden.recorded(checkpoints.digests_file())
         if expected is None:
             try:
-                tree, engine = Tree(stack.enter_context(worktree(BASE))), "inline"
-                stack.enter_context(tree)
+                tree, engine = stack.enter_context(base_tree()), "inline"
             except NoBaseError:
                 tree, engine = current, "towers:3"
             expected = {

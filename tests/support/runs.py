@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -30,9 +30,10 @@ WARMED = ("quorate", "torch.distributed.run")  # modules that are run in a fork,
 class Ended(NamedTuple):
     """A run that is over."""
 
-    code: int  # its exit code; minus the number of the signal that killed it
+    code: int | None  # its exit code; minus the signal that killed it; None: it took too long
     out: str
     err: str
+    left: Sequence[str] = ()  # processes, segments and files that were there a minute later
 
     @property
     def said(self) -> str:

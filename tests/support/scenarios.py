@@ -24,12 +24,11 @@ from typing import Any, NamedTuple
 
 from support.books import a_quorum_was_there_each_time, each_row_was_there_once_an_epoch
 from support.references import References
-from support.runs import LIMIT_S, processes_of
+from support.runs import LIMIT_S, Ended, processes_of
 from support.trainings.configuration import parse
 from support.trainings.datasets import BATCH, make_data
 from support.trainings.faults import faults_of
 from support.trainings.runner import Outcome, differences, run_configuration
-from support.trainings.trees import Ended
 from support.warm import WARM
 
 from quorate.__main__ import main

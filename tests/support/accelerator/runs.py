@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from support.accelerator import environment
-from support.trainings.trees import Ended
+from support.runs import Ended
 
 LIMIT_S = 300
 

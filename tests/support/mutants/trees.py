@@ -18,16 +18,8 @@ def environment(tree: Path, *others: Path) -> dict[str, str]:
 
 def copy(tree: Path, folder: Path) -> None:
     """Copy the files of a tree that git tracks, or would: as they are, without history."""
-    listed = [
-        "git",
-        "-C",
-        str(tree),
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "-z",
-    ]
+    listing = "ls-files --cached --others --exclude-standard -z"
+    listed = ["git", "-C", str(tree), *listing.split()]
     names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (tree / name).is_file():

@@ -2,7 +2,7 @@
 
 ``tests/fixtures/checkpoints-1ed5e4f/NAME`` is a run directory as that commit left it. A run that
 goes on from it ends with the bits of a run that was never interrupted. ``digests/<kind>.json`` has
-those bits by kind of processor, see ``golden``; ``tests/record_golden_digests.py`` writes them.
+those bits by kind of processor; ``tests/compare_with_base.py --record`` writes them.
 """
 
 from __future__ import annotations
@@ -72,12 +72,3 @@ def resume(tree: Tree, name: str, folder: Path, engine: str = "inline") -> Resul
 def digests_file() -> Path:
     """Return the file for the results on this kind of processor."""
     return FOLDER / "digests" / golden.file_of(golden.processor()).name
-
-
-def recorded() -> dict[str, Any] | None:
-    """Return facts by name as recorded on this kind of processor; None: there are none."""
-    file = digests_file()
-    if not file.exists():
-        return None
-    results: dict[str, Any] = json.loads(file.read_text())["results"]
-    return results

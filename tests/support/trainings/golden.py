@@ -63,12 +63,11 @@ def file_of(kind: Mapping[str, Any]) -> Path:
     return FOLDER / f"{'-'.join(words)}-{sha256[:8]}.json"
 
 
-def recorded(kind: Mapping[str, Any]) -> dict[str, Result] | None:
-    """Return results by configuration as recorded on a kind of processor; None: there are none."""
-    file = file_of(kind)
+def recorded(file: Path) -> dict[str, Any] | None:
+    """Return results by name as recorded for a kind of processor; None: there is no file."""
     if not file.exists():
         return None
-    results: dict[str, Result] = json.loads(file.read_text())["results"]
+    results: dict[str, Any] = json.loads(file.read_text())["results"]
     return results
 
 

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.runs import Ended
 from support.trainings.configuration import RUN_OPTIONS, Configuration
 from support.trainings.engines import ENGINES
-from support.trainings.trees import CURRENT, Ended, Runs
+from support.trainings.trees import CURRENT, Runs
 
 SCRIPT = CURRENT / "tests" / "scripts" / "configured.py"
 # Checkpoints by the number of updates and never by the clock; no summaries, which take time.

@@ -10,25 +10,17 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from support.runs import LIMIT_S, Ended
 
 DRIVER = Path(__file__).with_name("tree_driver.py")
 CURRENT = Path(__file__).parents[3]
 BASE = "1ed5e4f027cb2276510c2f14a13982fd36444cdb"  # the commit of the golden digests
-LIMIT_S = 300  # of a run, on a busy machine
 
 
 class NoBaseError(Exception):
     """The tree of a base commit cannot be built."""
-
-
-class Ended(NamedTuple):
-    """Exit code and output of a run."""
-
-    code: int | None  # its exit code; minus the signal that killed it; None: it took too long
-    out: str
-    err: str
-    left: Sequence[str] = ()  # processes, segments and files that were there a minute later
 
 
 class Runs(Protocol):
@@ -66,20 +58,16 @@ class Tree:
             raise RuntimeError(f"the driver of a tree ended with {self._driver.wait()}")
         return Ended(**json.loads(answer))
 
-    def close(self) -> None:
-        """End the processes of this tree."""
-        self._driver.communicate()  # its input ends, and so does it
-
     def __enter__(self) -> Tree:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._driver.communicate()  # its input ends, and so does it
 
 
 @contextmanager
-def worktree(commit: str) -> Iterator[Path]:
-    """Yield a temporary folder with the tree of a commit.
+def base_tree(commit: str = BASE) -> Iterator[Tree]:
+    """Yield the tree of a commit, in a temporary folder.
 
     Raises:
         NoBaseError: the history here lacks the commit, or there is no history.
@@ -91,14 +79,15 @@ def worktree(commit: str) -> Iterator[Path]:
             f"git fetch --unshallow, or git fetch origin {commit}"
         )
     with tempfile.TemporaryDirectory(prefix="quorate-base-") as folder:
-        tree = Path(folder) / "tree"
-        made = _git("worktree", "add", "--detach", str(tree), found.stdout.strip())
+        place = Path(folder) / "tree"
+        made = _git("worktree", "add", "--detach", str(place), found.stdout.strip())
         if made.returncode != 0:
             raise NoBaseError(f"git worktree add: {made.stderr.strip()}")
         try:
-            yield tree
+            with Tree(place) as tree:
+                yield tree
         finally:
-            _git("worktree", "remove", "--force", str(tree))
+            _git("worktree", "remove", "--force", str(place))
 
 
 def _git(*words: str) -> subprocess.CompletedProcess[str]:
