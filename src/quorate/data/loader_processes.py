@@ -7,33 +7,24 @@ was to load then, or cannot hand over, is loaded by whoever needs it.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import socket
 import struct
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from multiprocessing.util import Finalize
+from itertools import cycle
 from typing import Protocol
-
-import torch
 
 from quorate.data.parcel import pack, unpack
 from quorate.data.source import Batch, Source, Ticket
-from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
-from quorate.machine.freed_memory import keep_freed_memory
+from quorate.machine.forked_child import ForkedChild, end_children
 from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
-from quorate.machine.signal_handlers import ignore_job_signals
 from quorate.machine.standard_streams import Steady
 
 # Shards that each process was asked for and has not handed over.
 PREFETCHED = 2
-# How long processes may take to end, which may be in the middle of a row; then they are killed.
 
 _TICKET = struct.Struct("<qq")
 
@@ -112,71 +103,54 @@ class LoaderProcesses:
 
     def __init__(self, source: Source, tickets: Iterable[Ticket], count: int, threads: int) -> None:
         self._tickets = iter(tickets)
-        self._processes: list[_LoaderProcess] = []
-        # Where it is left behind: before multiprocessing waits for its processes at the exit.
-        self._at_exit = Finalize(None, _kill, (self._processes,), exitpriority=10)
+        self._loaders: list[_Loader] = []
         try:
             for _ in range(count):
-                self._processes.append(_LoaderProcess(source, threads))
+                self._loaders.append(_Loader(source, threads))
         except BaseException:
             self.close()
             raise
 
     def __iter__(self) -> Iterator[Load]:
-        asked: deque[tuple[_LoaderProcess, Ticket]] = deque()
-        turn = 0
+        asked: deque[tuple[_Loader, Ticket]] = deque()
+        turns = cycle(self._loaders)
         while True:
-            while len(asked) < PREFETCHED * len(self._processes):
+            while len(asked) < PREFETCHED * len(self._loaders):
                 ticket = next(self._tickets, None)
                 if ticket is None:
                     break
-                process = self._processes[turn % len(self._processes)]
-                process.ask(ticket)
-                asked.append((process, ticket))
-                turn += 1
+                loader = next(turns)
+                loader.ask(ticket)
+                asked.append((loader, ticket))
             if not asked:
                 return
-            process, ticket = asked.popleft()
-            yield ticket, process.take()
+            loader, ticket = asked.popleft()
+            yield ticket, loader.take()
 
     def end(self) -> None:
-        """Have whoever waits for the next one wait no longer. Any thread may; does not block."""
-        for process in self._processes:
-            process.end()
+        """Have whoever waits for the next batch wait no longer. Any thread may; does not block."""
+        for loader in self._loaders:
+            loader.end()
 
     def close(self) -> None:
-        """End the processes. Blocks for ``BUSY_EXIT_S`` at most."""
+        """End the processes. Blocks for ``BUSY_EXIT_S``, and for the kernel if some are killed."""
         self.end()
-        deadline = time.monotonic() + BUSY_EXIT_S
-        for process in self._processes:
-            process.close(deadline)
-        self._at_exit.cancel()
+        end_children([loader.child for loader in self._loaders], BUSY_EXIT_S)
+        for loader in self._loaders:
+            loader.close()
 
 
-class _LoaderProcess:
-    """A process that loads, and the parent's end of its socket."""
+class _Loader:
+    """A loader process, and the parent's end of the socket."""
 
     def __init__(self, source: Source, threads: int) -> None:
-        # A fork: datasets cannot be pickled in general. Elsewhere than on Linux it is not safe.
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._socket, theirs = socket.socketpair()
         self._is_ended = False
         self._is_lost = False
         try:
-            self._process = context.Process(
-                target=_serve,
-                # The parent's number is taken here: a process whose parent is gone would be told
-                # that of who took it over, and stay for ever.
-                args=(theirs, os.getpid(), source, threads, self._socket),
-                name="quorate-loader",
-                daemon=True,
+            self.child = ForkedChild(
+                "loader", _serve, theirs, source, closes=[self._socket], threads=threads
             )
-            # One that comes before the process ignores it waits until it does.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
-            try:
-                self._process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except BaseException:
             self._socket.close()
             raise
@@ -212,18 +186,9 @@ class _LoaderProcess:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self, deadline: float) -> None:
-        """Wait for its end until a time of the monotonic clock, then kill it."""
-        self._process.join(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        self._process.join()
-        self._process.close()
+    def close(self) -> None:
+        """Close the socket. The process must have ended."""
         self._socket.close()
-
-    def kill(self) -> None:
-        """Kill it, unless it has ended."""
-        with suppress(ValueError):  # it is closed
-            self._process.kill()
 
     def _lost(self, problem: str = "") -> None:
         """Say once why nothing more comes from this process.
@@ -235,13 +200,12 @@ class _LoaderProcess:
             return
         self._is_lost = True
         if problem:
-            self.kill()
-            _say(f"rows from loader process {self._process.pid} cannot be read ({problem})")
+            self.child.kill()
+            _say(f"rows from loader process {self.child.pid} cannot be read ({problem})")
             return
-        self._process.join(EXIT_REPORT_S)
-        code = self._process.exitcode
+        code = self.child.wait(EXIT_REPORT_S)
         how = "ended" if code is None or code >= 0 else f"was killed by signal {-code}"
-        _say(f"loader process {self._process.pid} {how}")
+        _say(f"loader process {self.child.pid} {how}")
 
 
 def attempt(source: Source, ticket: Ticket) -> Batch | None:
@@ -252,26 +216,13 @@ def attempt(source: Source, ticket: Ticket) -> Batch | None:
         return None
 
 
-def _serve(
-    end: socket.socket, parent: int, source: Source, threads: int, parents_end: socket.socket
-) -> None:
-    """Load what is asked for, until the parent is gone or wants no more. Runs in the process."""
-    die_with(parent)
-    ignore_job_signals()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
-    parents_end.close()
-    keep_freed_memory()
-    torch.set_num_threads(threads)
+def _serve(end: socket.socket, source: Source) -> None:
+    """Load the requested tickets, until the parent's end is closed. Runs in the loader process."""
     source.is_sent = True
     with suppress(OSError):  # the parent's end is closed
         while len(asked := end.recv(_TICKET.size, socket.MSG_WAITALL)) == _TICKET.size:
             step, shard = _TICKET.unpack(asked)
             pack(end, attempt(source, (step, shard)))
-
-
-def _kill(processes: list[_LoaderProcess]) -> None:
-    for process in processes:
-        process.kill()
 
 
 _said: set[str] = set()

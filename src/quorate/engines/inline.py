@@ -26,9 +26,9 @@ from quorate.engines.job import Job, Original
 from quorate.engines.worker_status import WorkerStatus
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import return_freed_memory
+from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
-from quorate.replica.shared.new_thread import as_in_a_new_thread
 from quorate.replica.streams import Stream
 
 
@@ -94,7 +94,7 @@ class InlineChannel:
         self._feed = job.feed(moves_to=desk.replica.device)
         self._results = Results(job, desk.replica)
         self._stream = Stream()
-        self._as_in_a_new_thread = as_in_a_new_thread(threads, desk.replica.device)
+        self._compute_thread = as_compute_thread(threads, desk.replica.device)
         self._given: Compute | None = None
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._collected: list[ShardSum] = []  # by the last ``collect``
@@ -155,7 +155,7 @@ class InlineChannel:
         desk = self._desk
         # As it is now: nothing happens between that it is dealt and that it is computed.
         amendments = desk.amendments()
-        with self._as_in_a_new_thread, self._stream as stream:
+        with self._compute_thread, self._stream as stream:
             answer = desk.compute(self._results, self._feed, stream, given, amendments=amendments)
         desk.sheet.tell("waiting")
         return answer

@@ -7,7 +7,6 @@ replica. The replicas stay between steps and between jobs.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import os
 import sys
@@ -18,8 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-
-import torch
 
 from quorate.coordination.protocol import (
     Cancel,
@@ -44,6 +41,7 @@ from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.machine.limits import ABANDONED_S, THREAD_EXIT_S
 from quorate.replica.buffers import Buffers
+from quorate.replica.compute_thread import become_compute_thread, interrupt
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
@@ -130,7 +128,7 @@ class Towers:
         return_freed_memory()
         held = [tower for tower in self.towers if tower.is_alive()]
         for tower in held:
-            tower.interrupt()
+            interrupt(tower, NotWanted)  # the channel is closed: nobody waits for an answer
         deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
         for tower in held:
             tower.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -278,27 +276,12 @@ class _Tower(threading.Thread):
         self._threads = threads
 
     def run(self) -> None:
-        torch.set_num_threads(self._threads)  # OpenMP keeps this number per thread
-        # Autocast's cache of cast weights is the process's, and any thread that leaves autocast
-        # empties it: whether a weight is cast once or twice would depend on the other towers.
-        torch.set_autocast_cache_enabled(False)
-        device = self.desk.replica.device
-        if device.type != "cpu":
-            torch.accelerator.set_device_index(device.index or 0)  # so is "cuda" without a number
+        become_compute_thread(self._threads, self.desk.replica.device)
         with suppress(NotWanted), Stream() as stream:  # or it is interrupted
             self.desk.sheet.tell("waiting")
             while (work := self.mailbox.get()) is not None:
                 work(stream)
                 self.desk.sheet.tell("waiting")
-
-    def interrupt(self) -> None:
-        """Have what it computes raise ``NotWanted`` when it comes to its next line of Python.
-
-        The transport is closed: nobody waits for its answer. User code in a loop ends by this.
-        """
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self.ident or 0), ctypes.py_object(NotWanted)
-        )
 
     def held_by(self) -> str:
         """Return in words what keeps it from ending."""

@@ -7,14 +7,11 @@ is possible; and when the script is over, whoever is done first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, nextafter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
-
-import torch
 
 from quorate.coordination.protocol import (
     Cancel,
@@ -32,6 +29,7 @@ from quorate.coordination.protocol import (
 from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Job, Task
 from quorate.errors import WorkerError
+from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
@@ -287,7 +285,7 @@ class InMemoryChannel:
         replica, step, shard = self._transport.replicas[worker], given.step, given.shard
         task = Task(worker, step, shard, at=lambda phase: sheet.tell(phase, step, shard))
         try:
-            with _as_a_worker(self._transport.threads) as stream:
+            with as_compute_thread(self._transport.threads, replica.device), Stream() as stream:
                 result = self._job.compute(
                     replica, stream, self._feed, task, snapshot=given.snapshot
                 )
@@ -323,17 +321,3 @@ class InMemoryChannel:
     def _join(self, worker: int) -> Joined:
         self._transport.present.add(worker)
         return Joined(worker)
-
-
-@contextmanager
-def _as_a_worker(threads: int) -> Iterator[Stream]:
-    """Within the block this thread computes as a tower's would, with the same bits."""
-    had_threads, had_cache = torch.get_num_threads(), torch.is_autocast_cache_enabled()
-    torch.set_num_threads(threads)
-    torch.set_autocast_cache_enabled(False)  # see ``towers``
-    try:
-        with Stream() as stream:
-            yield stream
-    finally:
-        torch.set_autocast_cache_enabled(had_cache)
-        torch.set_num_threads(had_threads)

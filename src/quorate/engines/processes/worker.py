@@ -15,8 +15,6 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-import torch
-
 from quorate.engines.as_worker import written_files
 from quorate.engines.as_worker.run import run_script
 from quorate.engines.collective.place import Place, take
@@ -37,6 +35,7 @@ from quorate.machine.standard_streams import (
     occupy_standard_descriptors,
     steady,
 )
+from quorate.replica.compute_thread import become_compute_thread
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.sharing import Sharing
@@ -127,12 +126,9 @@ class Worker:
         os._exit(code)
 
     def _serve(self, program: Program) -> None:
-        # 1. The thread. Bits depend on its number of intra-op threads; the rest as in a tower.
-        torch.set_num_threads(program.threads)
-        torch.set_autocast_cache_enabled(False)
+        # 1. The thread.
         device = program.group[0]
-        if device.type != "cpu":
-            torch.accelerator.set_device_index(device.index or 0)
+        become_compute_thread(program.threads, device)
         # 2. What is shared. "here" must come after all that the script did before its loop, which
         # has no bound but worker_timeout_s; the answer holds descriptors of the shared memory.
         if device.type == "cpu":

@@ -10,9 +10,6 @@ with it, and is killed with its parent.
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,10 +25,6 @@ from quorate.engines.exits import exited
 from quorate.engines.stages import beside
 from quorate.engines.stages.arrivals import Ends
 from quorate.engines.stages.at_work import AtWork
-from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
-from quorate.machine.freed_memory import keep_freed_memory
-from quorate.machine.out_of_memory import be_killed_first
-from quorate.machine.signal_handlers import ignore_job_signals
 from quorate.replica.beside.view import View
 from quorate.replica.flat import Flat, are_alike
 from quorate.replica.pipeline.stage import Back, Given, Stage
@@ -263,17 +256,6 @@ def next_run(links: Ends, shared: View) -> Any:
         shared.take(beside.unpacked(given))
 
 
-def become(parent: int, threads: int) -> None:
-    """Make of a fork a process that dies with its parent, and hears no signal of the job."""
-    die_with(parent)
-    ignore_job_signals()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
-    keep_freed_memory()
-    be_killed_first()
-    torch.set_num_threads(threads)
-    torch.set_autocast_cache_enabled(False)
-
-
 def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
     """Tell the parent what was raised, and where."""
     stage, shard = device.at
@@ -285,9 +267,3 @@ def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
 def failure(told: Mapping[str, Any]) -> tuple[int, BaseException]:
     """Return the stage in which something was raised, and that."""
     return told["at"][0], remote_error.from_json(told["error"])
-
-
-def close_all(ends: Sequence[socket.socket]) -> None:
-    """Close ends that other processes have: else nobody would hear that one of them is gone."""
-    for end in ends:
-        os.close(end.detach())

@@ -7,7 +7,6 @@ a daemon, and its worker is taken for one that hangs, as any other.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +14,12 @@ from typing import Any
 
 import torch
 
-from quorate.engines.stages import beside
 from quorate.engines.stages.arrivals import Arrivals, Ends
+from quorate.engines.stages.devices import Devices
 from quorate.engines.stages.handed import Hand, received
 from quorate.engines.stages.process import PARENT, Shared
 from quorate.machine.limits import STAGE_EXIT_S, THREAD_EXIT_S
-from quorate.replica.beside.values import Values
+from quorate.replica.compute_thread import CPU, become_compute_thread, interrupt
 
 
 class EndedError(BaseException):
@@ -59,13 +58,13 @@ class Queues(Arrivals):
             self.lose(number)
 
 
-class StageThreads:
-    """The threads of a replica, and the parent's ends of their links.
+class StageThreads(Devices):
+    """One thread for each device.
 
     Args:
-        devices: of each.
-        shared: what they have in common.
-        serve: what each does, called with its number, its links and ``shared``.
+        devices: of the threads.
+        shared: memory of this thread and the new ones.
+        serve: run by each thread, called with the device's number, its links and ``shared``.
     """
 
     def __init__(
@@ -74,18 +73,15 @@ class StageThreads:
         shared: Shared,
         serve: Callable[[int, Ends, Shared], None],
     ) -> None:
-        self._at_work = shared.at_work
-        self._values: Values | None = None
-        queues = {PARENT: Queues(torch.device("cpu"))}
+        queues = {PARENT: Queues(CPU)}
         queues |= {number: Queues(device) for number, device in enumerate(devices)}
         for own, each in queues.items():
             each.link({number: other for number, other in queues.items() if number != own})
-        self.links: Ends = queues[PARENT]
+        super().__init__(shared, queues[PARENT])
         intra_op_threads = torch.get_num_threads()
 
         def run(number: int) -> None:
-            torch.set_num_threads(intra_op_threads)  # OpenMP keeps this number per thread
-            torch.set_autocast_cache_enabled(False)  # it would be the process's
+            become_compute_thread(intra_op_threads, devices[number])
             with suppress(EndedError):
                 serve(number, queues[number], shared)
             queues[PARENT].lose(number)
@@ -101,35 +97,17 @@ class StageThreads:
             self.close()
             raise
 
-    def share(self, values: Values | None) -> None:
-        """Have the next run read these values of ``Shared``."""
-        if values is not None and values is not self._values:
-            for number in range(len(self._threads)):
-                self.links.send(number, "shared", beside.packed(values))
-            self._values = values
-
-    def late(self) -> int | None:
-        """Return a stage that others wait for: one that computes."""
-        found = [self._at_work.read(device) for device in range(len(self._threads))]
-        return min((stage for stage, computes in found if computes), default=None)
-
-    def ended(self, device: int) -> tuple[int, str]:
-        """Return at which stage a thread was that has ended, and how it ended, in words."""
-        return self._at_work.read(device)[0], "closed its links"
-
     def close(self) -> bool:
-        """End them. What they were at does not count.
+        """End the threads; unfinished work does not count.
 
         Returns:
-            Whether all have ended: one that has not may still write what it was given.
+            Whether all have ended: a thread that has not may still write to shared memory.
         """
         self.links.close()
         for thread in self._threads:
             thread.join(THREAD_EXIT_S)
             if thread.is_alive():
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(EndedError)
-                )
+                interrupt(thread, EndedError)
         for thread in self._threads:
             thread.join(STAGE_EXIT_S)
         return not any(thread.is_alive() for thread in self._threads)

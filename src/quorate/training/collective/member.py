@@ -20,6 +20,7 @@ from quorate.errors import RankError
 from quorate.machine.limits import THREAD_EXIT_S
 from quorate.replica.beside.values import Values
 from quorate.replica.buffers import Buffers
+from quorate.replica.compute_thread import become_compute_thread
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
@@ -304,10 +305,7 @@ class _Own:
         self._thread.join(THREAD_EXIT_S)
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)
-        torch.set_autocast_cache_enabled(False)
-        if self._device.type != "cpu":
-            torch.accelerator.set_device_index(self._device.index or 0)
+        become_compute_thread(self._threads, self._device)
         with Stream() as stream:
             while (work := self._asked.get()) is not None:
                 work(stream)

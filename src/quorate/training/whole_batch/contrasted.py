@@ -15,11 +15,11 @@ import torch
 from quorate.coordination.keys import key
 from quorate.errors import LossError
 from quorate.machine.devices import Group
+from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.device_generators import reseed_devices
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome, read
 from quorate.replica.model import Modes, laid_out
-from quorate.replica.shared.new_thread import as_in_a_new_thread
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import version
 from quorate.replica.transfer import move
@@ -88,7 +88,7 @@ class Contrast:
         computing = self._replicas.computing
         wanted = {n: t.requires_grad_() for n, t in whole.items() if t.is_floating_point()}
         with (
-            as_in_a_new_thread(self._threads, self._device),
+            as_compute_thread(self._threads, self._device),
             Stream() as stream,
             self._model_is(training=training),
             computing.products(),
