@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from support.modules import MODULES as ALL_MODULES
-from support.modules import imported, parsed
+from support.modules import imported, parsed, top_modules
 
 import quorate
 
@@ -114,13 +114,7 @@ def test_coordination_and_simulation_are_pure() -> None:
         if room_of(name) not in PURE:
             continue
         assert {room_of(target) for target in imports(path)} <= PURE[room_of(name)], name
-        roots = set()
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Import):
-                roots |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                roots.add(node.module.partition(".")[0])
-        assert not roots & IMPURE, name
+        assert not top_modules(path) & IMPURE, name
 
 
 # Attributes with one underscore of what scripts and torch hand to us.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.modules import imported, is_public
+from support.modules import MODULES, imported, is_public, parsed, top_modules
 
 import quorate
 
@@ -23,15 +24,16 @@ BESIDE_ROOMS = {
 }
 
 
-def imported_by(path: Path) -> set[str]:
-    """All modules that a file imports anywhere, by their first names; relative ones as ``.``."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add("." if node.level else str(node.module).partition(".")[0])
-    return names
+def named(path: Path) -> set[str]:
+    """Return the modules of the package that a file imports, or names in a string."""
+    found = set(imported(path))
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = re.split(r"[^\w.]", node.value)[0]
+            while name and name not in MODULES:
+                name = name.rpartition(".")[0]
+            found |= {name} - {""}
+    return found
 
 
 def test_each_room_has_its_folder() -> None:
@@ -43,14 +45,14 @@ def test_a_test_imports_from_support_and_never_from_a_test() -> None:
     wrong = {
         (str(path.relative_to(TESTS)), name)
         for path in TESTS.rglob("*.py")
-        for name in imported_by(path)
+        for name in top_modules(path)
         if name.startswith("test_") or name in {".", "tests", "conftest"}
     }
     assert wrong == set()
 
 
 def test_only_listed_tests_import_internal_modules() -> None:
-    """All others stay as they are in a new design; tests/rename_modules.py tries that."""
+    """All others stay as they are in a new design."""
     listed = {}
     for line in (TESTS / "white_box.txt").read_text().splitlines():
         path, _, reason = line.partition("#")
@@ -59,7 +61,7 @@ def test_only_listed_tests_import_internal_modules() -> None:
     assert "" not in listed.values()
     found = {}
     for path in TESTS.rglob("*.py"):
-        if internal := {name for name in imported(path) if not is_public(name)}:
+        if internal := {name for name in named(path) if not is_public(name)}:
             found[str(path.relative_to(TESTS.parent))] = sorted(internal)
     assert {path: found[path] for path in found.keys() - listed.keys()} == {}
     assert listed.keys() - found.keys() == set()

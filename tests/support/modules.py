@@ -55,3 +55,14 @@ def imported(path: Path, skipped: Collection[ast.AST] = ()) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
             below = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if name in MODULES else node.module for name in below)
+
+
+def top_modules(path: Path) -> set[str]:
+    """Return the first names of all modules that a file imports; ``.`` stands for relative ones."""
+    names = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." if node.level else str(node.module).partition(".")[0])
+    return names
