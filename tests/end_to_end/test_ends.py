@@ -29,9 +29,9 @@ def soon(holds: Callable[[], object]) -> None:
 def test_nobody_outlives_a_run_that_is_killed_while_its_fork_server_starts(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     # In a fork, nobody would be met while he imports torch.
-    words = command("loops.py", "start", options=WORKERS)
+    words = command("lasting.py", options=WORKERS)
     with started(tmp_path, words, from_nothing=True) as (run, mark):
-        wait_for(run, "starting")
+        wait_for(run, "16 rows = ")
         soon(lambda: len(processes_of(mark)) >= 2)
         time.sleep(0.5)
         run.kill()
@@ -44,7 +44,7 @@ def test_nobody_outlives_a_run_that_is_killed_while_its_fork_server_starts(tmp_p
 @pytest.mark.slow
 def test_loops_leave_nothing(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
-    with started(tmp_path, command("loops.py", "leave", options=WORKERS)) as (run, mark):
+    with started(tmp_path, command("lasting.py", "loops=4", options=WORKERS)) as (run, mark):
         said, _ = run.communicate(timeout=LIMIT_S)
         assert run.returncode == 0, said
         assert not processes_of(mark)
@@ -62,21 +62,21 @@ def test_loops_leave_nothing(tmp_path: Path) -> None:
 @in_proc
 @pytest.mark.slow
 def test_a_closed_terminal_means_nothing_to_nohup(tmp_path: Path) -> None:
-    words = ["nohup", *command("loops.py", "end", options=WORKERS)]
+    words = ["nohup", *command("lasting.py", "updates=40", "pause=0.03", options=WORKERS)]
     with started(tmp_path, words) as (run, mark):
-        said = wait_for(run, "computing")
+        said = wait_for(run, "step 4/")
         for pid in processes_of(mark):
             os.kill(pid, signal.SIGHUP)
         rest, _ = run.communicate(timeout=LIMIT_S)
         assert run.returncode == 0, said + rest
-    assert "to the end" in rest
+    assert "came to step 40" in rest
 
 
 @in_proc
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [2, 3])
 def test_a_second_signal_ends_whatever_the_run_is_blocked_in(tmp_path: Path, signals: int) -> None:
-    with started(tmp_path, command("loops.py", "stuck", options=WORKERS)) as (run, mark):
+    with started(tmp_path, command("lasting.py", "stuck=3", options=WORKERS)) as (run, mark):
         wait_for(run, "stuck")
         for number in [signal.SIGTERM, signal.SIGINT, signal.SIGTERM][:signals]:
             run.send_signal(number)

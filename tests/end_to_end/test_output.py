@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 STEPS = 60
+UPDATES = f"updates={STEPS}"
 PROCESSES = ("--engine", "processes", "--workers", "2")
 STAGES = ("--devices", "cpu+cpu", "--split", "2")
 
@@ -31,17 +32,17 @@ def read_until(pipe: int, most: int) -> None:
 
 def run_spoiled(kind: str, engine: str, run_dir: Path, chance: random.Random) -> tuple[int, bytes]:
     """Run to the end with an output that is spoiled on the way; its exit code, and its errors."""
-    both = ["both"] if kind == "full" else []
     options = ("--engine", engine, "--workers", "2", "--run-dir", str(run_dir))
-    how, step = "full" if kind == "full" else "left", str(chance.randrange(STEPS))
-    line = command("spoken.py", how, step, *both, options=options)
+    full = ["speaks=stdout,stderr", f"full={chance.randrange(STEPS)}"]
+    words = full if kind == "full" else ["speaks=stdout"]
+    line = command("lasting.py", UPDATES, *words, options=options)
     read, write = os.pipe()
     if kind == "slow":  # nobody waits for whoever does not read
         fcntl.fcntl(write, fcntl.F_SETFL, fcntl.fcntl(write, fcntl.F_GETFL) | os.O_NONBLOCK)
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     errors_file = run_dir.with_suffix(".errors")
     with errors_file.open("wb") as errors:
-        process = subprocess.Popen(line, stdout=write, stderr=write if both else errors)
+        process = subprocess.Popen(line, stdout=write, stderr=write if kind == "full" else errors)
     os.close(write)
     try:
         read_until(read, sys.maxsize if kind == "full" else chance.randrange(30_000))
@@ -66,7 +67,7 @@ def test_output_that_is_lost_at_any_moment_ends_no_run(
     code, errors = run_spoiled(kind, engine, run_dir, random.Random(kind))
     assert code == 0, errors.decode()
     assert not [line for line in errors.splitlines() if not line.startswith(b"a loss")], errors
-    assert digests(run_dir) == references.on_a_tower("spoken.py", "left", "0").digests
+    assert digests(run_dir) == references.on_a_tower("lasting.py", UPDATES).digests
     if kind == "slow" and not (run_dir / "display.txt").exists():
         return  # the coordinator was done before its workers had filled the pipe
     (note,) = (run_dir / "display.txt").read_text().splitlines()
@@ -85,11 +86,11 @@ def test_a_run_that_is_started_with_closed_descriptors_ends_as_any_other(
 ) -> None:
     run_dir = tmp_path / "run"
     options = (*engine, "--run-dir", str(run_dir))
-    line = command("spoken.py", "left", str(STEPS), options=options)
+    line = command("lasting.py", UPDATES, "speaks=stdout", options=options)
     redirected = ["sh", "-c", f'exec "$@" {closed}', "sh", *line]
     ended = subprocess.run(redirected, capture_output=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == b""
     assert b"Traceback" not in ended.stdout
     assert b"started again" not in ended.stdout
-    assert digests(run_dir) == references.on_a_tower("spoken.py", "left", "0").digests
+    assert digests(run_dir) == references.on_a_tower("lasting.py", UPDATES).digests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from support.runs import (
     command,
     digests,
     inspected,
-    last_json,
     processes_of,
     run,
     run_all,
@@ -62,9 +63,9 @@ def nothing_is_left_on(cluster: RayCluster, objects: int = 0) -> None:
     soon(holds, cluster.left)
 
 
-def has_the_bits_of_a_tower(run_dir: Path, references: References, updates: int) -> None:
-    tower = references.on_a_tower("on_ray.py", f"updates={updates}")
-    assert digests(run_dir) == tower.digests
+def has_the_bits_of_a_tower(run_dir: Path, references: References) -> None:
+    updates = inspected(run_dir)["global_step"]
+    assert digests(run_dir) == references.on_a_tower("lasting.py", f"updates={updates}").digests
 
 
 def test_one_digest_on_any_workers_and_servers_and_across_engines(
@@ -108,7 +109,8 @@ def test_the_same_bits_whoever_is_killed(
     """Workers, and the actors that have them, at random moments."""
     stop, chance = tmp_path / "stop", random.Random(17)
     options = (*cluster.options(2), "--servers", "2", "--run-dir", str(tmp_path / "run"))
-    with heard(command("on_ray.py", f"stop={stop}", options=options), cluster.env) as said:
+    words = command("lasting.py", "pause=0.01", f"stop={stop}", options=options)
+    with heard(words, cluster.env) as said:
         at = said.wait_for("2 take part")
         for kill in range(KILLS):
             time.sleep(chance.uniform(0.0, 1.0))
@@ -118,7 +120,7 @@ def test_the_same_bits_whoever_is_killed(
             at = said.wait_for("2 take part", at)
         stop.touch()
         assert said.ended() == 0, said.all
-    has_the_bits_of_a_tower(tmp_path / "run", references, last_json(said.all)["updates"])
+    has_the_bits_of_a_tower(tmp_path / "run", references)
     nothing_is_left_on(cluster)
 
 
@@ -128,7 +130,8 @@ def test_nodes_come_are_killed_and_are_drained(
     stop, run_dir = tmp_path / "stop", tmp_path / "run"
     options = (*cluster.options(3)[:-1], "2:4", "--run-dir", str(run_dir))
     first = cluster.nodes
-    with heard(command("on_ray.py", f"stop={stop}", options=options), cluster.env) as said:
+    words = command("lasting.py", "pause=0.01", f"stop={stop}", options=options)
+    with heard(words, cluster.env) as said:
         # 1. A node comes: it has a worker within seconds.
         at = said.wait_for("3 take part")
         cluster.add(1)
@@ -146,9 +149,10 @@ def test_nodes_come_are_killed_and_are_drained(
         stop.touch()
         assert said.ended() == 0, said.all
     assert sum("is lost with its" in line for line in said.lines) == 1, said.all
-    found = last_json(said.all)
-    assert found["longest_s"] < 60.0, said.all  # it waits for nobody; seconds, if busy
-    has_the_bits_of_a_tower(run_dir, references, found["updates"])
+    times = [json.loads(line)["at"] for line in (run_dir / "metrics.jsonl").open()]
+    longest_s = max(after - before for before, after in pairwise(times[10:]))
+    assert longest_s < 60.0  # it waits for nobody; seconds, if busy
+    has_the_bits_of_a_tower(run_dir, references)
     cluster.kill(first + 1)
     nothing_is_left_on(cluster)
 

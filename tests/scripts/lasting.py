@@ -1,50 +1,111 @@
-"""A training that lasts as long as is wanted: for looking at its run directory meanwhile.
+"""A training that lasts as long as is wanted, and is looked at, blocked or spoiled meanwhile.
 
-    quorate run --run-dir DIR --engine towers tests/scripts/lasting.py STEPS SECONDS [FOLDER]
+    quorate run --engine ray --workers 1:3 tests/scripts/lasting.py pause=0.01 stop=FILE
+    quorate run --engine towers tests/scripts/lasting.py updates=120
 
-Arguments: updates, seconds that each takes at least, and a folder in which each process that begins
-to train leaves a file with its pid. Prints the step that it came to.
+Words: ``updates``: how many there are; ``pause``: seconds that each shard takes at least; ``stop``:
+a file that ends it, once it is there; ``begun``: a folder in which each process that makes updates
+leaves a file with its pid; ``stuck``: the update after which it hangs where no signal ends it and
+no handler is called. With ``stop`` it prints "N take part" whenever N changes. An update more or
+less changes no bit of those before: a tower that makes as many has the same digest.
+
+``loops``: it makes so many loops, some left before workers are there, and prints descriptors and
+children. ``speaks=stdout,stderr``: all processes print a lot there, and from the step ``full`` on
+nothing more can be written there.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import sys
+import threading
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
 
-STEPS, SECONDS = int(sys.argv[1]), float(sys.argv[2])
+WORDS = dict(word.split("=", 1) for word in sys.argv[1:])
+UPDATES = int(WORDS.get("updates", "1000000"))
+NAMES = [name for name in WORDS.get("speaks", "").split(",") if name]
 
 
-def loss(model: torch.nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """Return the mean squared error, after a while."""
-    time.sleep(SECONDS)
-    return (model(batch[0]) - batch[1]).square().mean()
+@cache  # once in a process
+def spoil() -> None:
+    for name in NAMES:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, getattr(sys, name).fileno())
+        os.close(full)
 
 
-class Begun(quorate.Callback):
-    """Says that updates are made."""
+def speak(step: int) -> None:
+    if step >= int(WORDS.get("full", "1000000")):
+        spoil()
+    for name in NAMES:
+        # Some of it stays in the buffer, and some overflows it.
+        print("a loss", step, "." * 300, file=getattr(sys, name), flush=step % 3 == 0)
 
-    def updated(self, report: object) -> None:
-        """Leave a file with the pid."""
-        if len(sys.argv) > 3:
-            (Path(sys.argv[3]) / str(os.getpid())).touch()
+
+def loss(model: nn.Module, batch: list[torch.Tensor], at: Any) -> torch.Tensor:
+    speak(at.step)
+    time.sleep(float(WORDS.get("pause", "0")))
+    return model(batch[0]).square().mean()
+
+
+class Looks(quorate.Callback):
+    present = 0
+
+    def updated(self, report: quorate.Report) -> None:
+        speak(report.global_step)
+        if "begun" in WORDS:
+            Path(WORDS["begun"], str(os.getpid())).touch()
+        if report.global_step == int(WORDS.get("stuck", "0")):
+            print("stuck", flush=True)
+            libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+            for _ in range(2):
+                libc.pthread_mutex_lock(mutex)
+        if "stop" in WORDS:
+            there = [w for w in trainer.workers if not w.is_gone and w.phase != "starting"]
+            if self.present != len(there):
+                self.present = len(there)
+                print(f"{self.present} take part", flush=True)
+            if Path(WORDS["stop"]).exists():
+                trainer.stop()
+
+
+def leave_loops(count: int) -> None:
+    found = []
+    for loop in range(count):
+        if loop % 2:  # stopped while workers start
+            threading.Timer(0.2 * loop, trainer.stop).start()
+        for _ in trainer.updates(data, steps=UPDATES):
+            if loop % 2 == 0:
+                break
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        files = [*Path("/proc/self/fd").iterdir()]
+        found.append({"files": len(files), "children": len(children)})
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    x = torch.randn(48, 6)
     trainer = quorate.Trainer(
-        torch.nn.Linear(6, 1),
+        nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1)),
         loss,
-        optimizer=lambda params: torch.optim.Adam(params, lr=0.01),
-        batch_size=12,
-        shards=1,
+        optimizer=lambda params: torch.optim.Adam(params, lr=1e-2),
+        batch_size=16,
+        shards=4,
     )
-    trainer.fit(TensorDataset(x, x.sum(1, keepdim=True)), steps=STEPS, callbacks=[Begun()])
+    data = TensorDataset(torch.randn(64, 6, generator=torch.Generator().manual_seed(0)))
+    if "loops" in WORDS:
+        leave_loops(int(WORDS["loops"]))
+    else:
+        trainer.fit(data, steps=UPDATES, callbacks=[Looks()])
     print(f"came to step {trainer.global_step}")

@@ -31,7 +31,7 @@ def steps(lines: list[str]) -> list[int]:
 def shown(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
     """Return what a run of ten updates shows, four in an epoch, that is not on a terminal."""
     capsys.readouterr()
-    on_a_tower("lasting.py", "10", "0", options=options)
+    on_a_tower("lasting.py", "updates=10", options=options)
     return capsys.readouterr().out.splitlines()
 
 
@@ -53,7 +53,7 @@ def test_lines_have_units_and_dates_or_are_json_where_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *lines = shown(capsys, "--log-format", "dated")[:-1]
-    assert re.match(f"{DATE}  12 rows = ", first)
+    assert re.match(f"{DATE}  16 rows = ", first)
     unit = rf"{DATE}  epoch \d/3  step \d+/10 updates  {NUMBERS}(  ETA \d+ s)?"
     assert all(re.fullmatch(unit, line) for line in lines), lines
     script = tmp_path / "script.py"
@@ -145,7 +145,7 @@ def test_a_terminal_has_a_bar_with_the_table_below(terminal: Terminal) -> None:
 
 def test_a_bar_is_only_where_it_is_wanted(terminal: Terminal) -> None:
     with terminal.on():
-        on_a_tower("lasting.py", "10", "0", options=("--log-format", "json", "--log-every", "4"))
+        on_a_tower("lasting.py", "updates=10", options=("--log-format", "json", "--log-every", "4"))
     assert "━" not in terminal.close()
 
 

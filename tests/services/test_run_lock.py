@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from support.disks import tree
 from support.messages import expect_error
-from support.runs import TOWER, command, inspected, run, started, wait_for
+from support.references import References
+from support.runs import TOWER, command, digests, inspected, run, started, wait_for
 from support.small import DATA, trainer
 
 import quorate
@@ -61,15 +62,16 @@ def require_refused(run_dir: Path, owner: str = "") -> None:
 
 
 @pytest.mark.slow
-def test_of_two_runs_at_random_distances_exactly_one_trains(tmp_path: Path) -> None:
+def test_of_two_runs_at_random_distances_exactly_one_trains(
+    tmp_path: Path, references: References
+) -> None:
     chance = random.Random(0)
-    steps, seconds = 25, 0.03
-    assert run(lasting(tmp_path / "alone", str(steps), "0")).code == 0
-    digest = inspected(tmp_path / "alone")["digest"]
+    steps = 25
+    expected = references.on_a_tower("lasting.py", f"updates={steps}").digests
     for number in range(PAIRS):
         run_dir, begun = tmp_path / f"{number}", tmp_path / f"{number}-begun"
         begun.mkdir()
-        words = lasting(run_dir, str(steps), str(seconds), str(begun))
+        words = lasting(run_dir, f"updates={steps}", "pause=0.01", f"begun={begun}")
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(run, words)
             time.sleep(chance.uniform(0.0, 0.3))
@@ -81,18 +83,18 @@ def test_of_two_runs_at_random_distances_exactly_one_trains(tmp_path: Path) -> N
         assert loser.err.count("\n") == 1
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         assert [line["global_step"] for line in lines] == list(range(1, steps + 1))
-        assert inspected(run_dir)["digest"] == digest
+        assert digests(run_dir) == expected
 
 
 @pytest.mark.slow
 def test_beside_a_running_run_others_are_refused_and_inspect_works(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     options = ("--engine", "processes", "--workers", "1", "--save-every-steps", "5")
-    words = lasting(run_dir, "100000", "0.02", options=options)
+    words = lasting(run_dir, "pause=0.01", options=options)
     with started(tmp_path, words) as (process, _):
         wait_for(process, "step 8/")
         for more in ((), ("--fresh",)):
-            refused = run(lasting(run_dir, "100000", "0.02", options=(*options, *more)))
+            refused = run(lasting(run_dir, "pause=0.01", options=(*options, *more)))
             assert refused.code == 2
             assert f"process {process.pid} on " in refused.err
             assert refused.err.count("\n") == 1
@@ -101,7 +103,7 @@ def test_beside_a_running_run_others_are_refused_and_inspect_works(tmp_path: Pat
         # Its death ends that, at once, whatever of it is still there.
         process.kill()
         process.wait()
-        again = run(lasting(run_dir, "1", "0"))
+        again = run(lasting(run_dir, "updates=1"))
         assert again.code == 0, again.err
         assert "nothing to do" in again.out
 
