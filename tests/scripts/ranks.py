@@ -5,7 +5,9 @@
 
 Words: ``optimizer`` of OPTIMIZERS; ``then``: callbacks of CALLBACKS; ``steps``; ``pause``: seconds
 that each shard takes at least; ``saves``: all ranks write checkpoints, however small they are;
-``loss=gather``: InfoNCE over all rows of a batch, whose steps are those of the first epoch.
+``loss=gather``: InfoNCE over all rows of a batch, whose steps are those of the first epoch;
+``deep``: another net, whose gradients are sent while backward makes the next; ``kept``: a folder
+for predictions.
 
 ``what`` happens once, ``at`` a phase of a rank in a step: a signal (KILL, STOP, TERM), hang, exit,
 raise, hungry; or full, at a call for a file of the second save ("pwrite,1,2": rank 1, the 2nd
@@ -25,15 +27,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset, Subset
 
 import quorate
 
 WORDS = {"optimizer": "adam", "then": "", "steps": "8", "pause": "0", "what": "", "at": ",,"}
-WORDS |= {"folder": "", "size": "3", "saves": "", "loss": ""}
+WORDS |= {"folder": "", "size": "3", "saves": "", "loss": "", "deep": "", "kept": ""}
 WORDS |= dict(word.split("=", 1) for word in sys.argv[1:])
 WHAT, (PHASE, TARGET, NUMBER) = WORDS["what"], WORDS["at"].split(",")
 FOLDER = Path(WORDS["folder"]) if WORDS["folder"] else None
@@ -144,6 +148,55 @@ class Net(nn.Module):
         inner = branch(inner) + self.table((x[:, 1, 0, 0] > 0).long())
         inner = F.dropout(F.relu(inner), 0.3, self.training) * self.scale
         return self.last(self.precise(inner.double()).float())
+
+
+class Doubled(torch.autograd.Function):
+    """The same value; doubles the gradient that another parameter has by then."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        context.weight = weight
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if context.weight.grad is not None:
+            context.weight.grad.mul_(2)
+        return gradient, None
+
+
+class Deep(nn.Module):
+    """Layers of more than one slice each; one is frozen, one not used, others are used twice.
+
+    doubled: a gradient changes after it was made. checkpoints: backward passes within the backward
+    pass. teacher: forward moves frozen weights, and a buffer comes late.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Linear(75, 300)
+        self.layers = nn.ModuleList(nn.Linear(300, 300) for _ in range(3))
+        self.frozen = nn.Linear(300, 300).requires_grad_(False)
+        self.unused = nn.Linear(300, 300)
+        self.register_buffer("scale", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.first(x.flatten(1)).relu()
+        if WORDS["deep"] == "doubled":
+            inner = Doubled.apply(inner, self.layers[2].weight)
+        elif WORDS["deep"] == "teacher":
+            self.frozen.weight.data.mul_(0.9).add_(self.layers[0].weight.data, alpha=0.1)
+            if self.scale is None:
+                self.scale = torch.full((300,), 0.5)
+            inner = inner * self.scale
+        for layer in self.layers:
+            for reentrant in (True, False):
+                if WORDS["deep"] == "checkpoints":
+                    inner = checkpoint(layer, inner, use_reentrant=reentrant).relu()
+                else:
+                    inner = layer(inner).relu()
+        return self.frozen(inner)
 
 
 def loss(model: Any, batch: Any, at: Any) -> torch.Tensor:
@@ -279,7 +332,42 @@ class Moments(Halve):
             made[-1].state.clear()
 
 
+def outputs(model: nn.Module, batch: Any) -> dict[str, Any]:
+    x, _, rows = batch
+    here("predicting", int(rows[0]))
+    y = model(x)
+    return {
+        "y": y,
+        "long": x.flatten(1).repeat(1, 160),
+        "rows": [row[: i % 3 + 1] for i, row in enumerate(x)],
+        "kinds": (y.bfloat16(), x > 0, x[:, :0], torch.complex(x, x), x.mT.contiguous().mT),
+        "odd": [{"n": i % 2, "x": row.to(torch.uint8), "t": "text"} for i, row in enumerate(x)],
+    }
+
+
+def in_files(model: nn.Module, batch: Any) -> dict[str, Any]:
+    return {k: value for k, value in outputs(model, batch).items() if k in ("long", "rows")}
+
+
+def predict(name: str) -> Any:
+    """Keep predictions of some rows as a file, and return them."""
+    predicted = trainer.predict(Subset(Rows(), range(70)), outputs)
+    torch.save(predicted, Path(WORDS["kept"], f"{name}.pt"))
+    return predicted
+
+
+class Predicts(quorate.Callback):
+    """Predicts by functions with and without a name, and to files."""
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        predicted, some = predict(f"step-{global_step}"), Subset(Rows(), range(70))
+        assert torch.equal(trainer.predict(some, lambda m, batch: m(batch[0])), predicted["y"])
+        folder = trainer.predict(some, in_files, to=Path(WORDS["kept"], f"step-{global_step}"))
+        assert np.array_equal(np.load(folder / "long.npy"), predicted["long"].numpy())
+
+
 CALLBACKS = {"tells": Tells, "change": Change, "halve": Halve, "moments": Moments}
+CALLBACKS |= {"predicts": Predicts}
 drafts: list[str] = []  # folders that checkpoints were written in
 calls: dict[tuple[str, str], int] = {}
 
@@ -315,7 +403,7 @@ if __name__ == "__main__":
         hook("pwrite" if PHASE == "pwrite" else "fsync")
     here("start")
     trainer = quorate.Trainer(
-        Net,
+        Deep if WORDS["deep"] else Net,
         quorate.Gather(represent, contrast) if WORDS["loss"] == "gather" else loss,
         optimizer=quorate.Optimize(
             make,
@@ -331,6 +419,8 @@ if __name__ == "__main__":
     if WHAT == "around":  # the loop of the ranks is the first one, and not all there is
         assert trainer.evaluate(Rows())["loss"] > 0
         trainer.fit(Rows(), steps=5, shuffle=False)
+    if WORDS["kept"]:
+        predict("before")
     trainer.fit(
         Rows(),
         steps=STEPS,
@@ -338,6 +428,8 @@ if __name__ == "__main__":
         validation=quorate.Validation(Rows(), every_steps=max(2, STEPS // 40)),
         callbacks=[CALLBACKS[name]() for name in WORDS["then"].split(",") if name],
     )
+    if WORDS["kept"]:
+        predict("then")
     if WHAT == "more":  # of a run that was over: the ranks have ended, and rank 0 has all of it
         trainer.save()
         trainer.fit(Rows(), steps=STEPS + 2, shuffle=False)

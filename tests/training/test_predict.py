@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.messages import expect_error
-from support.runs import TOWER, command, last_json, run_all
+from support.runs import TOWER, command, run_all
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -57,7 +57,8 @@ def are_same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(are_same(v, other[k]) for k, v in one.items())
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(are_same, one, other))
+        is_alike = type(one) is type(other) and len(one) == len(other)
+        return is_alike and all(map(are_same, one, other))
     return bool(one == other)
 
 
@@ -240,7 +241,7 @@ def test_a_loss_that_is_told_where_it_is_is_not_what_predicts() -> None:
 
 RUNS = {
     "tower": TOWER,
-    "killed": ("--engine", "processes", "--workers", "2"),
+    "processes": ("--engine", "processes", "--workers", "2"),
     "ranks": ("--engine", "collective", "--workers", "2"),
 }
 if importlib.util.find_spec("ray") is not None:
@@ -250,14 +251,19 @@ if importlib.util.find_spec("ray") is not None:
 @pytest.mark.slow
 def test_the_same_on_all_engines_and_with_a_kill(tmp_path: Path) -> None:
     """Outputs of all kinds, before the first loop of a script, in it and after it."""
-    words = {
-        name: command("predicted.py", str(tmp_path / name), name, options=options)
-        for name, options in RUNS.items()
-    }
-    ended = run_all(words)
+    commands = {}
+    for name, options in RUNS.items():
+        (kept := tmp_path / name).mkdir()
+        words = ["steps=4", "then=predicts", f"kept={kept}"]
+        if name == "processes":
+            words += ["what=KILL", "at=predicting,1,30", f"folder={kept}", "size=3"]
+        commands[name] = command("ranks.py", *words, options=options)
+    ended = run_all(commands)
     assert [(name, each.said) for name, each in ended.items() if each.code] == []
-    found = {name: last_json(each.out) for name, each in ended.items()}
-    for name, prints in found.items():
-        assert prints == found["tower"], name
-    assert (tmp_path / "killed" / "killed").exists()
-    assert "killed by signal 9" in ended["killed"].said
+    expected = {file.name: torch.load(file) for file in (tmp_path / "tower").glob("*.pt")}
+    assert len(expected) == 4
+    for name in RUNS:
+        found = {file.name: torch.load(file) for file in (tmp_path / name).glob("*.pt")}
+        assert are_same(found, expected), name
+    assert (tmp_path / "processes" / "happened").exists()
+    assert "killed by signal 9" in ended["processes"].said
