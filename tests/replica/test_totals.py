@@ -3,31 +3,101 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from scripts import counted
+import torch.nn.functional as F
 from support.messages import expect_error, expect_message
-from support.warm import WARM
+from support.runs import command, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.errors import LossError, SettingError, UserError
 from quorate.replica import totals
 from quorate.services.report import Report
 
-SCRIPT = Path(counted.__file__)
-LIMIT_S = 60
+CLASSES, LENGTH, FEATURES = 5, 9, 6
 
 
-def run(run_dir: Path, workers: int, mistake: str = "none") -> tuple[int, str]:
-    options = ("--engine", "processes", "--devices", "cpu", "--workers", f"{workers}")
-    words = ["run", *options, "--run-dir", str(run_dir), str(SCRIPT), mistake]
-    code, out, err = WARM.run(words, os.environ, LIMIT_S)
-    return code, out + err
+def rows(count: int, seed: int) -> TensorDataset:
+    """Sentences of "words": (LENGTH, FEATURES) to a class each."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, LENGTH, FEATURES, generator=draw)
+    noise = torch.randn(count, LENGTH, CLASSES, generator=draw)
+    return TensorDataset(x, (x[..., :CLASSES] + 0.7 * noise).argmax(-1))
+
+
+def confusion(true: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
+    cells = (CLASSES * true + guess).flatten()
+    return torch.bincount(cells, minlength=CLASSES**2).view(CLASSES, CLASSES)
+
+
+def iou(total: torch.Tensor) -> dict[str, float]:
+    both = total.diagonal().double()
+    each = both / (total.sum(0) + total.sum(1) - both)
+    return {"mean_iou": float(each.mean())} | {f"iou_{n}": float(v) for n, v in enumerate(each)}
+
+
+def score(total: torch.Tensor) -> float:
+    """Return a number that is no sum of means: of the words that are right and all words."""
+    right, words = total.double()
+    return float(torch.exp(1 - words / right))
+
+
+def loss_but(mistake: str) -> Any:
+    def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
+        x, true = batch
+        logits = model(x)
+        guess = logits.argmax(-1)
+        matrix = confusion(true, guess)
+        found = {
+            "loss": F.cross_entropy(logits.flatten(0, 1), true.flatten()),
+            "confusion": matrix,
+            "weight": true.numel(),
+        }
+        if model.training:
+            return found
+        found["score"] = torch.stack([(true == guess).sum(), torch.tensor(true.numel())])
+        match mistake:
+            case "float":
+                found["confusion"] = matrix / 2
+            case "shape":
+                found["confusion"] = torch.bincount(guess.flatten()[: int(x[0, 0, 0] > 0) * 4])
+            case "absent" if x[0, 0, 0] > 0:
+                del found["confusion"]
+            case "unlisted":
+                found["confusions"] = matrix
+        return found
+
+    return loss
+
+
+def broken(total: torch.Tensor) -> float:
+    raise ArithmeticError(f"no number from {total.sum()} counts")
+
+
+def trainer_of(mistake: str = "none", **options: Any) -> quorate.Trainer:
+    finish: Any = {
+        "raises": broken,
+        "text": lambda _: {"mean_iou": "high"},
+        "taken": lambda _: {"mean_iou": 1.0, "score": 1.0},
+        "loss": lambda _: {"loss": 1.0},
+    }.get(mistake, iou)
+    torch.manual_seed(0)
+    return quorate.Trainer(
+        nn.Linear(FEATURES, CLASSES),
+        loss_but(mistake),
+        totals={"confusion": finish, "score": score},
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+        batch_size=23,
+        shards=5,
+        **options,
+    )
 
 
 def logged(run_dir: Path) -> list[dict[str, Any]]:
@@ -39,27 +109,39 @@ def logged(run_dir: Path) -> list[dict[str, Any]]:
 
 def of_all_at_once(model: torch.nn.Module) -> dict[str, float]:
     """What an evaluation must give, without shards."""
-    x, true = counted.rows(41, 2).tensors
+    x, true = rows(41, 2).tensors
     guess = model(x).argmax(-1)
-    found = counted.iou(counted.confusion(true, guess))
+    found = iou(confusion(true, guess))
     counts = torch.tensor([int((true == guess).sum()), true.numel()])
-    return found | {"score": counted.score(counts)}
+    return found | {"score": score(counts)}
+
+
+ON_PROCESSES = f"""
+import sys
+sys.path[:] = {sys.path} + [{str(Path(__file__).parent)!r}]
+import quorate
+from test_totals import rows, trainer_of
+trainer_of().fit(rows(67, 1), epochs=2, validation=quorate.Validation(rows(41, 2)))
+"""
 
 
 @pytest.mark.slow
 def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
-    code, said = run(tmp_path / "processes", 2)
-    assert code == 0, said
+    (script := tmp_path / "script.py").write_text(ON_PROCESSES)
+    options = ("--engine", "processes", "--workers", "2")
+    ended = run(command(script, options=(*options, "--run-dir", str(tmp_path / "processes"))))
+    script.unlink()
+    assert ended.code == 0, ended.said
     for count in (1, 3):
         workers = quorate.Workers(count, engine="towers")
         run_dir = tmp_path / f"towers-{count}"
-        trainer = counted.trainer_of(run_dir=run_dir, devices="cpu", workers=workers)
-        validation = quorate.Validation(counted.rows(41, 2), best="max:score")
-        trainer.fit(counted.rows(67, 1), epochs=2, validation=validation)
+        trainer = trainer_of(run_dir=run_dir, devices="cpu", workers=workers)
+        validation = quorate.Validation(rows(41, 2), best="max:score")
+        trainer.fit(rows(67, 1), epochs=2, validation=validation)
         expected = of_all_at_once(trainer.model)
-        found = trainer.evaluate(counted.rows(41, 2))
+        found = trainer.evaluate(rows(41, 2))
         assert {name: found[name] for name in expected} == expected
-    assert f"score {expected['score']:.4f}" in said  # shown
+    assert f"score {expected['score']:.4f}" in ended.out
     logs = [logged(path) for path in tmp_path.iterdir()]
     assert logs == [logs[0]] * 3
     validations = [line["validation"] for line in logs[0] if "validation" in line]
@@ -76,13 +158,13 @@ def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
 
 def test_a_curve_is_finished_from_all_counts_of_its_interval(tmp_path: Path) -> None:
     options: dict[str, Any] = {"devices": "cpu", "workers": quorate.Workers(2, engine="towers")}
-    trainer = counted.trainer_of(run_dir=tmp_path, **options)
-    trainer.fit(counted.rows(67, 1), epochs=2, validation=counted.rows(41, 2))
-    again = counted.trainer_of(**options)
-    reports: list[Report] = list(again.updates(counted.rows(67, 1), epochs=2))
+    trainer = trainer_of(run_dir=tmp_path, **options)
+    trainer.fit(rows(67, 1), epochs=2, validation=rows(41, 2))
+    again = trainer_of(**options)
+    reports: list[Report] = list(again.updates(rows(67, 1), epochs=2))
     total = sum(report.totals["confusion"] for report in reports)
-    assert int(total.sum()) == 2 * 67 * counted.LENGTH
-    expected = counted.iou(total)["mean_iou"]
+    assert int(total.sum()) == 2 * 67 * LENGTH
+    expected = iou(total)["mean_iou"]
     mean_of_means = sum(report.metrics["mean_iou"] for report in reports) / len(reports)
     events = EventAccumulator(str(tmp_path / "summaries")).Reload()
     points = [point.value for point in events.Scalars("mean_iou")]
@@ -104,22 +186,20 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_named(mistake: str) -> None:
-    trainer = counted.trainer_of(
-        mistake, devices="cpu", workers=quorate.Workers(2, engine="towers")
-    )
+    trainer = trainer_of(mistake, devices="cpu", workers=quorate.Workers(2, engine="towers"))
     with pytest.raises(LossError) as raised:
-        trainer.evaluate(counted.rows(41, 2))
+        trainer.evaluate(rows(41, 2))
     assert raised.value.name == MISTAKES[mistake]
     if mistake not in ("absent", "shape"):  # these name two shards, in the order they are added
         expect_message(raised.value)
 
 
 def test_what_finish_raises_is_the_users_own_and_the_state_is_saved(tmp_path: Path) -> None:
-    trainer = counted.trainer_of(
+    trainer = trainer_of(
         "raises", devices="cpu", workers=quorate.Workers(1, engine="towers"), run_dir=tmp_path
     )
     with pytest.raises(ArithmeticError, match="no number from 207 counts") as raised:
-        trainer.fit(counted.rows(67, 1))
+        trainer.fit(rows(67, 1))
     assert raised.value.__notes__ == ["quorate: in totals['confusion'], of a total of shape (5, 5)"]
     # The update whose metrics it was is made, and counted: what is saved is a whole number of them.
     assert trainer.global_step == 1
