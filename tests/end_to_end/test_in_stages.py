@@ -7,40 +7,23 @@ from pathlib import Path
 import pytest
 from support import traces
 from support.references import References
-from support.runs import command, digests, inspected, run, run_all
+from support.runs import command, digests, inspected, run
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="stages are for Linux"),
 ]
 
-STAGES = ("--devices", "cpu+cpu", "--split", "embedding")
 
-
-def test_one_digest_in_one_piece_and_in_stages(tmp_path: Path, references: References) -> None:
-    variants = {
-        "two workers": (*STAGES, "--workers", "2", "--trace", str(tmp_path / "trace.json")),
-        "three stages": (
-            *("--devices", "cpu+cpu+cpu", "--split", "embedding,dropout"),
-            *("--pipeline", "zero-bubble"),
-        ),
-    }
-    ended = run_all(
-        {
-            name: command("everything.py", options=(*options, "--run-dir", str(tmp_path / name)))
-            for name, options in variants.items()
-        }
-    )
-    # Begun in one piece, it goes on in stages.
-    first = command("everything.py", "0", "7", options=("--run-dir", str(tmp_path / "resumed")))
-    then = command("everything.py", options=(*STAGES, "--run-dir", str(tmp_path / "resumed")))
-    ended |= {"first": run(first), "then": run(then)}
-    expected = references.on_a_tower("everything.py").digests
-    for name, each in ended.items():
-        assert each.code == 0, (name, each.said)
-    for name in (*variants, "resumed"):
-        assert digests(tmp_path / name) == expected, name
-    assert inspected(tmp_path / "two workers")["devices"] == ["cpu+cpu"]
+def test_workers_in_stages_have_the_digest_of_one_piece_and_rows_in_the_trace(
+    tmp_path: Path, references: References
+) -> None:
+    stages = ("--devices", "cpu+cpu", "--split", "embedding", "--workers", "2")
+    files = ("--trace", str(tmp_path / "trace.json"), "--run-dir", str(tmp_path / "run"))
+    ended = run(command("everything.py", options=(*stages, *files)))
+    assert ended.code == 0, ended.said
+    assert digests(tmp_path / "run") == references.on_a_tower("everything.py").digests
+    assert inspected(tmp_path / "run")["devices"] == ["cpu+cpu"]
     # Each stage of each worker has a row in the trace, with all shards of its worker.
     written = traces.read(tmp_path / "trace.json")
     rows = {name for name in written.names.values() if "stage" in name}

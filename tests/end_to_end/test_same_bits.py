@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from support.digests import digest_of
 from support.everything import digest_on_one_tower, trained
 from support.fits import fit, rows
 from support.references import References
-from support.runs import command, inspected, run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
@@ -35,25 +32,6 @@ def test_the_digest_depends_on_seed_and_shards_and_on_no_loader(references: Refe
     digests |= {digest_of(trained(2, shards, seed=1)) for shards in (4, 5)}
     assert len(digests) == 4
     assert digest_of(trained(2, 4, loader_workers=2)) == digest_on_one_tower(references, 4)
-
-
-def test_one_digest_on_processes_with_loaders(tmp_path: Path, references: References) -> None:
-    bits, options = ("--shards", "5"), ("--workers", "3", "--run-dir", str(tmp_path))
-    ended = run(command("everything.py", "1", options=(*bits, *options)))
-    assert ended.code == 0, ended.said
-    found, alone = inspected(tmp_path), references.on_a_tower("everything.py", options=bits).facts
-    for fact in ("digest", "averaged_digest", "epoch", "shards", "update"):
-        assert found[fact] == alone[fact]
-    assert (found["engine"], found["global_step"]) == ("processes", 15)
-    assert (alone["workers"], found["workers"]) == (1, 3)
-    assert found["devices"] == ["cpu"]
-    assert found["averaged_digest"] != found["digest"]
-    assert "on 3 cpu workers (1 thread each)" in ended.out
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    updates = [line for line in lines if "loss" in line]
-    assert [line["global_step"] for line in updates] == list(range(1, 16))
-    assert [line["rows"] for line in updates[:5]] == [24, 24, 24, 24, 14]
-    assert len([line for line in lines if "validation" in line]) == 3
 
 
 class Careless(nn.Module):

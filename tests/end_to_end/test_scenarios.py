@@ -111,7 +111,7 @@ RULES = [
 PARTS = [
     Scenario(
         "model=convolution optimizer=adam options=ema+clip+schedule+validation data=augmented"
-        " steps=16 engine=processes:2 then=towers:3 pause=2"
+        " steps=16 engine=processes:2 then=stages pause=2"
         " fault=kill@save:2/kill@save:5/kill@forward+kill@save:9/",
         codes=(-9, -9, -9, 0),
     ),

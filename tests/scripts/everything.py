@@ -10,7 +10,6 @@ augmentation from torch's, NumPy's and Python's generators.
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
 import torch
@@ -89,7 +88,5 @@ if __name__ == "__main__":
         ),
         batch_size=24,
         shards=4,
-        loading=quorate.Loading(processes=int(sys.argv[1]) if len(sys.argv) > 1 else 0),
     )
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else None  # else all 15
-    trainer.fit(Sentences(110), epochs=3, steps=steps, validation=Sentences(37))
+    trainer.fit(Sentences(110), epochs=3, validation=Sentences(37))

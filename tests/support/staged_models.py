@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
-from scripts.everything import Everything
-from support.example_modules import EXAMPLES, example_modules
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import Dataset
@@ -319,36 +317,17 @@ class WritesEarlier(nn.Module):
         return last
 
 
-def unet() -> nn.Module:
-    with example_modules(EXAMPLES / "segmentation") as segmentation:
-        model: nn.Module = segmentation.model.UNet(1, widths=(4, 6, 8))
-    return model
-
-
 def chain() -> nn.Module:
     return nn.Sequential(*(layer() for _ in range(3)), nn.Linear(6, 2))
 
 
 CASES = {
     "chain": Case(chain, ["1", "2.3", "3"]),
-    "everything": Case(
-        Everything, ["norm", "classes"], lambda model, b: model(b["image"], b["tokens"])
-    ),
-    "u-net": Case(
-        unet,
-        ["down.1", "up.1"],
-        lambda model, b: model(F.interpolate(b["image"], (32, 32)) * 60 + 120),
-    ),
     "used again": Case(Uses, ["b", "c"]),
     "tied": Case(Tied, ["middle.1", "words"], of_earlier_stages),
     "nested": Case(Nests, ["takes", "last"], nested),
     "sized": Case(Sized, ["b"], lambda model, b: model(b["sequence"])),
     "resnet": Case(resnet, ["2.norms.1"], lambda model, b: model(b["image"])),
-    "encoder and decoder": Case(
-        lambda: nn.Transformer(8, 2, 2, 2, 16, batch_first=True),
-        ["encoder.layers.1", "decoder.layers.0", "decoder.layers.1.multihead_attn"],
-        lambda model, b: model(b["sequence"], b["sequence"][:, :3] * 2),
-    ),
     "own backward": Case(lambda: Told(lambda _, x: Tripled.apply(x).tanh()), ["b"]),
     "checkpointed": Case(lambda: Checkpointed(reentrant=False), ["c"]),
     "reentrant": Case(lambda: Checkpointed(reentrant=True), ["c"]),
