@@ -205,23 +205,12 @@ def test_wrong_set_ups_are_one_line_each() -> None:
 
 # --- before the ranks have met --------------------------------------------------------------------
 
-WAITS = """
-import pathlib, sys, time
-import quorate, torch
-if quorate.is_worker():
-    pathlib.Path(sys.argv[1]).touch()
-    time.sleep(100)
-trainer = quorate.Trainer(torch.nn.Linear(4, 2), lambda m, b: m(b).square().mean(), batch_size=12,
-    shards=4, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-trainer.fit(torch.ones(48, 4), epochs=1)
-"""
-
 
 def test_nothing_is_left_of_ranks_that_had_not_met(tmp_path: Path) -> None:
-    there, own = tmp_path / "there", tmp_path / "tmp"
+    there, own = tmp_path / "happened", tmp_path / "tmp"
     own.mkdir()
-    (script := tmp_path / "script.py").write_text(WAITS)
-    words = command(script, str(there), options=on(2))
+    hangs = ("what=hang", "at=start,1,0", f"folder={tmp_path}", "size=2")
+    words = command("ranks.py", *hangs, options=on(2))
     with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(own)}) as first:
         until = time.monotonic() + 100
         while not there.exists() and time.monotonic() < until:

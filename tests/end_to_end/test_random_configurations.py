@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import islice
 
 import pytest
@@ -34,15 +33,8 @@ def test_a_line_is_read_again_and_a_wrong_word_is_named() -> None:
     for configuration in islice(draw_configurations(3), 200):
         assert parse(str(configuration)) == configuration
     assert parse("") == Configuration()
-    wrong = {
-        "model=mlpp": "model: got 'mlpp', expected one of linear, mlp",
-        "shards=x": "shards: got 'x', expected a whole number",
-        "engine": "got 'engine', expected NAME=VALUE with one of model, optimizer",
-        "options=ema+emo": "options: got 'emo', expected one of ema, clip",
-    }
-    for line, words in wrong.items():
-        with pytest.raises(ValueError, match=re.escape(words)):
-            parse(line)
+    with pytest.raises(ValueError, match="model: got 'mlpp', expected one of linear, mlp"):
+        parse("model=mlpp")
 
 
 def test_outcomes_differ_in_codes_digests_and_metrics_and_not_in_wording() -> None:
