@@ -32,15 +32,13 @@ FOUND: dict[str, str] = {  # what is typed behind ``quorate run``: what the scri
     "--run-dir x a.py": "x",
     # Words of the script's may stand between ours, and before them.
     "a.py --epochs 3 --run-dir x": "x --epochs 3",
-    "a.py --run-dir=x b --no-compile c": "x b c",
+    "a.py --run-dir=x b --no-compile c": "x b c",  # a switch takes no value
     # The script's own short options, -m too; a module has ours behind it as well.
     "a.py -m y --run-dir x -n": "x -m y -n",
     "-m pkg.a b --run-dir x": "x b",
     "--run-dir x -mpkg.a": "x",
     # Both: the last one holds.
     "--run-dir y a.py --run-dir x b": "x b",
-    # Switches take no value.
-    "a.py --no-compile b": "None b",
     # -- ends ours, before the script or behind it, and only once.
     "--run-dir x -- a.py --run-dir y": "x --run-dir y",
     "--run-dir x -m pkg.a -- --run-dir y": "x --run-dir y",

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from support import nvml
 from support.at_the_command import QUORATE
 from support.keys import keys_of
 from support.messages import expect_message
-from support.runs import run, torchrun
+from support.runs import processes_of, run, torchrun
 from support.warm import WARM
 
 from quorate.__main__ import main
@@ -82,16 +82,6 @@ def about(found: dict[str, Any], subject: str) -> list[str]:
     return [f"{v['level']}: {v['what']}; {v['cure']}" for v in of_it]
 
 
-def hanging_in(folder: Path) -> list[int]:
-    """Return the processes that ask for GPUs with a folder in their environment."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        with suppress(psutil.Error):
-            if "ask_nvml" in (process.info["cmdline"] or []):
-                found += [process.pid] if str(folder) in str(process.environ()) else []
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs several cores")
 def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: Path) -> None:
@@ -108,45 +98,14 @@ def test_few_descriptors_one_core_hidden_gpus_and_a_driver_that_hangs(tmp_path: 
     assert "8 workers x 1 thread on 1 core" in waiting
     assert "CUDA_VISIBLE_DEVICES='-1': '-1' is negative, which hides every GPU" in gpus
     assert "no answer within 5 s from the NVIDIA driver" in about(found, "driver")[0]
-    assert hanging_in(tmp_path) == []
-
-
-TWO_GPUS = """
-class NVMLError(Exception): pass
-class NVMLLibraryMismatchError(Exception): pass
-
-class Values:
-    def __init__(self, **values): self.__dict__.update(values)
-
-def refuse(*_): raise NVMLError("Not Supported")
-def nvmlInit(): pass
-def nvmlShutdown(): pass
-def nvmlSystemGetDriverVersion(): return "580.65.06"
-def nvmlSystemGetCudaDriverVersion_v2(): return 13000
-def nvmlDeviceGetCount(): return 3
-def nvmlDeviceGetHandleByIndex(index):
-    if index == 2: raise NVMLError("GPU is lost")
-    return index
-def nvmlDeviceGetUUID(handle): return ["GPU-aaaa", "GPU-bbbb"][handle]
-def nvmlDeviceGetName(handle): return "NVIDIA H200"
-def nvmlDeviceGetMemoryInfo(handle): return Values(used=10 << 30, total=141 << 30)
-def nvmlDeviceGetUtilizationRates(handle): return Values(gpu=87)
-def nvmlDeviceGetMigMode(handle): refuse()
-def nvmlDeviceGetComputeMode(handle): return 0
-def nvmlDeviceGetNvLinkState(handle, link): return 1 if link < 18 else refuse()
-def nvmlDeviceGetComputeRunningProcesses(handle):
-    import os
-    return [Values(pid=os.getppid(), usedGpuMemory=9 << 30)] if handle == 0 else []
-def nvmlDeviceGetP2PStatus(one, other, kind): return 0
-def nvmlDeviceGetTopologyCommonAncestor(one, other): return 50
-"""
+    assert processes_of(str(tmp_path)) == {}
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this build of torch has CUDA")
 def test_gpus_that_are_idle_because_torch_is_built_without_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "pynvml.py").write_text(TWO_GPUS)
+    (tmp_path / "pynvml.py").write_text(nvml.IN_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, 0")
     assert main(["doctor", "--devices", "cuda", "--workers", "1"]) == 1
@@ -183,14 +142,12 @@ def test_a_torch_that_cannot_be_imported_is_explained(tmp_path: Path) -> None:
 # --- questions to drivers -------------------------------------------------------------------------
 
 
-def asked(folder: Path, text: str, **options: float) -> Any:
-    (folder / "ask_this.py").write_text(f"import json, os, time\n\n\ndef run():\n{text}")
-    return ask("ask_this", [str(folder)], **options)
-
-
 def test_a_question_that_blocks_is_cut_off_and_what_was_answered_counts(tmp_path: Path) -> None:
     """Every question has its own time."""
     text = """
+import json, os, time
+
+def run():
     for number in range(3):
         print("a library's own words\\n7", flush=True)
         print(json.dumps({"asking": f"GPU {number}"}), flush=True)
@@ -199,8 +156,9 @@ def test_a_question_that_blocks_is_cut_off_and_what_was_answered_counts(tmp_path
     print(json.dumps({"asking": "GPU 3"}), flush=True)
     time.sleep(1000)
 """
+    (tmp_path / "ask_this.py").write_text(text)
     begun = time.monotonic()
-    found = asked(tmp_path, text, answer_s=0.9)
+    found = ask("ask_this", [str(tmp_path)], answer_s=0.9)
     assert found.failure == "no answer within 0.9 s from GPU 3"
     assert time.monotonic() - begun < 40  # of the 60 s until a first question
     assert not psutil.pid_exists(found.first("gpu"))
@@ -301,11 +259,10 @@ def built(**changes: Any) -> Facts:
     return replace(WELL, torch=replace(TORCH, **changes), accelerators=())
 
 
-def hanging(what: str) -> Facts:
-    return replace(WELL, torch=replace(TORCH, failure=f"no answer within 5 s from {what}"))
-
-
 BUSY = {"memory_bytes": 140 * GIB + 800 * MIB, "holders": (Holder(4242, "python", 140 * GIB),)}
+TORCH_HANGS = replace(
+    WELL, torch=replace(TORCH, failure="no answer within 5 s from cuda:1 to compute")
+)
 DRIVER_HANGS = replace(WELL, driver=Driver(None, None, "no answer within 5 s from GPU 0"))
 
 # Facts; what is wanted of a run.
@@ -333,7 +290,7 @@ WRONG: dict[str, tuple[Facts, dict[str, Any]]] = {
     "no temporary folder": (limited(temporary="/gone", temporary_error="No such file"), {}),
     "a full temporary folder": (limited(temporary_free_bytes=MIB), {}),
     "no torch": (built(version=None, failure="ImportError: libtorch.so"), {"devices": ("cpu",)}),
-    "torch hangs": (hanging("cuda:1 to compute"), {}),
+    "torch hangs": (TORCH_HANGS, {}),
     "the driver hangs": (DRIVER_HANGS, {}),
     "no driver": (replace(LAPTOP, torch=TORCH), {}),
     "idle GPUs": (built(version="1.2.3+cpu", cuda=None), {}),

@@ -23,22 +23,15 @@ LOSSES = (
 # Setting -> values as Python has them.
 OF_THE_TRAINER = {
     "augment": ("lambda batch: batch",),
-    "batch_size": ("0", "8.0", "None"),
-    "clip_norm": ("0", "float('inf')"),
+    "clip_norm": ("float('inf')",),
     "collate": ("'x'", "lambda: 1"),
-    "ema_decay": ("1.0", "float('nan')"),
     "init_from": ("5",),
-    "keep": ("0",),
     "kernels": ("'mkl'",),
-    "loader_workers": ("-1",),
     "loss": ("None",),
     "no_such": ("1",),
-    "nonfinite": ("'ignore'",),
     "optimizer": ("lambda: 1", "'adam'", "lambda params: None", "sgd(elsewhere.parameters())"),
     "order": ("'random'",),
-    "precision": ("'fp64'",),
-    "random": ("'cpu'",),
-    "run_dir": ("''", "chr(0)", "__file__"),
+    "run_dir": ("chr(0)",),
     "save_every_s": ("'often'",),
     "schedule": (
         *("5", "lambda optimizer: None", "torch.optim.lr_scheduler.ReduceLROnPlateau"),
@@ -47,7 +40,7 @@ OF_THE_TRAINER = {
     "shards": ("2.0",),
     "soft_placement": ("'no'",),
     "totals": ("5", "{'a': 5}"),
-    "update": ("5", "'majority'", "'sync:1'", "'bounded:1.5'"),
+    "update": ("5", "'bounded:1.5'"),
     "worker_timeout_s": ("-1",),
     "workers": ("[2]",),
 }
@@ -55,7 +48,6 @@ OF_FIT = {
     "callbacks": ("5", "[5]", "[dict]"),
     "dataset": ("5", "TensorDataset(torch.ones(0, 3))", "(torch.zeros(3) for _ in 'ab')"),
     "epoch": ("1",),
-    "epochs": ("0", "1.5"),
     "max_time_s": ("float('nan')",),
     "shuffle": ("'no'",),
     "steps": ("'a'",),
@@ -66,20 +58,13 @@ IN_A_SCRIPT = [
     *(("trainer", name, value) for name, values in OF_THE_TRAINER.items() for value in values),
     *(("fit", name, value) for name, values in OF_FIT.items() for value in values),
 ]
+# Beside those that the docs have.
 AT_THE_COMMAND = (
-    *("rnu", "mend", "--verson", "verify --update-s 2 a.py", "bench a.py --out", "run nowhere.py"),
-    *("verify --compile --updates 0 {BROKEN}", "bench {BROKEN} --workers 1,,2"),
-    *("bench {BROKEN} --devices toaster", "bench {BROKEN} --repeats 0"),
-    *("doctor --workers 0", "doctor nowhere.py", "inspect {EMPTY}"),
-    *("doctor --workers 2 {BROKEN}", "run --devices gpu {BROKEN} fine"),
-    "run --devices cpu+cuda:77 {BROKEN} fine",
-    *(
-        f"run --devices cpu {option} {{BROKEN}} fine"
-        for option in (
-            *(f"--workers {10**20}", "--threads 100000000", f"--seed {2**64}", "--engine magic"),
-            *("--memory-fraction 0", "--update quorum:0"),
-        )
-    ),
+    *("mend", "verify --update-s 2 a.py", "doctor --workers 2 {BROKEN}"),
+    *("run --devices gpu {BROKEN} fine", "run --devices cpu+cuda:77 {BROKEN} fine"),
+    f"run --devices cpu --workers {10**20} {{BROKEN}} fine",
+    "run --devices cpu --engine magic {BROKEN} fine",
+    "run --devices cpu --update quorum:0 {BROKEN} fine",
     "run --devices cpu --shards 21 {BROKEN} trainer batch_size 64",
 )
 
@@ -98,11 +83,8 @@ def test_a_mistake_in_a_script(words: tuple[str, ...], capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("typed", AT_THE_COMMAND)
-def test_a_mistake_at_the_command(
-    typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [word.format(BROKEN=BROKEN, EMPTY=tmp_path) for word in typed.split()]
-    assert main(words) == 2
+def test_a_mistake_at_the_command(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.format(BROKEN=BROKEN).split()) == 2
     expect_message(the_line(capsys))
 
 

@@ -194,15 +194,6 @@ STEP_S, SHARD_S = 0.25, 0.12
 PARTS = {"fetching": 0.1, "forward": 0.3, "backward": 0.5, "pushing": 0.1}  # parts of a shard
 
 
-def update(step: int, at_s: float) -> dict[str, Any]:
-    """Return the line of an update."""
-    return {
-        **{"global_step": step, "epoch": 0, "rows": 12, "dropped_rows": 0, "weight": 12.0},
-        **{"staleness": 0, "fresh": [2 * step, 2 * step], "stale": [0, 0], "dropped": [0, 0]},
-        **{"not_finite": 0, "lr": 0.1, "examples_per_s": 48.0, "at": at_s, "loss": -0.5},
-    }
-
-
 def spent(seconds: float, shards: int, *, away_s: float = 0.0) -> dict[str, list[float]]:
     """Return what each of two workers spent on so many shards."""
     each = {phase: [part * SHARD_S * shards] * 2 for phase, part in PARTS.items()}
@@ -212,7 +203,14 @@ def spent(seconds: float, shards: int, *, away_s: float = 0.0) -> dict[str, list
 
 def updates(steps: int = 100) -> list[dict[str, Any]]:
     """Return the lines of a run's updates, the first and the last with what workers spent."""
-    lines = [update(n, 1000 + STEP_S * n) for n in range(1, steps + 1)]
+    facts = {
+        **{"epoch": 0, "rows": 12, "dropped_rows": 0, "weight": 12.0, "staleness": 0},
+        **{"stale": [0, 0], "dropped": [0, 0], "not_finite": 0, "lr": 0.1, "loss": -0.5},
+    }
+    lines = [
+        {"global_step": n, "fresh": [2 * n, 2 * n], **facts, "at": 1000 + STEP_S * n}
+        for n in range(1, steps + 1)
+    ]
     lines[0] |= {"begun_at": 1000.0, "spent": spent(STEP_S, 2)}
     lines[-1] |= {"spent": spent(STEP_S * steps, 2 * steps)}
     return lines
@@ -326,8 +324,7 @@ def test_lines_that_cannot_be(
     assert found
     path.write_text(before if new is None else before + new + after)
     assert main(["plan", "--check", str(run_dir)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    expect_message(line.replace(", line ", ", at "))
+    expect_message(the_line(capsys))
 
 
 def test_what_is_missing_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,8 @@ FEW = ("--no-towers", "--no-resume", "--no-kill")
 ON_RESUME = ("--no-towers", "--no-kill")
 ON_TOWERS = ("--no-resume", "--no-kill")
 ON_KILL = ("--no-towers", "--no-resume")
+ON_LATE_KILL = (*ON_KILL, "--updates", "5")
+STAGED = (*FEW, "--workers", "1", "--shards", "4", "--devices", "cpu+cpu", "--split", "noise")
 
 
 @pytest.fixture
@@ -104,34 +106,6 @@ def test_a_sound_script_in_all_ways(verify: WarmRuns) -> None:
     expect_message(verify("--updates", "4", "--workers", "1,2", str(SCRIPT), "clean", code=0))
 
 
-@pytest.mark.slow
-def test_what_shows_after_a_resume_only(verify: WarmRuns) -> None:
-    words = ("--updates", "3", "--workers", "1,2", *ON_RESUME, str(SCRIPT), "callback")
-    said = verify(*words, code=1)
-    assert "1 worker and 1 worker resumed after update 2 part in update 3" in said
-    assert "'last.weight'" in said
-    assert "it shows after a resume only" in said
-
-
-@pytest.mark.slow
-def test_what_shows_after_a_kill_only(verify: WarmRuns) -> None:
-    words = ("--updates", "5", "--workers", "1,2", *ON_KILL, str(SCRIPT), "late")
-    said = verify(*words, code=1)
-    assert "1 worker and 2 workers with one killed part in update 3" in said
-    assert "module 'noise' (Noise) was given the same, and returned something else" in said
-    assert "it shows after a worker was killed only" in said
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="stages are for Linux")
-def test_stages_are_compared_with_one_piece(verify: WarmRuns) -> None:
-    """Both runs compute the same, and not what one piece computes."""
-    stages = ("--devices", "cpu+cpu", "--split", "noise", "--workers", "1", "--shards", "4")
-    said = verify(*stages, "--updates", "4", *FEW, str(SCRIPT), "stage", code=1)
-    assert "another gradient of first.weight through the stages" in said
-    assert "done by worker 0 on cpu+cpu (step 2, shards 0-3)" in said
-
-
 def test_a_rule_that_depends_on_timing_is_refused(verify: WarmRuns) -> None:
     verify.here = True
     said = verify("--engine", "towers", "--update", "async", str(SCRIPT), "clean", code=2)
@@ -181,6 +155,10 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
     "rank": (SCRIPT, FEW, ("row 17 of the dataset has other content: what row 20 has",)),
     "optimizer": (SCRIPT, ON_RESUME, ("Warming.clock",)),
     "rows": (SCRIPT, ON_RESUME, ("has different values", "row ")),
+    "callback": (SCRIPT, ON_RESUME, ("resumed after update 2 part in update 3", "last.weight")),
+    "late": (SCRIPT, ON_LATE_KILL, ("one killed part in update 3", "worker was killed only")),
+    # All runs compute the same, and not what one piece computes.
+    "stage": (SCRIPT, STAGED, ("gradient of first.weight through the stages", "shards 0-3")),
 }
 # What breaks it elsewhere, and is carried here, in the ways in which it would show.
 SOUND: dict[str, tuple[str, ...]] = {

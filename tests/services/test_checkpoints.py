@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from quorate.errors import CheckpointError
 
 TESTS = Path(__file__).parents[1]
 FORGERIES = int(os.environ.get("QUORATE_TEST_FORGERIES", "30"))
-STEPS = (2, 4, 6)
 TENSOR_FILES = ("model.safetensors", "averaged.safetensors", "optimizer.safetensors")
 FILES = (*TENSOR_FILES, "state.json", "complete")
 
@@ -42,7 +41,7 @@ FILES = (*TENSOR_FILES, "state.json", "complete")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with three checkpoints, which nothing else is in."""
     run_dir = tmp_path_factory.mktemp("sound")
-    trainer(run_dir, save_every_steps=2, summary_every_s=None).fit(DATA, steps=STEPS[-1])
+    trainer(run_dir, save_every_steps=2, summary_every_s=None).fit(DATA, steps=6)
     for path in run_dir.glob("*.json*"):
         path.unlink()
     return run_dir
@@ -80,74 +79,49 @@ def whole() -> str:
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def damage(how: str, file: Path, other: Path, chance: random.Random) -> None:
+def damage(how: str, file: Path, other: Path) -> None:
     data = bytearray(file.read_bytes())
     match how:
         case "flip":
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            data[len(data) // 2] ^= 1 << 4
         case "cut":
-            del data[chance.randrange(len(data)) :]
+            del data[-1:]
         case "remove":
             file.unlink()
             return
         case "swap":
-            mine, data = data, bytearray(other.read_bytes())
+            data, mine = bytearray(other.read_bytes()), data
             other.write_bytes(mine)
         case "extend":
-            data += chance.choice([b"\0", b"x" * chance.randrange(1, 99), bytes(data)])
+            data += b"\0"
         case "blank":  # as a power cut leaves a file whose blocks never came to the disk
             data = bytearray(len(data))
-        case "edit":  # a person changes a figure, and leaves it proper JSON
-            file = file.parent / "state.json"
-            record = json.loads(file.read_text())
-            name = chance.choice(["global_step", "seed", "shards", "epoch", "batch_size", "format"])
-            record[name] += chance.choice([-1, 1, 7])
+        case name:  # a person changes a figure, and leaves it proper JSON
+            record = json.loads(data)
+            record[name] += 1
             data = bytearray(json.dumps(record, indent=1).encode() + b"\n")
     file.write_bytes(data)
 
 
-DAMAGES = ("flip", "cut", "remove", "swap", "extend", "blank", "edit")
+DAMAGES = [
+    *product(FILES, ("flip", "cut", "remove", "swap", "extend", "blank")),
+    *product(["state.json"], ("global_step", "seed", "shards", "epoch", "batch_size", "format")),
+]
 
 
-def test_damaged_checkpoints_are_each_passed_over(
-    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_damaged_checkpoints_are_passed_over(
+    sound: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chance = random.Random(40)
-    counts: Counter[str] = Counter()
-    for number in range(40):
-        run_dir = tmp_path / f"{number}"
-        shutil.copytree(sound / "checkpoints", run_dir / "checkpoints")
-        hit = [STEPS[-1]] if chance.random() < 0.7 else list(STEPS[1:])
-        for step in hit:
-            other = chance.choice([s for s in STEPS if s not in hit])
-            name, how = chance.choice(FILES), chance.choice(DAMAGES)
-            damage(how, path_of(run_dir, step) / name, path_of(run_dir, other) / name, chance)
-            counts[how] += 1
-        is_sound = {}
-        for step in STEPS:  # byte by byte, by what it was before
-            here, there = path_of(run_dir, step), path_of(sound, step)
-            is_sound[step] = all(
-                (here / name).exists() and (here / name).read_bytes() == (there / name).read_bytes()
-                for name in FILES
-            )
-        left = max((step for step, fine in is_sound.items() if fine), default=0)
-        assert not is_sound[STEPS[-1]]
-        if left:
-            assert inspected(run_dir)["global_step"] == left
-            assert [*listed(run_dir).items()] == [*is_sound.items()][::-1]  # newest first
-        else:
-            assert main(["inspect", str(run_dir)]) == 2
-        if number % 10 == 0:
+    for name, how in DAMAGES:
+        damage(how, path_of(run_dir, 6) / name, path_of(run_dir, 4) / name)
+        is_sound = {6: False, 4: how != "swap", 2: True}
+        assert [*listed(run_dir).items()] == [*is_sound.items()], (name, how)  # newest first
+        if how == "swap":
+            copy = shutil.copytree(run_dir, run_dir.with_name(name))
             capsys.readouterr()
-            if left:
-                assert trained(run_dir, left).global_step == left
-                out = capsys.readouterr().out
-                assert out.count("skipped a checkpoint: ") == sum(step > left for step in STEPS)
-            else:
-                with pytest.raises(CheckpointError, match="sound"):
-                    trained(run_dir)
-        shutil.rmtree(run_dir)
-    assert all(counts[how] for how in DAMAGES)
+            assert trained(copy, 3).global_step == 3
+            assert capsys.readouterr().out.count("skipped a checkpoint: ") == 2
+        shutil.copytree(sound, run_dir, dirs_exist_ok=True)
 
 
 def change(run_dir: Path, way: str) -> str:
@@ -171,9 +145,6 @@ def change(run_dir: Path, way: str) -> str:
         case "a kill after the rename":
             (newest / "complete").unlink()
             return f"{newest}: no file 'complete': it was cut off while it was saved"
-        case "an empty file":
-            (newest / "optimizer.safetensors").write_bytes(b"")
-            return f"{newest}/optimizer.safetensors: got 0 bytes, expected"
         case "a file of another step":  # with checksums made anew, but that of the record in it
             forged = Forged(newest, random.Random(0))
             name = "optimizer.safetensors"
@@ -190,7 +161,7 @@ def change(run_dir: Path, way: str) -> str:
     "way",
     [
         *("under another step", "under another form of the name", "a FIFO", "a link to nowhere"),
-        *("a kill after the rename", "an empty file", "a file of another step", "state.json"),
+        *("a kill after the rename", "a file of another step", "state.json"),
     ],
 )
 def test_a_run_goes_on_from_the_newest_sound_one_and_says_why(

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -49,13 +48,9 @@ def link(path: Path) -> None:
     path.symlink_to(path.with_name("other"))
 
 
-def require_refused(run_dir: Path, owner: str = "") -> None:
-    """Hold that another run has the directory, which the pattern of a text names."""
-    with pytest.raises(SettingError) as caught:
+def require_refused(run_dir: Path) -> None:
+    with pytest.raises(SettingError, match="another Trainer of this process"):
         trainer(run_dir, 1, summary_every_s=None).fit(DATA, steps=1)
-    assert caught.value.name == "run_dir"
-    assert re.search(owner, caught.value.fix), caught.value.fix
-    assert str(caught.value).isprintable()
 
 
 # --- two runs -------------------------------------------------------------------------------------
@@ -194,6 +189,3 @@ def test_nfs_wants_a_file_that_is_open_for_writing(
         require_refused(tmp_path)
     with held(tmp_path):
         pass
-
-
-# --- a directory that was removed -----------------------------------------------------------------

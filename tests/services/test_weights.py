@@ -30,18 +30,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def path_of(run_dir: Path, step: int) -> Path:
-    return run_dir / "checkpoints" / f"step-{step:012d}"
-
-
 def weights_of(model: torch.nn.Module) -> str:
     return digest(model.state_dict().items())
-
-
-def flip(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
 
 
 def test_weights_of_plain_torch_are_a_beginning(tmp_path: Path) -> None:
@@ -86,9 +76,12 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> N
 
 def test_a_flipped_bit_in_a_checkpoint_is_no_beginning(sound: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(path_of(sound, 4), copy)
+    shutil.copytree(sound / "checkpoints" / "step-000000000004", copy)
     trainer(None, init_from=copy)
-    flip(copy / "model.safetensors", -20)
+    file = copy / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
     with expect_error(CheckpointError):
         trainer(None, init_from=copy)
 

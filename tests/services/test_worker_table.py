@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.nvml import Nvml
 
 from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.services.device_use import DeviceUse, Gauges
@@ -70,38 +71,10 @@ def test_processes_and_threads_are_measured_until_they_are_gone() -> None:
     gauges.close()
 
 
-class StandIn(SimpleNamespace):
-    """NVML on a machine with two GPUs, of which the second is cut into slices."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            users=0,
-            looked_up=[],
-            NVMLError=LookupError,
-            NVMLLibraryMismatchError=LookupError,
-            nvmlInit=lambda: self.count(1),
-            nvmlShutdown=lambda: self.count(-1),
-            nvmlDeviceGetHandleByUUID=self.look_up,
-            nvmlDeviceGetDeviceHandleFromMigDeviceHandle=lambda handle: "GPU-cccc",
-            nvmlDeviceGetIndex={"GPU-aaaa": 3, "GPU-cccc": 1}.__getitem__,
-            nvmlDeviceGetUtilizationRates={"GPU-aaaa": SimpleNamespace(gpu=87)}.__getitem__,
-            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * GIB, used=10 * GIB),
-        )
-
-    def count(self, users: int) -> None:
-        self.users += users
-
-    def look_up(self, uuid: str) -> str:
-        self.looked_up.append(uuid)
-        if uuid not in ("GPU-aaaa", "MIG-bbbb"):
-            raise LookupError
-        return uuid
-
-
 def test_gpus_are_found_by_uuid_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml, gauges = StandIn(), Gauges()
+    nvml, gauges = Nvml(), Gauges()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    uuids = ["aaaa", "bbbb", "dddd"]
+    uuids = ["bbbb", "cccc", "dddd"]
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda i: SimpleNamespace(uuid=uuids[i])
     )
@@ -110,11 +83,11 @@ def test_gpus_are_found_by_uuid_and_looked_up_once(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         uses, _ = gauges.read(workers)
         assert uses == [
-            DeviceUse(0, "cuda:0", "physical 3", 0.87, 10 * GIB, 80 * GIB),
-            DeviceUse(1, "cuda:1", "physical 1", None, 10 * GIB, 80 * GIB),
+            DeviceUse(0, "cuda:0", "physical 1", 0.87, 10 * GIB, 141 * GIB),
+            DeviceUse(1, "cuda:1", "physical 0", None, 10 * GIB, 141 * GIB),
             nothing[2],  # of this one NVML knows nothing
         ]
-    assert nvml.looked_up == ["GPU-aaaa", "GPU-bbbb", "MIG-bbbb", "GPU-dddd", "MIG-dddd"]
+    assert nvml.looked_up == ["GPU-bbbb", "GPU-cccc", "MIG-cccc", "GPU-dddd", "MIG-dddd"]
     assert nvml.users == 1
     for _ in range(2):
         gauges.close()
