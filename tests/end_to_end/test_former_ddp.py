@@ -7,14 +7,13 @@ import sys
 
 import pytest
 import torch.distributed
-from support.former_ddp import SAME, WRONG, Outcome, cases, on_a_tower, outcomes
+from support.former_ddp import FORMER, SAME, WRONG, Outcome, on_a_tower, outcomes
 from support.references import References
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
     pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked"),
 ]
-CASES = cases()
 # In all ways: what is guarded, what the environment says, a call; all with this variable.
 IS_ALL = "QUORATE_TEST_FORMER_DDP" in os.environ
 CHOSEN = ("loss_divided_by_guarded_world_size", "rank_read_in_the_loss", "barrier_in_the_loss")
@@ -26,11 +25,11 @@ def found_here(references: References) -> dict[str, Outcome]:
     return {name: Outcome(*each) for name, each in found.items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FORMER)
 def test_a_call_is_named_with_its_line_and_a_cure(
     name: str, found_here: dict[str, Outcome]
 ) -> None:
-    case, found = CASES[name], found_here[name]
+    case, found = FORMER[name], found_here[name]
     assert found.kind != WRONG, found.text
     assert (found.kind == SAME) == (not case.names), found.text
     if case.names.endswith("()"):
@@ -39,7 +38,7 @@ def test_a_call_is_named_with_its_line_and_a_cure(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES if IS_ALL else CHOSEN)
+@pytest.mark.parametrize("name", FORMER if IS_ALL else CHOSEN)
 def test_nothing_hangs_and_nothing_is_silent(name: str, found_here: dict[str, Outcome]) -> None:
-    found = outcomes(CASES[name], found_here[name])
+    found = outcomes(FORMER[name], found_here[name])
     assert {way: o for way, o in found.items() if o.kind == WRONG} == {}

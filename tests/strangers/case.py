@@ -38,12 +38,6 @@ def vectors(rows: int = 96, classes: int = 3) -> TensorDataset:
     return TensorDataset(x, y)
 
 
-def doubles() -> TensorDataset:
-    """``vectors`` in float64."""
-    x, y = vectors().tensors
-    return TensorDataset(x.double(), y)
-
-
 def tokens(rows: int = 96, length: int = 10, words: int = 20) -> TensorDataset:
     """Rows of token numbers and a class."""
     g = torch.Generator().manual_seed(2)

@@ -1,11 +1,12 @@
-"""Former DDP scripts on several engines: the same bits, or one line that names the call.
+"""Scripts that once trained with DDP: lines of theirs, and what becomes of each.
 
-As a program: all of them on one tower, for ``on_a_tower``.
+Each case is put into one small script: lines before ``Trainer`` is made, lines of the loss, and
+lines after ``fit``. It has the same bits on every engine and number of workers; or one line names
+the call. As a program: all of them on one tower, for ``on_a_tower``.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -14,8 +15,9 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from support.runs import Ended, command, inspected, run, torchrun
@@ -24,7 +26,6 @@ import quorate
 from quorate.__main__ import main as quorate_main
 
 TESTS = Path(__file__).parents[1]
-FOLDER = TESTS / "strangers"
 SOURCE = Path(quorate.__file__).parents[1]
 TORCHRUN = "torchrun 2"
 HERE = "here"  # on one tower, in this process
@@ -37,6 +38,123 @@ WAYS = {
 SAME, SAID, REFUSED, WRONG = "same", "said", "refused", "WRONG"
 
 
+@dataclass(frozen=True)
+class Former:
+    """Lines of a former DDP script.
+
+    Args:
+        top: before ``Trainer`` is made.
+        loss: in the loss function, which has ``m``, ``x``, ``y`` and ``found``.
+        end: after ``fit``.
+        names: what the one line has to name wherever the script is refused, or its bits are in
+            doubt; "": the bits are the same everywhere, and nothing is in doubt.
+        torchrun: the same for ranks of torchrun, where that differs.
+        before_trainer: whether a call is refused before a ``Trainer`` is made. Python shows it
+            under torchrun then, as quorate has no part in the program yet.
+        model, data, rate: expressions.
+    """
+
+    top: str = ""
+    loss: str = ""
+    end: str = ""
+    names: str = ""
+    torchrun: str | None = None
+    before_trainer: bool = False
+    model: str = "lambda: nn.Linear(4, 2)"
+    data: str = "data"
+    rate: str = "0.1"
+
+    def script(self) -> str:
+        """Return the whole program."""
+        inner = "".join(f"    {line}\n" for line in self.loss.splitlines())
+        return SCRIPT.format(inner=inner, **vars(self))
+
+
+SCRIPT = """\
+import os, sys
+import quorate
+import torch, torch.nn as nn, torch.nn.functional as F
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+data = TensorDataset(x, (x.sum(1) > 0).long())
+run_dir = sys.argv[1]
+{top}
+
+def loss(m, batch):
+    x, y = batch
+    found = F.cross_entropy(m(x), y)
+{inner}    return found
+
+trainer = quorate.Trainer(
+    {model}, loss, optimizer=lambda p: torch.optim.SGD(p, lr={rate}),
+    batch_size=12, shards=4, run_dir=run_dir, devices="cpu",
+)
+trainer.fit({data}, epochs=1)
+{end}
+"""
+
+READS_RANK = 'int(os.environ.get("RANK", "0"))'
+READS_SIZE = 'int(os.environ.get("WORLD_SIZE", "1"))'
+
+FORMER: Mapping[str, Former] = {
+    # --- guarded: the same bits -------------------------------------------------------------------
+    "loss_divided_by_guarded_world_size": Former(
+        loss="found = found / (dist.get_world_size() if dist.is_initialized() else 1)"
+    ),
+    "synchronised_batch_normalisation": Former(
+        model="lambda: nn.SyncBatchNorm.convert_sync_batchnorm("
+        "nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))"
+    ),
+    "first_rank_prints": Former(
+        f'rank = {READS_RANK}\nif rank == 0:\n    print("begins")',
+        end='rank == 0 and print("ends")',
+    ),
+    "weights_by_seed_and_rank": Former(
+        f"torch.manual_seed(7 + {READS_RANK})\nnet = nn.Linear(4, 2)", model="net"
+    ),
+    "sampler_with_its_numbers": Former(
+        data="DataLoader(data, batch_size=12, sampler=DistributedSampler("
+        "data, num_replicas=2, rank=0, shuffle=False))"
+    ),
+    # --- the environment --------------------------------------------------------------------------
+    "rank_read_in_the_loss": Former(loss=f"found = found * (1 + {READS_RANK})", torchrun="RANK"),
+    "size_read_at_the_top": Former(
+        f"size = {READS_SIZE}", rate="0.1 * size", torchrun="WORLD_SIZE"
+    ),
+    "rows_by_rank": Former(
+        f"own = torch.utils.data.Subset(data, range({READS_RANK}, 48, {READS_SIZE}))",
+        data="own",
+        torchrun="dataset",
+    ),
+    # --- not guarded: one line names the call -----------------------------------------------------
+    "rank_at_the_top": Former("rank = dist.get_rank()", names="get_rank()", before_trainer=True),
+    "barrier_in_the_loss": Former(loss="dist.barrier()", names="barrier()"),
+    "sampler_without_numbers": Former(
+        data="DataLoader(data, batch_size=12, sampler=DistributedSampler(data))",
+        names="DistributedSampler()",
+    ),
+    "wrapped_model": Former(
+        "net = DDP(nn.Linear(4, 2), find_unused_parameters=True)",
+        model="net",
+        names="DistributedDataParallel()",
+        before_trainer=True,
+    ),
+    "group_at_the_start": Former('dist.init_process_group("gloo")', names="init_process_group()"),
+    "group_in_the_loss": Former(
+        loss='if not dist.is_initialized():\n    dist.init_process_group("gloo")\n'
+        "found = found / dist.get_world_size()",
+        names="init_process_group()",
+    ),
+    "destroyed_at_the_end": Former(
+        end="dist.destroy_process_group()", names="destroy_process_group()"
+    ),
+}
+
+
 class Outcome(NamedTuple):
     """What became of one way of running a case."""
 
@@ -44,15 +162,7 @@ class Outcome(NamedTuple):
     text: str  # its digest, its doubt, its line; or what is wrong
 
 
-def cases() -> Mapping[str, Any]:
-    """Return the table of cases, by name."""
-    if str(FOLDER) not in sys.path:
-        sys.path.insert(0, str(FOLDER))
-    table: Mapping[str, Any] = importlib.import_module("former_ddp").FORMER
-    return table
-
-
-def outcomes(case: Any, here: Outcome) -> dict[str, Outcome]:
+def outcomes(case: Former, here: Outcome) -> dict[str, Outcome]:
     """Run a case in all ways; ``here`` is what became of it on a tower."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
@@ -88,7 +198,7 @@ def _all_here() -> dict[str, Outcome]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         (script := Path(folder) / "script.py").touch()
-        for name, case in cases().items():
+        for name, case in FORMER.items():
             script.write_text(case.script())
             run_dir, sgd = Path(folder, name), torch.optim.SGD
             found[name] = _outcome(HERE, script, run_dir, TOWER, case.names, shows_trace=False)

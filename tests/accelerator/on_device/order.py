@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -182,35 +180,3 @@ def test_pageable_memory_is_staged() -> None:
         device = host.to("sim:0", non_blocking=True)
         host.fill_(-1)
         assert device[-1].item() == value
-
-
-def test_the_backward_pass_runs_on_the_streams_of_the_forward_pass() -> None:
-    stream = side()
-    weights = ones().requires_grad_()
-    stream.wait_stream(torch.accelerator.current_stream(0))
-    with stream:
-        loss = (weights * 2).sum()
-    torch.accelerator.current_stream(0).wait_stream(stream)
-    loss.backward()
-    assert weights.grad is not None
-    assert weights.grad.sum().item() == 2 * SIZE
-
-
-def test_threads_have_streams_and_devices_of_their_own() -> None:
-    found: list[float] = []
-
-    def work(device: int) -> None:
-        torch.accelerator.set_device_index(device)
-        values = torch.ones(SIZE, device="sim")
-        for _ in range(ROUNDS):
-            values = values * 1 + 1
-        found.append(values.sum().item())
-        assert torch.accelerator.current_device_index() == device
-
-    threads = [threading.Thread(target=work, args=(device,)) for device in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [SIZE * (ROUNDS + 1.0)] * 4
-    assert torch.accelerator.current_device_index() == 0

@@ -1,4 +1,4 @@
-"""What torch offers for accelerators: memory, events, precision, loading, saving."""
+"""What torch offers for accelerators: memory, precision, loading, saving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 MIB = 1 << 20
@@ -69,16 +68,6 @@ def test_what_a_kernel_raises_comes_with_the_next_synchronisation() -> None:
     del made
 
 
-def test_events_measure_time() -> None:
-    begin, end = (torch.Event("sim:0", enable_timing=True) for _ in range(2))
-    begin.record()
-    torch.ones(1000, device="sim:0").sum()
-    end.record()
-    end.synchronize()
-    assert begin.query()
-    assert begin.elapsed_time(end) > 0
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_precision(dtype: torch.dtype) -> None:
     model, inputs = nn.Linear(4, 4).to("sim:0"), torch.ones(2, 4, device="sim:0")
@@ -94,31 +83,11 @@ def test_mixed_precision(dtype: torch.dtype) -> None:
     assert scaler.get_scale() == 1024.0
 
 
-def test_a_block_that_is_computed_again_draws_the_same() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).to("sim:1")
-    inputs = torch.ones(4, 8, device="sim:1", requires_grad=True)
-    torch.manual_seed(0)
-    checkpoint(model, inputs, use_reentrant=False).sum().backward()
-    again = inputs.grad
-    inputs.grad = None
-    torch.manual_seed(0)
-    model(inputs).sum().backward()
-    assert torch.equal(again.cpu(), inputs.grad.cpu())
-
-
 def test_batches_come_in_pinned_memory() -> None:
     data = TensorDataset(torch.arange(8.0))
     for (batch,) in DataLoader(data, batch_size=4, pin_memory=True):
         assert batch.is_pinned()
         assert batch.to("sim:0", non_blocking=True).sum().item() in (6.0, 22.0)
-
-
-def test_a_module_that_is_moved_shares_what_it_shared() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    parameters = [*model.parameters()]
-    assert [*map(id, model.to("sim:1").parameters())] == [*map(id, parameters)]
-    assert model[1].weight is model[0].weight
 
 
 def test_tensors_are_saved_and_loaded() -> None:

@@ -53,12 +53,6 @@ def dataset(state: Callable[[], dict[str, Any]] = dict) -> Callable[[Change], Ch
     return listed
 
 
-@dataset(lambda: {"reads": 0})
-def counts(self: Any, x: Tensor, row: int) -> Tensor:
-    self.reads += 1
-    return x * min(1.0, self.reads / 100)
-
-
 @dataset(lambda: {"known": {}})
 def remembers_rows(self: Any, x: Tensor, row: int) -> Tensor:
     known: Tensor = self.known.setdefault(row, x * 2)

@@ -76,7 +76,6 @@ optimizer("counter_in_group", Own)
 optimizer("lists_in_state", ListsInState, (SAME, REFUSED))
 optimizer("langevin", partial(Langevin, lr=0.05), plain=False)
 optimizer("lookahead_in_attributes", Lookahead, (SAME, SAID, REFUSED))
-optimizer("lbfgs", partial(torch.optim.LBFGS, lr=0.1), plain=False)
 optimizer("adafactor", partial(torch.optim.Adafactor, lr=1e-2))
 optimizer("learning_rate_in_a_tensor", partial(torch.optim.Adam, lr=torch.tensor(1e-2)))
 

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from case import Case, case, cross_entropy, doubles, mlp, module
-from torch import Tensor, nn
-
-ADAM = partial(torch.optim.Adam, lr=1e-2)
+from case import Case, case, cross_entropy, mlp
+from torch import nn
 
 
 @case
 def plain_mlp() -> Case:
     return Case()
-
-
-@module("checkpointed", plain=False)
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh()) for _ in range(3)
-        )
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return self.head(x)
-
-
-@case
-def double_precision() -> Case:
-    return Case(model=mlp().double(), data=doubles(), optimizer=ADAM)
 
 
 # --- what the script compiles ---------------------------------------------------------------------

@@ -30,14 +30,6 @@ class OfTheClass(Net):
         return self.net(x) / OfTheClass.calls
 
 
-@forward(SAID, "memory (plain_tensor_attribute)")
-def plain_tensor_attribute(self: Any, x: Tensor) -> Tensor:
-    """A memory that is not there yet in the first forward pass."""
-    memory = getattr(self, "memory", torch.zeros(8))
-    self.memory = 0.9 * memory + 0.1 * x.detach().mean(0)
-    return self.net(x - self.memory)
-
-
 @module("state_in_a_hook", SAID, "_store (Hooked, state.py:")
 class Hooked(Net):
     def __init__(self) -> None:
@@ -142,20 +134,6 @@ class Basis(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x + (x @ self.basis().T)[:, :8])
-
-
-@case
-def anchored_at_the_start() -> Case:
-    """L2-SP: the first call of the loss notes where the weights began."""
-    start: dict[str, Tensor] = {}
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        if not start:
-            start.update((n, p.detach().clone()) for n, p in model.named_parameters())
-        far = sum((p - start[n]).square().sum() for n, p in model.named_parameters())
-        return cross_entropy(model, batch) + 0.1 * far
-
-    return Case(SAID, "'start' in the closure of the loss function is", loss=loss)
 
 
 # --- no state: what is kept and does not matter ---------------------------------------------------
