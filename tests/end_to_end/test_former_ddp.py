@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import torch.distributed
-from support.former_ddp import FORMER, SAME, WRONG, Outcome, on_a_tower, outcomes
-from support.references import References
+from support.former_ddp import FORMER, ONE_TOWER, SAME, WRONG, outcomes
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
@@ -19,17 +18,10 @@ IS_ALL = "QUORATE_TEST_FORMER_DDP" in os.environ
 CHOSEN = ("loss_divided_by_guarded_world_size", "rank_read_in_the_loss", "barrier_in_the_loss")
 
 
-@pytest.fixture
-def found_here(references: References) -> dict[str, Outcome]:
-    found = references.once(on_a_tower, "former DDP")
-    return {name: Outcome(*each) for name, each in found.items()}
-
-
 @pytest.mark.parametrize("name", FORMER)
-def test_a_call_is_named_with_its_line_and_a_cure(
-    name: str, found_here: dict[str, Outcome]
-) -> None:
-    case, found = FORMER[name], found_here[name]
+def test_a_call_is_named_with_its_line_and_a_cure(name: str) -> None:
+    case = FORMER[name]
+    found = outcomes(case, [ONE_TOWER])[ONE_TOWER]
     assert found.kind != WRONG, found.text
     assert (found.kind == SAME) == (not case.names), found.text
     if case.names.endswith("()"):
@@ -39,6 +31,6 @@ def test_a_call_is_named_with_its_line_and_a_cure(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMER if IS_ALL else CHOSEN)
-def test_nothing_hangs_and_nothing_is_silent(name: str, found_here: dict[str, Outcome]) -> None:
-    found = outcomes(FORMER[name], found_here[name])
+def test_nothing_hangs_and_nothing_is_silent(name: str) -> None:
+    found = outcomes(FORMER[name])
     assert {way: o for way, o in found.items() if o.kind == WRONG} == {}

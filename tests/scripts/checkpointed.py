@@ -119,7 +119,7 @@ configuration = CHECKPOINTS[NAME]
 model = MODELS[configuration.model]
 data = make_data(configuration.data, model.inputs, Path(FOLDER))
 optimize: Any = make_optimize(configuration.optimizer, configuration.options, model.phases)
-loss: Any = model.loss()
+loss: Any = model.loss
 callbacks: list[quorate.Callback] = []
 state: Callable[[], object] = dict
 

@@ -50,7 +50,7 @@ model = MODELS[CONFIGURATION.model]
 data = make_data(CONFIGURATION.data, model.inputs, FOLDER)
 faults = faults_of(CONFIGURATION.fault)[PART] if CONFIGURATION.fault else []
 differs = in_script(faults, FOLDER)
-loss, rows = model.loss(), data.dataset
+loss, rows = model.loss, data.dataset
 if "data" in differs:
     rows = TensorDataset(*(each.flip(0) for each in rows.tensors))
 if faults or CONFIGURATION.pause or CONFIGURATION.rule != "sync":

@@ -1,6 +1,7 @@
 """Data of the configurations: inputs of each kind, and ways to make a dataset of them.
 
 All values follow from a fixed seed. Legend: R rows, of which a batch has ``BATCH``.
+Token 0 is padding.
 """
 
 from __future__ import annotations
@@ -23,25 +24,12 @@ BATCH = 24
 ROWS, SHORT_ROWS = 120, 110
 
 
-def vectors(rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Return (R, 8) float32."""
-    return torch.randn(rows, 8, generator=generator)
-
-
-def images(rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Return (R, 3, 8, 8) float32."""
-    return torch.randn(rows, 3, 8, 8, generator=generator)
-
-
-def tokens(rows: int, generator: torch.Generator) -> torch.Tensor:
-    """Return (R, 7) int64: token numbers, 0 is padding."""
-    return torch.randint(WORDS, (rows, 7), generator=generator)
-
-
 INPUTS: dict[str, Callable[[int, torch.Generator], torch.Tensor]] = {
-    "vectors": vectors,
-    "images": images,
-    "tokens": tokens,
+    "vectors": lambda rows, of: torch.randn(rows, 8, generator=of),  # (R, 8) float32
+    "images": lambda rows, of: torch.randn(rows, 3, 8, 8, generator=of),  # (R, 3, 8, 8) float32
+    "tokens": lambda rows, of: torch.randint(
+        WORDS, (rows, 7), generator=of
+    ),  # (R, 7); 0 is padding
 }
 
 

@@ -7,7 +7,6 @@ a loss over all rows of a batch.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -266,7 +265,7 @@ class Model(NamedTuple):
 
     make: Any  # as ``Trainer`` takes it
     inputs: str  # one of ``datasets.INPUTS``
-    loss: Callable[[], Any] = lambda: classify  # returns the loss as ``Trainer`` takes it
+    loss: Any = classify  # as ``Trainer`` takes it
     phases: tuple[str, ...] = ()  # each has an optimizer of its own
 
 
@@ -280,13 +279,13 @@ MODELS: dict[str, Model] = {
     "tied": Model(Tied, "tokens"),
     "frozen": Model(Frozen, "vectors"),
     "buffers": Model(Buffers, "vectors"),
-    "pretrained": Model(Pretrained, "tokens", lambda: whole_output),
-    "experts": Model(Experts, "vectors", lambda: write_and_classify),
+    "pretrained": Model(Pretrained, "tokens", whole_output),
+    "experts": Model(Experts, "vectors", write_and_classify),
     "phases": Model(
         {"g": partial(generator, 4, 12, 8), "d": partial(critic, 8, 12, 0.2)},
         "vectors",
-        lambda: [("d", critic_loss), ("d", critic_loss), ("g", generator_loss)],
+        [("d", critic_loss), ("d", critic_loss), ("g", generator_loss)],
         phases=("g", "d"),
     ),
-    "contrastive": Model(Encoder, "vectors", lambda: quorate.Gather(represent, contrast)),
+    "contrastive": Model(Encoder, "vectors", quorate.Gather(represent, contrast)),
 }
