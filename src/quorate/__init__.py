@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quorate.coordination.sampling import Sampling
     from quorate.data.draws import Draws
     from quorate.data.loading import Loading
-    from quorate.engines.as_worker.role import is_worker
+    from quorate.engines.worker_role import is_worker
     from quorate.engines.workers import Workers
     from quorate.errors import QuorateError, UserError
     from quorate.replica.beside.shared import Shared
@@ -71,7 +71,7 @@ _MODULES = {
     "UserError": "errors",
     "Validation": "training.validation",
     "Workers": "engines.workers",
-    "is_worker": "engines.as_worker.role",
+    "is_worker": "engines.worker_role",
     "load_weights": "services.checkpoints.weights",
     "simulate": "simulation.simulate",
 }

@@ -36,7 +36,7 @@ from typing import IO, Any
 # one that there is no more is passed over. (torch imports dynamo with the first optimizer.)
 IMPORTED_FIRST = (
     *("torch._dynamo", "quorate.trainer", "quorate.commands.main", "quorate.commands.run"),
-    *("quorate.commands.inspect", "quorate.engines.standby"),
+    *("quorate.commands.inspect", "quorate.engines.processes.process_start"),
 )
 NUMBER = struct.Struct("<q")  # the length of a request; in a report, the pid and then the status
 
@@ -274,7 +274,7 @@ def fork_server_on_standby() -> AbstractContextManager[None]:
     takes 4 s of a core more, and is the same otherwise.
     """
     try:
-        from quorate.engines.standby import on_standby
+        from quorate.engines.processes.process_start import fork_server_on_standby as on_standby
     except ImportError:
         return nullcontext()
     return on_standby()

@@ -116,9 +116,9 @@ def command(
     with ExitStack() as stack:
         if not detached and _may_fork(settings):
             import quorate.trainer  # noqa: F401  with torch: the script wants both, and so do workers
-            from quorate.engines.standby import on_standby
+            from quorate.engines.processes.process_start import fork_server_on_standby
 
-            stack.enter_context(on_standby())  # while nothing else is in this process
+            stack.enter_context(fork_server_on_standby())  # while nothing else is in this process
         profiles = profile, profile_s, profile_kill
         recorded = record, record_updates, record_kill
         for observe in _observers(*profiles, measure_model, *recorded):

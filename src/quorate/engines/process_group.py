@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed
 
-from quorate.engines.as_worker.users_line import line_of_error
+from quorate.engines.users_line import line_of_error
 from quorate.errors import UserError
 
 _DISTRIBUTED = str(Path(torch.distributed.__file__ or "").parent)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from quorate.engines import Transport, selection, standby
+from quorate.engines import Transport, selection
 from quorate.engines.job import Original
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.pool import WorkerPool
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.starter import have_ready
 from quorate.engines.processes.supervisor import ElasticSize
 from quorate.engines.processes.transport import Processes
 from quorate.engines.processes.worker_process import LocalPool
@@ -119,27 +117,6 @@ def _growth(workers: Workers) -> ElasticSize | None:
     if workers.engine != selection.RAY or (demand := demanded(workers)).least is None:
         return None
     return ElasticSize(demand.least, f"the Ray cluster has room for {demand.text()} each")
-
-
-@contextmanager
-def fork_server_ready(script: Script | None, workers: int, threads: int) -> Iterator[None]:
-    """Within the block what forks worker processes starts, beside whatever else is done.
-
-    Args:
-        script: what they will run; None: nothing starts here.
-        threads: of each.
-    """
-    try:
-        if script is not None:
-            have_ready(script, workers, threads=threads)
-        yield
-    finally:
-        no_fork_server()  # whoever has started workers has taken it
-
-
-def no_fork_server() -> None:
-    """End what waits to fork worker processes: there will be none."""
-    standby.send_away()
 
 
 def servers_of(workers: Transport) -> Servers | None:

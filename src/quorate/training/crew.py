@@ -16,17 +16,13 @@ from quorate.coordination import rules
 from quorate.data.source import Source
 from quorate.engines import Transport, process_group, selection
 from quorate.engines.collective.company import Company
+from quorate.engines.processes.process_start import end_standby, fork_server_starting
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.worker import here
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.engines.spot_checks import Ask, SpotChecks
 from quorate.engines.towers import workers_here
-from quorate.engines.worker_processes import (
-    Kept,
-    fork_server_ready,
-    no_fork_server,
-    worker_processes,
-)
+from quorate.engines.worker_processes import Kept, worker_processes
 from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.limits import COMPILE_S
@@ -43,7 +39,6 @@ from quorate.training.state import State
 
 # How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
 RESULTS_PER_WORKER = 4
-
 
 # Whether a training loop was begun in this process: worker processes stop at the first one of a
 # script, so that it alone can have them.
@@ -89,7 +84,7 @@ class Crew:
             engine = selection.suited(recipe.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine
         if self.script is None:
-            no_fork_server()
+            end_standby()
         self.replicas.take(self.model, self.engine)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
         self._collates: list[tuple[Any, Any]] = []  # by dataset, what makes its batches in workers
@@ -276,7 +271,7 @@ class Crew:
         """Return a context within which worker processes start faster, if there will be some."""
         are_processes = self.engine == selection.PROCESSES and self._datasets is not None
         script, threads = self.script if are_processes else None, self.recipe.workers.threads
-        return fork_server_ready(script, len(self.groups), threads)
+        return fork_server_starting(script, len(self.groups), threads)
 
     def workers(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
         """Return new workers, for one training loop; the caller closes them."""

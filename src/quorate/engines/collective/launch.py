@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from quorate.engines.as_worker.raised import RAISED, raised_in
 from quorate.engines.collective.board import FileBoard
 from quorate.engines.collective.place import Place
+from quorate.engines.processes.process_start import new_starter
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.starter import new_starter
+from quorate.engines.processes.script_as_worker import RAISED, raised_in
 from quorate.engines.processes.wire import Message
 from quorate.engines.processes.worker_process import WorkerProcess
 from quorate.machine.container import oom_kills

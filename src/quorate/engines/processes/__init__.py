@@ -12,11 +12,11 @@ agreement       whether a worker is the same as the coordinator
 alarm           ends a wait for all of them
 pool            where processes are started, and what the coordinator has of each
 worker_process  one process of a worker of this machine, and what belongs to it
-starter         how it is started: a new interpreter, or a fork of the fork server
+process_start   how it is started: a new interpreter, or a fork of the fork server
 
 On the worker's side:
 fork_server     has imported torch, and forks into workers
-worker          runs the script up to its training loop (../as_worker), and serves there
+worker          runs the script up to its training loop (script_as_worker), and serves there
 program         what the script made, to compute with
 shard_loop      computes shards
 

@@ -1,8 +1,8 @@
-"""The fork server: a process that has imported torch, and forks into workers when it is asked to.
+"""The fork server: a process that has imported torch, and forks into workers on request.
 
-It has one thread, and has initialised neither OpenMP nor CUDA, which do not survive a fork: it
-imports, and does nothing else with what it imported. (OpenBLAS, in NumPy, has a thread from its
-import on, and ends it before a fork by itself.)
+The server has one thread, and has initialised neither OpenMP nor CUDA, which do not survive a fork:
+modules are imported, and none is used. (OpenBLAS, in NumPy, has a thread from the import on, and
+ends the thread before a fork.)
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from quorate.machine.standard_streams import flush_standard_streams
 
 
 def run(*, wire: int) -> None:
-    """Fork when asked to; in each fork, run a worker, and return or raise as ``worker.run`` does.
+    """Fork on request; in each fork, run a worker, and return or raise as ``worker.run`` does.
 
-    So a fork ends as any program does: with its traceback, its exit code, and what it wanted done
-    ``atexit``. The fork server itself does not return. It ends when its wire is cut.
+    So a fork ends as any program does: with a traceback, an exit code, and functions of ``atexit``.
+    The fork server itself does not return. The server ends when the wire is cut.
 
     Args:
-        wire: descriptor of its end of the wire. Each message holds the ``sys.path`` and the
-            environment of a worker, and comes with descriptors: a wire to report on, then the
-            worker's two.
+        wire: descriptor of the server's end of the wire. Each message holds the ``sys.path`` and
+            the environment of a worker, and comes with three descriptors: a wire for reports, then
+            the worker's wire and output.
     """
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page
-    task = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
-    sys.path[:] = task.path
-    become(task.environment)
+    request = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
+    sys.path[:] = request.path
+    become(request.environment)
     importlib.invalidate_caches()  # of the folders as they were
     # Each its own, as processes from nothing have; ``random`` sees to that itself.
     np.random.seed()
     torch.default_generator.seed()
-    worker.run(wire=task.wire, output=task.output)
+    worker.run(wire=request.wire, output=request.output)
 
 
-class _Task(NamedTuple):
-    """What a fork is to do."""
+class _Request(NamedTuple):
+    """The start of a worker."""
 
     path: list[str]
     environment: dict[str, str]
@@ -58,7 +58,7 @@ class _Task(NamedTuple):
 
 
 class _Child(NamedTuple):
-    """A process that was forked."""
+    """A worker that was forked, and not reaped yet."""
 
     pid: int
     handle: int  # a descriptor, readable when it has ended
@@ -70,30 +70,29 @@ class _Child(NamedTuple):
 
 
 class _ForkServer:
-    """The server's loop: forks when it is asked to, and reports each child's pid and exit code."""
+    """The server's loop: forks on request, and reports each child's pid and exit code."""
 
     def __init__(self, wire: Wire) -> None:
         self._pid = os.getpid()
         self._wire = wire
-        self._children: set[_Child] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(wire.socket, selectors.EVENT_READ)
 
-    def serve(self) -> _Task:
-        """Return the task in a fork, and there alone. Blocks."""
+    def serve(self) -> _Request:
+        """Return the request of a fork, in the fork alone. Blocks."""
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
                     self._reap(key.data)
             for message in self._wire.arrived():
                 report, *fds = (self._wire.fds.pop(0) for _ in range(3))
-                task = _Task(message["path"], message["environment"], *fds)
-                if self._forks(Wire(socket.socket(fileno=report)), task):
-                    return task
+                request = _Request(message["path"], message["environment"], *fds)
+                if self._forks(Wire(socket.socket(fileno=report)), request):
+                    return request
             if self._wire.is_cut:
                 os._exit(0)  # its children die with it
 
-    def _forks(self, report: Wire, task: _Task) -> bool:
+    def _forks(self, report: Wire, request: _Request) -> bool:
         """Fork, and return whether this is the child."""
         flush_standard_streams()  # else each fork writes what is in the buffer
         try:
@@ -106,26 +105,26 @@ class _ForkServer:
                 self._leave(report)
                 return True
             self._keep(pid, report)
-        os.close(task.wire)
-        os.close(task.output)
+        os.close(request.wire)
+        os.close(request.output)
         return False
 
     def _leave(self, report: Wire) -> None:
-        """Leave the server's group, and close what is the server's."""
+        """Leave the server's process group, and close the server's descriptors."""
         os.setpgid(0, 0)  # a terminal's Ctrl-C is the coordinator's
         die_with(self._pid)
         # Only now: while the report is open this process may outlive the fork server.
         report.close()
+        children = [key.data for key in self._selector.get_map().values() if key.data is not None]
         self._selector.close()
         self._wire.close()
         for fd in self._wire.fds:  # of those that are yet to be forked
             os.close(fd)
-        for child in self._children:
+        for child in children:
             child.close()
 
     def _keep(self, pid: int, report: Wire) -> None:
         child = _Child(pid, os.pidfd_open(pid), report)
-        self._children.add(child)
         self._selector.register(child.handle, selectors.EVENT_READ, child)
         report.send({"pid": pid}, [child.handle])
 
@@ -133,5 +132,4 @@ class _ForkServer:
         _, status = os.waitpid(child.pid, 0)
         child.report.send({"code": os.waitstatus_to_exitcode(status)})
         self._selector.unregister(child.handle)
-        self._children.remove(child)
         child.close()

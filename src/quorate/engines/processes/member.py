@@ -31,7 +31,7 @@ from quorate.engines.worker_status import Doing
 from quorate.machine.limits import WORKER_SILENCE_S
 
 if TYPE_CHECKING:  # what it is made of imports torch
-    from quorate.engines.as_worker.raised import Raised
+    from quorate.engines.processes.script_as_worker import Raised
 
 
 class State(Enum):

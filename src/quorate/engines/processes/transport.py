@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from quorate.engines.as_worker.raised import RAISED, raised_in
 from quorate.engines.job import UNCHANGED, Job, Original, Training, place
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.alarm import Alarm
@@ -43,6 +42,7 @@ from quorate.engines.processes.lookout import CheckSchedule
 from quorate.engines.processes.member import WorkerLife
 from quorate.engines.processes.pool import WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
+from quorate.engines.processes.script_as_worker import RAISED, raised_in
 from quorate.engines.processes.supervisor import ElasticSize, Supervisor
 from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import Doing, WorkerStatus

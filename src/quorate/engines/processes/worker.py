@@ -15,12 +15,11 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from quorate.engines.as_worker import written_files
-from quorate.engines.as_worker.run import run_script
 from quorate.engines.collective.place import Place, take
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.script import Script
+from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
 from quorate.engines.processes.shard_loop import ShardLoop
 from quorate.engines.processes.wire import Wire
 from quorate.engines.stages.made import made
@@ -173,7 +172,7 @@ class Worker:
 
     def found(self) -> list[str]:
         """Return what the script did that only its own process should have, a line each; once."""
-        return written_files.found()
+        return warnings_of_script()
 
     def _send_notes(self) -> None:
         for note in self._notes.take():

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from selectors import EVENT_READ, BaseSelector
 from typing import IO
 
-from quorate.engines.as_worker import own_process
 from quorate.engines.collective.place import Place
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerHandle
+from quorate.engines.processes.process_start import Starter, new_starter
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.starter import Starter, new_starter
+from quorate.engines.processes.script_as_worker import facts_of_own_process
 from quorate.engines.processes.wire import Message, WatchedWire, Wire
 from quorate.machine.descriptors import require_for_workers
 from quorate.machine.limits import KILLED_EXIT_S
@@ -50,7 +50,7 @@ class WorkerProcess(WorkerHandle):
             undo.callback(self._end_process)
             given = None if place is None else asdict(place)
             told = {"number": number, "script": asdict(script), "place": given}
-            self.post({**told, "own": own_process.facts()})
+            self.post({**told, "own": facts_of_own_process()})
             undo.pop_all()
 
     def watch(

@@ -23,8 +23,8 @@ import ray
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, Image
 from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.process_start import SpawnStarter
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.starter import Spawner
 from quorate.engines.processes.wire import Message
 from quorate.engines.processes.worker_process import WorkerProcess
 from quorate.engines.ray.adding import Adder
@@ -123,7 +123,7 @@ class Agent:
         yield self._news({"kind": "hello", "same": same_everywhere(there, script), **facts})
         kills = oom_kills()
         try:
-            starter = Spawner(script, spins=told["threads"] <= usable_cores())
+            starter = SpawnStarter(script, spins=told["threads"] <= usable_cores())
             process = WorkerProcess(self._number, script, starter)
         except OSError as error:
             yield self._news({"kind": "ended", **Ending(1, str(error))._asdict()})

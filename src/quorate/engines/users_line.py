@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 _LIBRARIES = (
-    str(Path(__file__).parents[2]) + "/",  # this package
+    str(Path(__file__).parents[1]) + "/",  # this package
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")),
     "<",  # runpy, importlib: "<frozen ...>"
 )

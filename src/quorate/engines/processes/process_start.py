@@ -1,0 +1,427 @@
+"""Process start: a process that runs the script is a new interpreter, or a fork of the fork server.
+
+A new interpreter imports torch first, which takes seconds of a core. The fork server has imported
+torch once, and a worker costs a fork. Forks need Linux, where a descriptor can hold a process.
+
+The fork server is ready before the first worker is needed. ``quorate run`` forks the server from
+itself while the process has nothing but imports; a script that is started without the command has a
+new server import torch while the model is tried. A run without worker processes ends the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, NamedTuple
+
+from quorate.engines.processes import fork_server, worker
+from quorate.engines.processes.script import Script
+from quorate.engines.processes.wire import Wire
+from quorate.machine import dies_with_parent
+from quorate.machine.cores import usable_cores
+from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
+from quorate.machine.environment import child_environment
+from quorate.machine.limits import EXIT_REPORT_S
+from quorate.machine.standard_streams import flush_standard_streams, inherited_by_children
+from quorate.machine.surroundings import can_fork
+
+
+class SpawnStarter:
+    """Starts each worker as a new interpreter.
+
+    Args:
+        script: run by the workers.
+        spins: whether OpenMP's idle threads may spin, which they may if each has a core.
+    """
+
+    def __init__(self, script: Script, *, spins: bool) -> None:
+        self._script = script
+        self._spins = spins
+
+    def start(self, wire: Wire, output: IO[bytes]) -> SpawnedProcess:
+        """Start ``worker.run`` with a wire and an output. Blocks for some milliseconds.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
+        return SpawnedProcess(_spawn(worker.__name__, fds, self._script, spins=self._spins))
+
+    def flush(self) -> None:
+        """Do nothing: nothing waits."""
+
+    def close(self) -> None:
+        """Do nothing: nothing keeps running."""
+
+
+class ForkStarter:
+    """Has a fork server start each worker; after the death of the server, starts a new server.
+
+    Args:
+        script: run by the workers.
+        spins: as for ``SpawnStarter``.
+        server: already running, if there is one; the starter ends the server.
+    """
+
+    def __init__(self, script: Script, *, spins: bool, server: ForkServer | None = None) -> None:
+        self._script = script
+        self._spins = spins
+        self._server = server
+
+    def start(self, wire: Wire, output: IO[bytes]) -> ForkedProcess:
+        """Request a fork that runs ``worker.run`` with a wire and an output. Does not block.
+
+        Raises:
+            OSError: there is no server, and none can be started.
+        """
+        if self._server is None or self._server.process.poll() is not None:
+            self.close()
+            self._server = _new_server(self._script, spins=self._spins)
+        server = self._server
+        report, theirs = Wire.pair()
+        try:
+            # If the server dies now, the sent descriptors are closed, and the report is cut.
+            fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
+            # The server may be stopped, or have a hundred requests to serve.
+            environment = _environment(spins=self._spins)
+            server.wire.post({"path": _path(), "environment": environment}, fds)
+        except BaseException:
+            report.close()
+            raise
+        finally:
+            theirs.close()
+        return ForkedProcess(server.process, report)
+
+    def flush(self) -> None:
+        """Send the requests for which the socket had no room. Does not block."""
+        if self._server is not None:
+            self._server.wire.flush()
+
+    def close(self) -> None:
+        """End the server; the workers must have ended."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+
+Starter = SpawnStarter | ForkStarter
+
+
+def new_starter(script: Script, workers: int, *, threads: int) -> Starter:
+    """Return the fastest starter of this system, for some workers of some intra-op threads each."""
+    spins = workers * threads <= usable_cores()
+    if not can_fork():
+        return SpawnStarter(script, spins=spins)
+    # OpenMP has read by now whether threads spin, and a thread alone waits for no other.
+    ready = _take_standby() if spins or threads == 1 else None
+    return ForkStarter(script, spins=spins, server=ready)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+class SpawnedProcess:
+    """A worker that is a child of this process."""
+
+    error: str | None = None
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid: int | None = popen.pid
+        self.exit: int | None = None
+        # The wire tells of the end too, unless the process has children that inherited the wire.
+        with suppress(AttributeError, OSError):  # another system, an old kernel, a sandbox
+            self.exit = os.pidfd_open(popen.pid)
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone. Does not block."""
+        return self._popen.poll() is not None
+
+    def kill(self) -> None:
+        """Send signal 9. Does not block."""
+        self._popen.kill()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the exit code, -n after signal n; None after a timeout. Blocks."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(timeout_s)
+        return None
+
+    def close(self) -> None:
+        """Close the descriptor. The process must have ended."""
+        if self.exit is not None:
+            os.close(self.exit)
+            self.exit = None
+
+
+class ForkedProcess:
+    """A worker that is a child of the fork server.
+
+    The server reports the pid, a descriptor of the process, and the exit code. The children of a
+    server die with the server, and count as killed.
+
+    Args:
+        server: received the request for the fork.
+        report: this process's end of the wire for reports.
+    """
+
+    def __init__(self, server: ServerProcess, report: Wire) -> None:
+        self._server = server
+        self._report = report
+        self._code: int | None = None
+        self._handle: int | None = None  # no other process gets the pid while this is open
+        self.pid: int | None = None  # None: not forked yet
+        self.exit: int | None = report.socket.fileno()  # readable when ``has_ended`` knows more
+        self.error: str | None = None  # why there is no process, if the fork failed
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone and the exit code known. Does not block for long."""
+        if self._code is None:
+            for message in self._report.arrived():
+                self._hear(message)
+        # SIGKILL is on the way, and until the process is gone it may write to shared memory.
+        if self._code is None and self._report.is_cut and self._is_gone(0.1):
+            code = self._server.wait()  # the server is ending: its descriptors are closed
+            self._code = code if code >= 0 else -signal.SIGKILL
+        return self._code is not None
+
+    def kill(self) -> None:
+        """Send signal 9, also before the fork. Does not block."""
+        if self.has_ended():
+            return
+        if self._handle is None:
+            self._server.kill()  # no answer came; a later fork would end with the server
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the exit code, -n after signal n; None after a timeout. Blocks."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        report = self._report.socket.fileno()
+        while not self.has_ended():
+            if self._handle is not None and self._is_gone(0.0):
+                if not _readable(report, timeout_s=EXIT_REPORT_S):
+                    self._code = -signal.SIGKILL  # the server hangs
+                continue
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            _readable(*(fd for fd in (report, self._handle) if fd is not None), timeout_s=left_s)
+        return self._code
+
+    def close(self) -> None:
+        """Close the report and the descriptor. The process must have ended."""
+        self._report.close()
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle = self.exit = None
+
+    def _is_gone(self, timeout_s: float) -> bool:
+        return self._handle is None or _readable(self._handle, timeout_s=timeout_s)
+
+    def _hear(self, message: dict[str, object]) -> None:
+        match message:
+            case {"pid": int(pid)}:
+                self.pid, self._handle = pid, self._report.fds.pop()
+            case {"code": int(code)}:
+                self._code = code
+            case {"error": str(error)}:
+                self.error, self._code = error, 1
+
+
+Process = SpawnedProcess | ForkedProcess
+
+
+# --- the fork server ------------------------------------------------------------------------------
+
+
+class ForkOfThisProcess:
+    """A child of this process that was forked without ``multiprocessing``."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n after signal n; None as long as the child lives."""
+        return self.wait() if _readable(self._handle, timeout_s=0.0) else None
+
+    def wait(self) -> int:
+        """Return the exit code when the child has ended. Blocks."""
+        # Any thread may wait, so that nobody takes the exit code away before ``close``.
+        try:
+            end = os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # user code has waited for all children
+            return -signal.SIGKILL
+        assert end is not None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def kill(self) -> None:
+        """Send signal 9. Does not block."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Wait for the end, and forget the child."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        os.close(self._handle)
+
+
+ServerProcess = subprocess.Popen[bytes] | ForkOfThisProcess
+
+
+class ForkServer(NamedTuple):
+    """A fork server, and the coordinator's end of the wire. The owner ends the server."""
+
+    process: ServerProcess
+    wire: Wire
+
+    def close(self) -> None:
+        """Kill the server, and wait for the end."""
+        self.wire.close()
+        self.process.kill()
+        self.process.wait()
+        if isinstance(self.process, ForkOfThisProcess):
+            self.process.close()
+
+
+_standby: ForkServer | None = None  # not yet taken by a starter
+
+
+@contextmanager
+def fork_server_on_standby() -> Iterator[None]:
+    """Within the block a fork of this process is a fork server, until taken by a starter.
+
+    Call this from the main thread, before anything was computed in this process and before there
+    are threads: what OpenMP and CUDA set up does not survive a fork. The server does not return
+    from here, and neither do the server's forks: they end as worker processes do.
+    """
+    global _standby
+    ours, theirs = Wire.pair()
+    coordinator = os.getpid()
+    flush_standard_streams()  # else both processes write what is in the buffer
+    try:
+        pid = os.fork()
+    except OSError:  # too many processes, or no memory: perhaps later
+        ours.close()
+        theirs.close()
+        yield
+        return
+    if pid == 0:
+        ours.close()
+        _become_server(theirs.socket, coordinator)
+    theirs.close()
+    _standby = ForkServer(ForkOfThisProcess(pid), ours)
+    try:
+        yield
+    finally:
+        end_standby()
+
+
+@contextmanager
+def fork_server_starting(script: Script | None, workers: int, threads: int) -> Iterator[None]:
+    """Within the block a fork server starts, beside other work.
+
+    Args:
+        script: run by the workers; None: there will be no workers.
+        workers: number of workers.
+        threads: intra-op threads of each.
+    """
+    global _standby
+    try:
+        if script is not None and _standby is None and can_fork():
+            with suppress(OSError):  # without a process now there may be one later
+                _standby = _new_server(script, spins=workers * threads <= usable_cores())
+        yield
+    finally:
+        end_standby()  # a starter has taken the server, if there are workers
+
+
+def end_standby() -> None:
+    """End the server on standby, if there is one: no workers are forked."""
+    if (server := _take_standby()) is not None:
+        server.close()
+
+
+def _take_standby() -> ForkServer | None:
+    """Return the server on standby, once; None if there is none, or the server has ended."""
+    global _standby
+    server, _standby = _standby, None
+    if server is not None and server.process.poll() is not None:
+        server.close()
+        return None
+    return server
+
+
+def _become_server(end: socket.socket, coordinator: int) -> None:
+    """Be a fork server, as a new interpreter would be, to the end of this process."""
+    for number in JOB_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    os.setpgid(0, 0)  # a terminal's Ctrl-C is the coordinator's
+    die_with(coordinator)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    fork_server.run(wire=end.detach())
+    sys.exit()
+
+
+def _new_server(script: Script, *, spins: bool) -> ForkServer:
+    ours, theirs = Wire.pair()
+    try:
+        fds = {"wire": theirs.socket.fileno()}
+        return ForkServer(_spawn(fork_server.__name__, fds, script, spins=spins), ours)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+# --- new interpreters -----------------------------------------------------------------------------
+
+
+def _spawn(
+    module: str, fds: dict[str, int], script: Script, *, spins: bool
+) -> subprocess.Popen[bytes]:
+    """Start a new interpreter that dies with this process, and runs a module with descriptors."""
+    stdout, stderr = inherited_by_children()
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    words = [str(os.getpid()), module, json.dumps(_path()), json.dumps(fds)]
+    return subprocess.Popen(
+        [sys.executable, *flags, dies_with_parent.__file__, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=list(fds.values()),
+        cwd=script.folder,
+        env=_environment(spins=spins),
+        process_group=0,  # a terminal's Ctrl-C is the coordinator's
+    )
+
+
+def _environment(*, spins: bool) -> dict[str, str]:
+    return child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"})
+
+
+def _path() -> list[str]:
+    return [place for place in sys.path if isinstance(place, str)]
+
+
+def _readable(*fds: int, timeout_s: float | None) -> bool:
+    """Return whether one of some descriptors is readable in time. Blocks."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
