@@ -63,7 +63,8 @@ class ForkedChild:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # At the exit of the parent, before multiprocessing waits for its processes.
         self._at_exit = Finalize(None, self.kill, exitpriority=10)
-        self.pid = self._process.pid
+        assert self._process.pid is not None  # the child has started
+        self.pid: int = self._process.pid
         self.sentinel = self._process.sentinel  # a descriptor, readable when the child has ended
 
     def wait(self, timeout_s: float) -> int | None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from itertools import combinations
 from multiprocessing.connection import wait
+from typing import Any
 
 import torch
 
@@ -80,7 +81,7 @@ class StageProcesses(Devices):
     def ended(self, device: int) -> tuple[int, str]:
         """Return the stage of a process that failed, and in words how the process ended."""
         # Others end by themselves when they miss it, and perhaps were seen to before it was.
-        waiting = {child.sentinel: n for n, child in enumerate(self._children)}
+        waiting: dict[Any, int] = {child.sentinel: n for n, child in enumerate(self._children)}
         while waiting and (ready := wait([*waiting], STAGE_EXIT_S)):
             for number in sorted(waiting.pop(sentinel) for sentinel in ready):
                 if code := self._children[number].wait(STAGE_EXIT_S):
