@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from quorate.machine.cores import usable_cores
+from quorate.machine.resources import usable_cores
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Layout
 from quorate.replica.model import bind, trainable

@@ -13,12 +13,11 @@ from support.messages import expect_error
 from support.nvml import Nvml
 
 from quorate.errors import SettingError
-from quorate.machine import container, devices, out_of_memory
-from quorate.machine import cores as cores_of
-from quorate.machine.cores import usable_cores
+from quorate.machine import devices, out_of_memory, resources
 from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
+from quorate.machine.resources import usable_cores
 from quorate.machine.visible_devices import Gpu, Selection, Slice, Visible, select, why_none
 
 MIB = 1 << 20
@@ -111,14 +110,14 @@ def test_why_there_is_no_gpu(
 def test_cores_of_a_container(
     limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores_of.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    monkeypatch.setattr(container, "cores", lambda: limit)
-    cores_of._container_cores.cache_clear()
+    monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setattr(resources, "container_cores", lambda: limit)
+    resources._cores_limit.cache_clear()
     try:
         assert usable_cores() == cores
         assert len(worker_devices("cpu", None)) == 1
     finally:
-        cores_of._container_cores.cache_clear()
+        resources._cores_limit.cache_clear()
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quorate.commands.doctor.limits import limits
-from quorate.machine import container
+from quorate.machine import resources
 from quorate.machine.environment import ranks_here
 from quorate.machine.host import MIB, Host, host
 
@@ -39,7 +39,7 @@ def found(folder: Path, membership: str, files: dict[str, str]) -> tuple[float |
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     groups = folder, folder / "membership"
-    return container.cores(*groups), container.memory_left(*groups)
+    return resources.container_cores(*groups), resources.memory_left(*groups)
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,17 @@ def test_what_control_groups_leave(
     left: tuple[float | None, int | None],
 ) -> None:
     assert found(tmp_path, membership, files) == left
-    assert container.cores(tmp_path, tmp_path / "nothing") is None
+    assert resources.container_cores(tmp_path, tmp_path / "nothing") is None
 
 
 def test_memory_that_others_on_the_machine_run_out_of_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("oom_kill 9\n")
     groups = tmp_path, tmp_path / "membership", tmp_path / "vmstat"
     assert found(tmp_path, "0::/pod/container\n", {}) == (None, None)
-    assert container.oom_kills(*groups) == 9
+    assert resources.oom_kills(*groups) == 9
     for folder, count in (("pod", 7), ("pod/container", 3)):
         found(tmp_path, "0::/pod/container\n", {f"{folder}/memory.events": f"oom_kill {count}\n"})
-        assert container.oom_kills(*groups) == count
+        assert resources.oom_kills(*groups) == count
 
 
 # --- shortages ------------------------------------------------------------------------------------

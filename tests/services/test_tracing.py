@@ -12,8 +12,7 @@ from support.runs import command, run
 from support.small import DATA, trainer
 
 from quorate.coordination.spans import Span
-from quorate.engines.tracing.batch import batch, moved
-from quorate.engines.tracing.trace import Trace
+from quorate.engines.tracing import Trace, batch, moved
 from quorate.services.tracing.chrome import as_json
 
 # Two epochs of five updates, of four shards; and after each an evaluation of five steps.

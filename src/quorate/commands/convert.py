@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from quorate.commands.command import Command
-from quorate.machine.path_kinds import exists
+from quorate.machine.regular_file import exists
 
 HELP = """Convert labelled images to a TFRecord file with the features image_raw and label.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from quorate.machine.path_kinds import is_file
+from quorate.machine.regular_file import is_file
 
 MOST_BYTES = 1 << 20  # of a file; a larger one is not looked into
 MOST_FILES = 50  # of a script and what it imports from beside it

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from quorate.errors import SettingError, cure
-from quorate.machine.path_kinds import is_file, is_folder
+from quorate.machine.regular_file import is_file, is_folder
 
 
 def require_program(script: str, module: str | None) -> Path:

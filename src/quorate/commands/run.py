@@ -17,7 +17,7 @@ from quorate.commands.options import given, setting_options
 from quorate.commands.program import require_program
 from quorate.errors import SettingError
 from quorate.machine.dies_with_parent import die_with
-from quorate.machine.path_kinds import is_folder, reason_against_new_file
+from quorate.machine.regular_file import is_folder, reason_against_new_file
 from quorate.machine.surroundings import can_fork, require_current_folder
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import real, whole

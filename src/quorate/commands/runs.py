@@ -11,7 +11,7 @@ import click
 
 from quorate.commands.command import Command
 from quorate.errors import SettingError, cure
-from quorate.machine.path_kinds import is_folder
+from quorate.machine.regular_file import is_folder
 from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from quorate.errors import DataError
-from quorate.machine.most_memory import too_large
 from quorate.machine.regular_file import open_regular
+from quorate.machine.resources import too_large
 
 GZIP_MAGIC = b"\x1f\x8b"
 

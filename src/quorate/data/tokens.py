@@ -32,8 +32,7 @@ from torch.utils.data import Dataset
 from quorate.data import crc32c
 from quorate.errors import DataError, SettingError
 from quorate.machine.atomic_file import write_atomically
-from quorate.machine.path_kinds import exists
-from quorate.machine.regular_file import regular_descriptor
+from quorate.machine.regular_file import exists, regular_descriptor
 
 _MAGIC = b"quorate tokens, version 1\n".ljust(64, b"\0")
 _ALIGNMENT = 64

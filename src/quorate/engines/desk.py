@@ -12,9 +12,9 @@ from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.job import Job, NotWanted, Original, Task
-from quorate.engines.tracing import own_log
+from quorate.engines.tracing import note_own_spans
 from quorate.engines.worker_status import OwnTimesheet
-from quorate.machine.left import ends_program
+from quorate.machine.signal_handlers import ends_program
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot
@@ -105,7 +105,7 @@ class Desk:
         log = self.sheet.log = self.sheet.log or SpanLog()
         self.hand_over_spans(job)
         is_wanted = step in job.trace.steps_of(job)
-        own_log.begin(log, job.name if is_wanted else None, step, shard)
+        note_own_spans(log, job.name if is_wanted else None, step, shard)
 
     def hand_over_spans(self, job: Job) -> None:
         """Give the trace of a job, if there is one, what is noted; note no more. Any thread may."""

@@ -17,12 +17,12 @@ from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.engines.amendments import Amendments
 from quorate.engines.drawing import drawing as drawing
-from quorate.engines.exits import exited
+from quorate.engines.remote_error import exited
 from quorate.engines.stages.given import Given, Rows, no_stage
 from quorate.engines.stages.pipelined import Pipelined
-from quorate.engines.tracing.trace import current
+from quorate.engines.tracing import current
 from quorate.machine import out_of_memory
-from quorate.machine.left import LeftError
+from quorate.machine.signal_handlers import LeftError
 from quorate.replica.flat import Flat
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Phase, Replica, no_phase

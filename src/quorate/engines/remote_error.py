@@ -17,7 +17,7 @@ import torch
 from tblib import Traceback  # type: ignore[import-untyped]
 
 from quorate import errors
-from quorate.errors import OneLineError, cut
+from quorate.errors import ExitError, OneLineError, cut
 
 Raised = dict[str, Any]
 _Frame = tuple[str, str, int]  # file, function, line
@@ -122,3 +122,18 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
         return None
     rebuilt: TracebackType = Traceback.from_dict(inner).as_traceback()
     return rebuilt
+
+
+def exited(error: SystemExit, where: str) -> ExitError:
+    """Return the error that an end of the program is, where a shard is computed.
+
+    Args:
+        where: which shard that was, and whose.
+    """
+    code = error.code if isinstance(error.code, int) and error.code % 256 else 1
+    given = "" if error.code is None else cut(repr(error.code))
+    return ExitError(
+        f"sys.exit({given}) was called by the code that computes a shard, in {where}",
+        code,
+        fix="raise an exception there, or call stop() of the trainer in a callback",
+    )

@@ -8,8 +8,7 @@ from mmap import mmap
 from typing import Any, NamedTuple
 
 from quorate.coordination.spans import SpanLog
-from quorate.engines.tracing import own_log
-from quorate.engines.tracing.batch import Batch, batch
+from quorate.engines.tracing import Batch, batch, note_own_spans
 from quorate.engines.two_copies import TwoCopies
 
 # In the order in which a shard goes through the last four of them.
@@ -148,7 +147,7 @@ class Timesheet:
         if job is not None and self._log is None:
             self._log = SpanLog()
         if self._log is not None:
-            own_log.begin(self._log, job, step, shard)
+            note_own_spans(self._log, job, step, shard)
 
     def recorded(self, *, cuts: bool) -> Batch | None:
         """Return the spans since the last call, for another process; None: nobody wants them.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from quorate.machine import container
+from quorate.machine.resources import container_cores, memory_left
 
 MIB = 1 << 20
 # Of a small model: 222 MiB and 55 per worker.
@@ -89,11 +89,11 @@ def host() -> Host:
         cores=cores,
         cores_physical=_or_none(partial(psutil.cpu_count, logical=False)),
         cores_allowed=allowed or cores,
-        cores_limit=container.cores(),
+        cores_limit=container_cores(),
         numa_nodes=max(1, len(nodes)),
         memory_bytes=None if memory is None else memory.total,
         memory_free_bytes=None if memory is None else memory.available,
-        container_free_bytes=container.memory_left(),
+        container_free_bytes=memory_left(),
     )
 
 

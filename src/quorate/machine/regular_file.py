@@ -98,3 +98,29 @@ def _require_regular(found: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a path leads to a regular file that can be reached."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return whether a path leads to a folder that can be reached."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def exists(path: str | Path) -> bool:
+    """Return whether a path leads to anything that can be reached."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def reason_against_new_file(path: Path) -> str | None:
+    """Return why no file of this path can be made: its name is too long, say; None: it may be."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

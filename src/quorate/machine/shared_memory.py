@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorate.errors import UserError
-from quorate.machine import container
+from quorate.machine.resources import memory_left
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +119,7 @@ def free_bytes() -> int | None:
     """Return what segments may still take of machine and container; None if that is unknown."""
     if not hasattr(os, "memfd_create"):
         return shutil.disk_usage(tempfile.gettempdir()).free
-    found = [_available(Path("/proc/meminfo")), container.memory_left()]
+    found = [_available(Path("/proc/meminfo")), memory_left()]
     return min((free for free in found if free is not None), default=None)
 
 

@@ -127,3 +127,13 @@ def _forget() -> None:
         _put_back(entry)
     _handlers.clear()
     _release()
+
+
+class LeftError(SystemExit):
+    """A signal asked for an end at once: no ``sys.exit()`` of the code that it interrupts."""
+
+
+def ends_program(error: BaseException) -> bool:
+    """Return whether what was raised is Ctrl-C or a signal's: they come to the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return isinstance(error, (KeyboardInterrupt, LeftError)) and is_main

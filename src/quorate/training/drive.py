@@ -22,8 +22,8 @@ from quorate.coordination.protocol import (
 from quorate.coordination.run_event import TAKEOVER, RunEvent
 from quorate.engines import Channel
 from quorate.engines.job import Training, place
-from quorate.engines.tracing.channel import TracedChannel
-from quorate.engines.tracing.trace import current
+from quorate.engines.tracing import current
+from quorate.engines.wrapped import TracedChannel
 from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards

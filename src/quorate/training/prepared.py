@@ -16,7 +16,7 @@ from quorate.coordination.epochs import SHORT, Course
 from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
 from quorate.data import dataloader
 from quorate.data.source import length
-from quorate.engines.collective import once
+from quorate.engines.collective.place import note_done, was_done_before
 from quorate.errors import SettingError
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
@@ -62,7 +62,7 @@ class Prepared:
         lock = RunLock(None if path is None else Path(path))
         is_fresh = recipe.run_dir.fresh
         if is_fresh and path is not None:
-            is_fresh = not once.is_done(_moving_aside(Path(path)))
+            is_fresh = not was_done_before(_moving_aside(Path(path)))
         return cls(lock, recipe.shards, is_fresh)
 
     def begin(self, run_dir: Path, say: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ class Prepared:
         """
         resume.begin(run_dir, say, fresh=self.is_fresh)
         if self.is_fresh:
-            once.note(_moving_aside(run_dir))
+            note_done(_moving_aside(run_dir))
         self.is_fresh = False
 
     def course_between(self, global_step: int) -> Course:

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 from quorate.machine import signal_handlers
-from quorate.machine.left import LeftError
 from quorate.machine.limits import SIGNALLED_EXIT_S
+from quorate.machine.signal_handlers import LeftError
 
 # They ask for a stop; SIGHUP is not everywhere.
 STOP_SIGNALS = [

@@ -27,7 +27,7 @@ from quorate.engines import Channel, Transport
 from quorate.engines.job import Job, Training
 from quorate.engines.worker_status import WorkerStatus
 from quorate.engines.wrapped import WrappedChannel, WrappedTransport
-from quorate.machine.cores import usable_cores
+from quorate.machine.resources import usable_cores
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part
 from quorate.services.display.shard_time import WORK

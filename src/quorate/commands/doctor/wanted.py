@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Accelerator, Facts
-from quorate.machine.cores import MOST_CPU_WORKERS
-from quorate.machine.device_names import in_torch
+from quorate.machine.devices import in_torch
+from quorate.machine.resources import MOST_CPU_WORKERS
 
 
 class Wanted(NamedTuple):

@@ -17,8 +17,8 @@ from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import RAISED, raised_in
 from quorate.engines.processes.wire import Message
 from quorate.engines.processes.worker_process import WorkerProcess
-from quorate.machine.container import oom_kills
 from quorate.machine.limits import BUSY_EXIT_S, FILE_POLL_S
+from quorate.machine.resources import oom_kills
 
 
 class Launched:

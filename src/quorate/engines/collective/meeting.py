@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 
 from quorate.engines.collective.beat import Member
-from quorate.engines.collective.board import Board, FileBoard
+from quorate.engines.collective.board import Board, FileBoard, StoreBoard
 from quorate.engines.collective.judge import Times
 from quorate.engines.collective.place import Place
-from quorate.engines.collective.store_board import StoreBoard
 from quorate.engines.collective.watch import Watch
 from quorate.errors import RankError
 from quorate.machine import this_host

@@ -14,7 +14,7 @@ import torch
 from quorate.coordination.tree import Node
 from quorate.engines import remote_error
 from quorate.engines.collective.ranks import Ranks
-from quorate.engines.tracing.batch import Batch
+from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.notes import Note
 from quorate.replica.shard_sum import Part, ShardSum, Share

@@ -1,12 +1,21 @@
-"""The place of a process among the ranks: from torchrun's environment, or from a rank 0 of ours."""
+"""The place of a process among the ranks: from torchrun's environment, or from a rank 0 of ours.
+
+torchrun's store also notes work that is to be done once. The arguments of the script are the same
+in each start of the ranks: ``fresh`` would set aside what earlier ranks have trained. torchrun
+counts restarts, but neither those for a host that joins or leaves, nor how far a script came. So a
+note in the store, which outlives the ranks, says what was done.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
-from quorate.errors import SettingError
+from quorate.errors import RankError, SettingError
 from quorate.machine.environment import torchrun_environment
+from quorate.machine.limits import STORE_CONNECT_S
 
 
 @dataclass(frozen=True)
@@ -65,3 +74,47 @@ def from_torchrun(environment: Mapping[str, str]) -> Place | None:
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     return Place(rank, size, local_rank, "env://", attempt, endpoint=endpoint)
+
+
+def was_done_before(what: str) -> bool:
+    """Return whether it was done in a start of these ranks before this one. Blocks.
+
+    Raises:
+        RankError: the store is not reached.
+    """
+    place = own_place()
+    if place is None or place.endpoint is None or place.rank > 0:  # no torchrun; or not to be done
+        return False
+    store = _store(place.endpoint)
+    return place.attempt != "0" if store is None else bool(store.check([_key(what)]))
+
+
+def note_done(what: str) -> None:
+    """Note that it is done. Blocks.
+
+    Raises:
+        RankError: the store is not reached.
+    """
+    place = own_place()
+    if place is not None and place.endpoint is not None:
+        store = _store(place.endpoint)
+        if store is not None:
+            store.set(_key(what), "done")
+
+
+def _store(endpoint: tuple[str, int]) -> Any | None:
+    """Return torchrun's store; None if ranks have one of their own, which ends with them."""
+    import torch.distributed  # not in each build of torch
+
+    dist: Any = torch.distributed  # documented, and not declared to be exported
+    if torchrun_environment().get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    try:
+        return dist.TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=STORE_CONNECT_S))
+    except RuntimeError as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RankError("the store of torchrun was not reached", f"{line:.300}") from error
+
+
+def _key(what: str) -> str:
+    return f"quorate/once/{what}"

@@ -19,7 +19,8 @@ from quorate.engines.collective.board import Board
 from quorate.engines.collective.judge import Heard, Judge, Times, Verdict
 from quorate.engines.collective.links import Links
 from quorate.engines.worker_status import Timesheet, WorkerStatus
-from quorate.machine import container, this_host
+from quorate.machine import this_host
+from quorate.machine.resources import oom_kills
 
 GO_ON = "started again, the ranks go on from the newest checkpoint"
 
@@ -54,7 +55,7 @@ class Watch:
         self._left: str | None = None
         self._all_here = False
         self._heard_asking: set[int] = set()
-        self._oom_kills = container.oom_kills()  # before this
+        self._oom_kills = oom_kills()  # before this
         self._wake, self._heeded = threading.Event(), threading.Event()
         self._is_closed = False
         self._tell()
@@ -230,7 +231,7 @@ class Watch:
             if is_here and this_host.has_ended(beat.member.pid):
                 member = beat.member
                 text = f"{beat.place} has ended (process {member.pid}), at {beat.at}"
-                if container.oom_kills() > self._oom_kills:
+                if oom_kills() > self._oom_kills:
                     text += "; the kernel has killed a process, as memory ran out"
                 return Verdict(text, member.rank, has_ended=True)
         return None

@@ -28,13 +28,12 @@ from quorate.coordination.protocol import (
 )
 from quorate.coordination.tree import Node, TreeSum
 from quorate.engines import remote_error
-from quorate.engines.held import Held
 from quorate.engines.job import Job, Training, class_name
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.results import Result, Running, result_of, summed
 from quorate.engines.processes.tensors import deal_out, packed
 from quorate.engines.processes.wire import Message
-from quorate.engines.servers import Servers
+from quorate.engines.servers import Held, Servers
 from quorate.errors import WorkerError
 from quorate.replica.buffers import Buffers
 from quorate.replica.shard_sum import Part

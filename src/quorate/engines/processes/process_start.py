@@ -26,10 +26,10 @@ from quorate.engines.processes import fork_server, worker
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.wire import Wire
 from quorate.machine import dies_with_parent
-from quorate.machine.cores import usable_cores
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.environment import child_environment
 from quorate.machine.limits import EXIT_REPORT_S
+from quorate.machine.resources import usable_cores
 from quorate.machine.standard_streams import flush_standard_streams, inherited_by_children
 from quorate.machine.surroundings import can_fork
 

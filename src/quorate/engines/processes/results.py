@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quorate.coordination.tree import Node, TreeSum, leaves
-from quorate.engines.held import Held
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.wire import Message
+from quorate.engines.servers import Held
 from quorate.errors import WorkerError
 from quorate.replica import totals
 from quorate.replica.outputs.parcel import unpacked

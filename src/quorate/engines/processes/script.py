@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quorate.machine.path_kinds import is_file
+from quorate.machine.regular_file import is_file
 from quorate.settings import overriding
 
 # A script may change its folder before it trains; its arguments are relative to this one.

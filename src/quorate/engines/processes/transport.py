@@ -47,9 +47,9 @@ from quorate.engines.processes.supervisor import ElasticSize, Supervisor
 from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.errors import WorkerError
-from quorate.machine.container import oom_kills
 from quorate.machine.devices import Group
 from quorate.machine.limits import FIRST_WORKERS_S, WORKER_EXIT_S
+from quorate.machine.resources import oom_kills
 from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 from quorate.replica.replica import Replica

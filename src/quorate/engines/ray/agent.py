@@ -41,9 +41,8 @@ from quorate.engines.ray.relayed import (
 )
 from quorate.engines.servers import Slicing
 from quorate.machine import this_host
-from quorate.machine.container import oom_kills
-from quorate.machine.cores import usable_cores
 from quorate.machine.limits import RANK_POLL_S
+from quorate.machine.resources import oom_kills, usable_cores
 from quorate.machine.shared_memory import Segment
 from quorate.replica.outputs.parcel import as_text
 

@@ -11,8 +11,8 @@ from quorate.coordination.rules import Rule
 from quorate.engines.selection import RAY
 from quorate.engines.workers import Workers
 from quorate.errors import SettingError
-from quorate.machine.cores import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.devices import Devices, Group
+from quorate.machine.resources import MOST_CPU_WORKERS, usable_cores
 
 CPU, GPU = "CPU", "GPU"
 

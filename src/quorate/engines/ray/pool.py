@@ -20,7 +20,7 @@ from quorate.engines.ray.results import Results
 from quorate.engines.ray.servers import RayServers
 from quorate.engines.ray.worker_handle import NEWS, ORDERS, SUMS, RayWorkerHandle
 from quorate.errors import SettingError, UserError
-from quorate.machine.path_kinds import is_folder
+from quorate.machine.regular_file import is_folder
 from quorate.replica.sparse.found import no_rows
 
 

@@ -1,13 +1,35 @@
-"""The devices of a pipelined replica: processes or threads, each with stages of the model."""
+"""The devices of a pipelined replica: processes on CPUs, threads on GPUs.
+
+A process is killed. A thread cannot be killed: after the links are closed the thread ends, or at
+the next line of Python in a loop. A thread that waits in C++ for a device without an answer stays,
+as a daemon; such a worker counts as hung, like any other.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations
+from multiprocessing.connection import wait
+from typing import Any
 
-from quorate.engines.stages import beside
-from quorate.engines.stages.arrivals import Ends
-from quorate.engines.stages.process import Shared
+import torch
+
+from quorate.engines.processes.endings import Ending
+from quorate.engines.stages.handed import Hand, received
+from quorate.engines.stages.links import Arrivals, Ends, Links
+from quorate.engines.stages.process import PARENT, Shared, packed_values
+from quorate.machine import this_host
+from quorate.machine.descriptors import require_for_stages
+from quorate.machine.forked_child import ForkedChild, end_children
+from quorate.machine.limits import STAGE_EXIT_S, THREAD_EXIT_S
+from quorate.machine.out_of_memory import be_killed_first
+from quorate.machine.resources import oom_kills
 from quorate.replica.beside.values import Values
+from quorate.replica.compute_thread import CPU, become_compute_thread, interrupt
 
 
 class Devices(ABC):
@@ -28,7 +50,7 @@ class Devices(ABC):
         """Have the next run read these values of ``Shared``."""
         if values is not None and values is not self._values:
             for number in range(self._count):
-                self.links.send(number, "shared", beside.packed(values))
+                self.links.send(number, "shared", packed_values(values))
             self._values = values
 
     def late(self) -> int | None:
@@ -47,3 +69,177 @@ class Devices(ABC):
         Returns:
             Whether all have ended: a device that has not may still write to shared memory.
         """
+
+
+class StageProcesses(Devices):
+    """Forks of this process, since objects made by user code travel in no other way.
+
+    Args:
+        devices: number of processes.
+        shared: memory of this process and the forks.
+        serve: run by each process, called with the device's number, its links and ``shared``.
+        values: of ``Shared``, as the replica reads them: forks have these.
+        name: of the processes, before the number.
+    """
+
+    def __init__(
+        self,
+        devices: int,
+        shared: Shared,
+        serve: Callable[[int, Links, Shared], None],
+        values: Values | None = None,
+        name: str = "stage",
+    ) -> None:
+        require_for_stages(devices)
+        self._oom_kills = oom_kills()  # before these
+        self._children: list[ForkedChild] = []
+        threads = torch.get_num_threads()
+        ends: dict[int, dict[int, socket.socket]] = {n: {} for n in (PARENT, *range(devices))}
+
+        def run(number: int) -> None:
+            be_killed_first()
+            become_compute_thread(threads, CPU)
+            serve(number, Links(ends[number]), shared)
+
+        try:
+            for one, other in combinations(ends, 2):
+                ends[one][other], ends[other][one] = socket.socketpair()
+            for number in range(devices):
+                others = [end for n, own in ends.items() if n != number for end in own.values()]
+                child = ForkedChild(f"{name}-{number}", run, number, closes=others, threads=threads)
+                self._children.append(child)
+            super().__init__(shared, Links(ends[PARENT]), values)
+        except BaseException:
+            end_children(self._children)
+            for end in ends[PARENT].values():
+                end.close()
+            raise
+        finally:
+            for own in (ends[number] for number in range(devices)):
+                for end in own.values():
+                    end.close()
+
+    def late(self) -> int | None:
+        """Return the stage of a stopped process, or the first stage that computes."""
+        stopped = (n for n, each in enumerate(self._children) if this_host.is_stopped(each.pid))
+        device = next(stopped, None)
+        return super().late() if device is None else self._at_work.read(device)[0]
+
+    def ended(self, device: int) -> tuple[int, str]:
+        """Return the stage of a process that failed, and in words how the process ended."""
+        # Others end by themselves when they miss it, and perhaps were seen to before it was.
+        waiting: dict[Any, int] = {child.sentinel: n for n, child in enumerate(self._children)}
+        while waiting and (ready := wait([*waiting], STAGE_EXIT_S)):
+            for number in sorted(waiting.pop(sentinel) for sentinel in ready):
+                if code := self._children[number].wait(STAGE_EXIT_S):
+                    ending = Ending(
+                        code,
+                        is_out_of_memory=oom_kills() > self._oom_kills,
+                        helps="more shards, more devices, another cut with split",
+                    )
+                    return self._at_work.read(number)[0], ending.text(had_joined=True)
+        return super().ended(device)
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether none of the processes has ended."""
+        return all(child.wait(0.0) is None for child in self._children)
+
+    def close(self) -> bool:
+        """Kill the processes. Returns True: all have ended."""
+        for child in self._children:
+            child.kill()
+        self.links.close()
+        end_children(self._children)
+        return True
+
+
+class EndedError(BaseException):
+    """A thread is not wanted any more. No ``Exception``: user code must not go on after it."""
+
+
+class Queues(Arrivals):
+    """One thread's ends of its links to others of the process, by their numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._others: Mapping[int, Queues] = {}
+        self._hands: dict[int, Hand] = {}
+
+    def link(self, others: Mapping[int, Queues]) -> None:
+        """Have these at the other ends."""
+        self._others = others
+        self._hands = {number: Hand(other._device) for number, other in others.items()}
+
+    def send(self, to: int, key: Hashable, value: Any) -> None:
+        """Send a copy of a value, on the device of who is there."""
+        self._others[to].put(key, self._hands[to].over(value))
+
+    def take_soon(
+        self, *keys: Hashable, within_s: float | None = None
+    ) -> tuple[Hashable, Any] | None:
+        """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
+        taken = super().take_soon(*keys, within_s=within_s)
+        return None if taken is None else (taken[0], received(taken[1]))
+
+    def close(self) -> None:
+        """Have whoever takes, here or at the other ends, hear that these are gone."""
+        for number, other in self._others.items():
+            other.lose(PARENT)
+            self.lose(number)
+
+
+class StageThreads(Devices):
+    """One thread for each device.
+
+    Args:
+        devices: of the threads.
+        shared: memory of this thread and the new ones.
+        serve: run by each thread, called with the device's number, its links and ``shared``.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device],
+        shared: Shared,
+        serve: Callable[[int, Ends, Shared], None],
+    ) -> None:
+        queues = {PARENT: Queues(CPU)}
+        queues |= {number: Queues(device) for number, device in enumerate(devices)}
+        for own, each in queues.items():
+            each.link({number: other for number, other in queues.items() if number != own})
+        super().__init__(shared, queues[PARENT])
+        intra_op_threads = torch.get_num_threads()
+
+        def run(number: int) -> None:
+            become_compute_thread(intra_op_threads, devices[number])
+            with suppress(EndedError):
+                serve(number, queues[number], shared)
+            queues[PARENT].lose(number)
+
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(len(devices)):
+                name = f"quorate-stage-{number}"
+                thread = threading.Thread(target=run, args=(number,), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:  # there is no room for a thread
+            self.close()
+            raise
+
+    def close(self) -> bool:
+        """End the threads; unfinished work does not count.
+
+        Returns:
+            Whether all have ended: a thread that has not may still write to shared memory.
+        """
+        self.links.close()
+        for thread in self._threads:
+            thread.join(THREAD_EXIT_S)
+            if thread.is_alive():
+                interrupt(thread, EndedError)
+        for thread in self._threads:
+            thread.join(STAGE_EXIT_S)
+        return not any(thread.is_alive() for thread in self._threads)

@@ -18,14 +18,13 @@ from functools import partial
 from typing import Any
 
 from quorate.coordination.pipeline_schedules import SCHEDULES
-from quorate.engines.stages.arrivals import GoneError
-from quorate.engines.stages.devices import Devices
+from quorate.engines.stages.devices import Devices, StageProcesses
 from quorate.engines.stages.given import Given
 from quorate.engines.stages.gradient_pool import GradientPool, Lent
+from quorate.engines.stages.links import GoneError
 from quorate.engines.stages.process import Micro, Shared, failure
-from quorate.engines.stages.stage_processes import StageProcesses
 from quorate.engines.stages.staged import Staged
-from quorate.engines.tracing.own_log import own_log
+from quorate.engines.tracing import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
 from quorate.machine.limits import STAGE_POLL_S

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +22,9 @@ import torch
 from quorate.coordination.pipeline_schedules import Row, Work
 from quorate.coordination.tree import Put
 from quorate.engines import remote_error
-from quorate.engines.exits import exited
-from quorate.engines.stages import beside
-from quorate.engines.stages.arrivals import Ends
-from quorate.engines.stages.at_work import AtWork
+from quorate.engines.remote_error import exited
+from quorate.engines.stages.links import Ends
+from quorate.replica.beside.values import Values
 from quorate.replica.beside.view import View
 from quorate.replica.flat import Flat, are_alike
 from quorate.replica.pipeline.stage import Back, Given, Stage
@@ -253,7 +253,7 @@ def next_run(links: Ends, shared: View) -> Any:
         what, given = links.take("shared", "run")
         if what == "run":
             return given
-        shared.take(beside.unpacked(given))
+        shared.take(unpacked_values(given))
 
 
 def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
@@ -267,3 +267,49 @@ def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
 def failure(told: Mapping[str, Any]) -> tuple[int, BaseException]:
     """Return the stage in which something was raised, and that."""
     return told["at"][0], remote_error.from_json(told["error"])
+
+
+_WORD_BYTES = 8
+
+
+class AtWork:
+    """Words in memory that forks share. Make it before them.
+
+    Args:
+        devices: how many processes.
+    """
+
+    def __init__(self, devices: int) -> None:
+        # 2 * stage + 1: it computes; 2 * stage: it waits for that stage's turn. Native words of a
+        # memoryview are written and read as a whole; struct goes through them byte by byte.
+        self._words = memoryview(mmap(-1, _WORD_BYTES * max(1, devices))).cast("q")
+        for device in range(devices):
+            self.waits(device, device)
+
+    def computes(self, device: int, stage: int) -> None:
+        """Note that a process begins to compute."""
+        self._words[device] = 2 * stage + 1
+
+    def waits(self, device: int, stage: int) -> None:
+        """Note that a process begins to wait, for what a stage of its own takes."""
+        self._words[device] = 2 * stage
+
+    def read(self, device: int) -> tuple[int, bool]:
+        """Return the stage that a process is at, and whether it computes."""
+        word = self._words[device]
+        return word // 2, bool(word % 2)
+
+
+def packed_values(values: Values) -> tuple[dict[str, Any], Mapping[str, torch.Tensor]]:
+    """Return what a link can carry, and ``unpacked`` takes."""
+    return values.to_json(stored=True), values.tensors.views
+
+
+@torch.no_grad()
+def unpacked_values(sent: tuple[dict[str, Any], Mapping[str, torch.Tensor]]) -> Values:
+    """Return the values that were sent."""
+    described, tensors = sent
+    values = Values().from_json(described)
+    for name, view in values.tensors.views.items():
+        view.copy_(tensors[name])
+    return values

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from quorate.engines.stages.arrivals import Ends, GoneError
 from quorate.engines.stages.given import Rows
+from quorate.engines.stages.links import Ends, GoneError
 from quorate.engines.stages.process import Device, Shared, device_of, next_run, tell_failed
 from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream

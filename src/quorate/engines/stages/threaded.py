@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from quorate.engines.stages.devices import Devices
+from quorate.engines.stages.devices import Devices, StageThreads
 from quorate.engines.stages.given import Given
 from quorate.engines.stages.part import Part
 from quorate.engines.stages.pipelined import Pipelined
 from quorate.engines.stages.process import Shared
-from quorate.engines.stages.stage_threads import StageThreads
 from quorate.errors import SettingError
 from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.atomic_file import flush_folder
-from quorate.machine.most_memory import too_large
 from quorate.machine.regular_file import open_regular, read_regular
+from quorate.machine.resources import too_large
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from quorate.engines.tracing.trace import current
+from quorate.engines.tracing import current
 from quorate.errors import SaveError, UserError
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.draft import Contents, Draft, write

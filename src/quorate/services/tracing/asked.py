@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from quorate.errors import SettingError
-from quorate.machine.path_kinds import is_folder, reason_against_new_file
+from quorate.machine.regular_file import is_folder, reason_against_new_file
 
 ALL = "0:"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quorate.coordination.spans import NO_SHARD, Span
-from quorate.engines.tracing.trace import COORDINATOR, Lane, Trace
+from quorate.engines.tracing import COORDINATOR, Lane, Trace
 
 Event = dict[str, Any]
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isfinite
 from pathlib import Path
 
-from quorate.engines.tracing import trace as taking
-from quorate.engines.tracing.trace import Trace, span
+from quorate.engines import tracing as taking
+from quorate.engines.tracing import Trace, span
 from quorate.machine.atomic_file import write_atomically
 from quorate.services.report import Report
 from quorate.services.run_dir import RunDir

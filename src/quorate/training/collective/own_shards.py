@@ -12,7 +12,7 @@ from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.engines.collective.exchange import Exchange
 from quorate.engines.job import Task, Training
-from quorate.engines.tracing.batch import Batch
+from quorate.engines.tracing import Batch
 from quorate.engines.worker_status import Timesheet
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica

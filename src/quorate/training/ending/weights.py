@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from quorate.errors import CheckpointError, SettingError, UserError
-from quorate.machine.path_kinds import exists, is_folder
+from quorate.machine.regular_file import exists, is_folder
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.weights import load_weights
 from quorate.training.prepared import Prepared

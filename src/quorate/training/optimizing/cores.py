@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from quorate.machine.cores import usable_cores
+from quorate.machine.resources import usable_cores
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.tree import tree_sum
-from quorate.engines.tracing.trace import span
+from quorate.engines.tracing import span
 from quorate.errors import LossError, NotFiniteError, SettingError, UserError
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from quorate.engines import remote_error
+from quorate.engines.stages.devices import StageProcesses
 from quorate.engines.stages.links import GoneError, Links
 from quorate.engines.stages.process import PARENT, Shared
-from quorate.engines.stages.stage_processes import StageProcesses
 from quorate.errors import ServerError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat

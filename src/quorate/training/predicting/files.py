@@ -28,7 +28,7 @@ import torch
 
 from quorate.errors import OutputError, SettingError
 from quorate.machine.atomic_file import flush_folder, folder_beside, write_atomically
-from quorate.machine.path_kinds import exists, is_file, is_folder, reason_against_new_file
+from quorate.machine.regular_file import exists, is_file, is_folder, reason_against_new_file
 from quorate.training.predicting import columns
 from quorate.training.predicting.columns import Column, Columns
 

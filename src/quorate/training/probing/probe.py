@@ -15,7 +15,7 @@ import torch
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, Rows, abridged
 from quorate.data.source import Batch
-from quorate.engines.exits import exited
+from quorate.engines.remote_error import exited
 from quorate.errors import CompileError, CopyError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from quorate.engines.held import Held
-from quorate.engines.servers import Servers
+from quorate.engines.servers import Held, Servers
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from quorate.engines.held import Held
-from quorate.engines.servers import Answer, Servers, Slicing, joined
+from quorate.engines.servers import Answer, Held, Servers, Slicing, joined
 from quorate.errors import ServerError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.extent import root

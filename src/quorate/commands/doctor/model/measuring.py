@@ -20,7 +20,7 @@ from quorate.engines.job import Job, Task, Training
 from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.errors import CutError
 from quorate.machine.devices import has_streams
-from quorate.machine.most_memory import most_memory
+from quorate.machine.resources import most_memory
 from quorate.replica import nested
 from quorate.replica.pipeline.balance import Pieces, pieces
 from quorate.replica.replica import Replica

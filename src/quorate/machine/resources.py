@@ -1,12 +1,15 @@
-"""Control groups: what a container may use, of cores and of memory.
+"""Cores and memory that this process may use, by affinity and by the limits of a container.
 
-Limits of this process's group and of all above it count, the smallest of them. Both versions of the
-kernel's interface are read (cgroup v1 and v2, and machines that have both).
+Limits of this process's control group and of all groups above count, the smallest of them. Both
+versions of the kernel's interface are read (cgroup v1 and v2, and machines that have both).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -14,7 +17,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
 
 
-def cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+def container_cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
     """Return how many cores' time the group may use, maybe a fraction; None without a limit."""
     found = []
     for group in _groups("cpu", root, membership):
@@ -103,3 +106,43 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
             group = base / own.lstrip("/")
             # In a container the name may be that of the machine, and the root is the group.
             yield from (g for g in (group, *group.parents) if g == base or base in g.parents)
+
+
+MOST_CPU_WORKERS = 8
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on, by affinity and by its container's limit."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    limit = _cores_limit()
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
+@cache
+def _cores_limit() -> float | None:
+    return container_cores()  # it reads files, and an update asks
+
+
+def most_memory() -> int | None:
+    """Return bytes that can be had now; None where the system does not say.
+
+    What a container has used so far is not taken off: most of it may be files that were read, which
+    make room.
+    """
+    import psutil  # not by those who only look at a run
+
+    found = [memory_limit()]
+    # Where /proc is not there, or has another form, the system does not say.
+    with suppress(OSError, ValueError, LookupError, NotImplementedError, RuntimeError):
+        found.append(psutil.virtual_memory().available)
+    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+
+
+def too_large(nbytes: int) -> str:
+    """Return why so many bytes cannot be read into memory, or an empty text."""
+    most = most_memory()
+    if most is None or nbytes <= most:
+        return ""
+    return f"{nbytes:,} bytes, and {most:,} bytes of memory can be had"

@@ -1,7 +1,9 @@
 """The trace of a run: spans of the coordinator's threads and of all workers, in memory.
 
-Whoever begins one sets it around what is traced, and whoever does something that may take time asks
-for it. Where there is none, that costs a look at a context variable.
+The owner of a trace sets the trace around a run, and code that may take time asks for the trace.
+Without a trace, that costs a look at a context variable. Batches bring spans of other processes:
+processes of one host have one monotonic clock; spans of another host are moved by the difference of
+the wall clocks, which with NTP is some milliseconds.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quorate.coordination.spans import NO_SHARD, Span
-from quorate.engines.tracing.batch import Batch, moved
+from quorate.coordination.spans import NO_SHARD, Span, SpanLog
 from quorate.machine import this_host
 
 if TYPE_CHECKING:
@@ -133,3 +135,47 @@ def tracing(trace: Trace) -> Iterator[Trace]:
         yield trace
     finally:
         _current.reset(token)
+
+
+Batch = dict[str, Any]
+
+_mark = cache(this_host.mark)
+
+
+def batch(spans: list[Span]) -> Batch:
+    """Return spans of this process as they travel."""
+    clock = time.time() - time.monotonic()
+    return {"host": _mark(), "pid": os.getpid(), "clock": clock, "spans": spans}
+
+
+def moved(sent: Batch, host: str) -> list[Span]:
+    """Return the spans of a batch, by this host's monotonic clock.
+
+    Args:
+        host: the mark of this one.
+    """
+    shift = 0.0
+    if sent["host"] != host:
+        shift = sent["clock"] - (time.time() - time.monotonic())
+    spans = [Span(*fields) for fields in sent["spans"]]
+    return [s._replace(begin=s.begin + shift, end=s.end + shift) for s in spans] if shift else spans
+
+
+_log: ContextVar[SpanLog | None] = ContextVar("quorate_span_log", default=None)
+
+
+def own_log() -> SpanLog | None:
+    """Return where spans of this thread's worker are noted; None: nobody wants them."""
+    log = _log.get()
+    return None if log is None or log.job is None else log
+
+
+def note_own_spans(log: SpanLog, job: str | None, step: int, shard: int) -> None:
+    """Have what this thread computes from now on be noted, as of a job; None: not any more.
+
+    Args:
+        step: of the shards that it was given.
+        shard: the first of them.
+    """
+    log.begin(job, step, shard)
+    _log.set(None if job is None else log)

@@ -1,1 +1,0 @@
-"""Tracing: what coordinator and workers were at when, gathered while they run."""
