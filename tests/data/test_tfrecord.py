@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.messages import expect_error
 
+from quorate.data.indexed_files import indexed
 from quorate.data.tfrecord import Feature, Features, TFRecordDataset, example, write_records
+from quorate.data.tfrecord.dataset import KIND
 from quorate.data.tfrecord.framing import framed
-from quorate.data.tfrecord.index import index
 from quorate.errors import DataError, SettingError
 
 FILES = Path(__file__).parents[1] / "data" / "tfrecord"
@@ -121,7 +122,7 @@ def test_damaged_files(files: Path) -> None:
     """Each is an error with file, record and offset, or every record that can be read is right."""
     path = files / "images.tfrecord"
     whole = path.read_bytes()
-    starts = index(path).offsets.tolist()
+    starts = indexed(path, KIND).arrays["offsets"].tolist()
     variants = damaged(whole, starts)
     assert whole not in variants
     place = re.compile(rf"^{re.escape(str(path))}, record (\d+) at byte (\d+): got [^\n]+$")

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from quorate.data.streams.files import IndexedFiles, Paths, paths_of
-from quorate.data.streams.index_file import Arrays, Indexed, Kind, indexed
+from quorate.data.indexed_files import Arrays, Indexed, IndexedFiles, Kind, Paths, indexed, paths_of
 from quorate.errors import DataError
 
 BLOCK = 512

@@ -1,23 +1,29 @@
-"""TFRecord files as a map-style dataset, with access to any record by number."""
+"""TFRecord files as a map-style dataset, with access to any record by number.
+
+A TFRecord file has no table of contents, so that all lengths must be read to find a record by the
+number of the record: see ``quorate.data.indexed_files``.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from torch.utils.data import Dataset
 
+from quorate.data.indexed_files import Arrays, Indexed, IndexedFiles, Kind, Paths, indexed, paths_of
 from quorate.data.tfrecord.example import Features
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, TAIL, checksum, length_in
-from quorate.data.tfrecord.index import Index, index, record_name
 from quorate.errors import DataError
-from quorate.machine.regular_file import regular_descriptor
+
+_PIECE_BYTES = 1 << 14  # read at a time while looking for lengths: large records are jumped over
+_GZIP = b"\x1f\x8b"
+_DAMAGED = "the file is damaged: get it again"
 
 
-class TFRecordDataset(Dataset[Any]):
+class TFRecordDataset(IndexedFiles):
     """The records of one or more TFRecord files.
 
     Every read checks the length of the record against the index, and both checksums. No file stays
@@ -33,112 +39,109 @@ class TFRecordDataset(Dataset[Any]):
             files together have no record.
     """
 
-    def __init__(
-        self, paths: str | Path | Sequence[str | Path], parse: Callable[[bytes], Any]
-    ) -> None:
-        given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    noun = "record"
+
+    def __init__(self, paths: Paths, parse: Callable[[bytes], Any]) -> None:
         self._parse = parse.values if isinstance(parse, Features) else parse
-        self._finish = parse.samples if isinstance(parse, Features) else _as_they_are
-        self._files = [index(Path(path)) for path in given]
-        # Of each file, the number of its first record in the whole; at the end, how many there are.
-        self._starts = np.cumsum([0, *map(len, self._files)])
-        if not len(self):
-            where = ", ".join(str(file.path) for file in self._files) or "paths"
-            raise DataError(where, got="no record", expected="at least one", offset=0)
+        self._features = parse if isinstance(parse, Features) else None
+        found = [indexed(path, KIND) for path in paths_of(paths)]
+        counts = [len(file.arrays["offsets"]) - 1 for file in found]
+        super().__init__(found, counts, name="paths", first_byte=0)
 
-    def __len__(self) -> int:
-        return int(self._starts[-1])
-
-    def __getitem__(self, row: int) -> Any:
-        """Return the sample of a record.
-
-        Raises:
-            IndexError: there is no such record.
-            DataError: it is damaged, or not what ``parse`` reads, or the file was changed.
-        """
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"record {row:,} of {len(self):,}")
-        return self.__getitems__([row % len(self)])[0]
-
-    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """Return the samples of several records. Opens each file once; raises as ``[row]`` does."""
-        if not rows:
-            return []
-        if min(rows) < 0 or max(rows) >= len(self):
-            raise IndexError(f"records {min(rows):,} to {max(rows):,} of {len(self):,}")
-        files = np.searchsorted(self._starts, rows, side="right") - 1
-        samples: list[Any] = [None] * len(rows)
-        for number in np.unique(files).tolist():
-            file, first = self._files[number], int(self._starts[number])
-            positions = np.flatnonzero(files == number).tolist()
-            with _Open(file) as records:
-                for position in positions:
-                    record = int(rows[position]) - first
-                    samples[position] = self._sample(file, record, records.read(record))
-        return self._finish(samples)
-
-    def _sample(self, file: Index, record: int, data: bytes) -> Any:
+    def _sample(self, file: Indexed, fd: int, row: int) -> Any:
+        start, end = file.arrays["offsets"][row : row + 2].tolist()
+        where = _record_name(file.path, row)
+        content = file.read(fd, start, end - start, where, _DAMAGED)
+        length, stored = length_in(content[: HEAD.size]), end - start - OVERHEAD_BYTES
+        if length != stored:
+            got = "a length with a wrong checksum" if length is None else f"a length of {length:,}"
+            expected = f"{stored:,}, as it was"
+            raise DataError(where, got=got, expected=expected, offset=start, fix=_DAMAGED)
+        data = content[HEAD.size : -TAIL.size]
+        if TAIL.unpack_from(content, len(content) - TAIL.size)[0] != checksum(data):
+            got, expected = "data with a wrong checksum", "a right one"
+            raise DataError(where, got=got, expected=expected, offset=start, fix=_DAMAGED)
         try:
             return self._parse(data)
         except DataError as error:
-            where, at = record_name(file.path, record), int(file.offsets[record])
             got = f"{error.where}: {error.got}"
-            raise DataError(where, got=got, expected=error.expected, offset=at) from error
+            raise DataError(where, got=got, expected=error.expected, offset=start) from error
         except Exception as error:
-            at = int(file.offsets[record])
-            error.add_note(f"quorate: in {record_name(file.path, record)}, at byte {at:,}")
+            error.add_note(f"quorate: in {where}, at byte {start:,}")
             raise
 
+    def _finish(self, samples: list[Any]) -> list[Any]:
+        return samples if self._features is None else self._features.samples(samples)
 
-def _as_they_are(samples: list[Any]) -> list[Any]:
-    return samples
+
+def _record_name(path: Path, number: int) -> str:
+    """Return what messages call a record."""
+    return f"{path}, record {number:,}"
 
 
-class _Open:
-    """A file, open to read records from."""
+def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
+    """Go from length to length, and check each."""
+    fd = file.fileno()
+    offsets = [0]
+    at = 0  # where the next record begins
+    piece, start = b"", 0  # some bytes of the file, and where they begin
+    good, length = b"", 0  # the newest head that was right: most often the next one is the same
+    while at < size:
+        head = piece[at - start : at - start + HEAD.size]
+        if len(head) < HEAD.size:
+            piece, start = os.pread(fd, _PIECE_BYTES, at), at
+            head = piece[: HEAD.size]
+        if head != good:
+            length, good = _length(path, len(offsets) - 1, at, head, size), head
+        end = at + OVERHEAD_BYTES + length
+        if end > size:
+            raise DataError(
+                _record_name(path, len(offsets) - 1),
+                got=f"the end of the file after {size - at:,} bytes",
+                expected=f"{end - at:,} bytes, as its length says",
+                offset=at,
+                fix="the file was cut: get it again",
+            )
+        offsets.append(end)
+        at = end
+    return {"offsets": np.array(offsets, dtype=np.int64)}
 
-    def __init__(self, file: Index) -> None:
-        self._file = file
-        self._fd = -1
 
-    def __enter__(self) -> _Open:
-        path, wanted = self._file.path, "a readable file"
-        try:
-            self._fd = regular_descriptor(path)
-            stat = os.fstat(self._fd)
-        except OSError as error:
-            raise DataError(path, got=error.strerror or error, expected=wanted) from error
-        if (stat.st_size, stat.st_mtime_ns) != (self._file.size, self._file.changed_ns):
-            os.close(self._fd)
-            got = "a file that was changed since it was indexed"
-            raise DataError(path, got=got, expected="the same one", fix="start again")
-        return self
+def _length(path: Path, number: int, at: int, head: bytes, size: int) -> int:
+    where = _record_name(path, number)
+    if len(head) < HEAD.size:
+        got = f"the end of the file after {size - at} bytes"
+        raise DataError(where, got=got, expected=f"{HEAD.size} bytes of a length", offset=at)
+    length = length_in(head)
+    if length is None:
+        # A length of 35,615 begins like gzip, so only a wrong checksum tells.
+        if at == 0 and (head.startswith(_GZIP) or _is_zlib(head)):
+            kind = "gzip" if head.startswith(_GZIP) else "zlib"
+            raise DataError(
+                path,
+                got=f"a {kind}-compressed file, in which no record can be found by its number",
+                expected="a plain TFRecord file",
+                fix="unpack it (gunzip), or write it without compression",
+            )
+        got = "a length with a wrong checksum"
+        fix = "the file is damaged, or no TFRecord file: get it again"
+        raise DataError(where, got=got, expected="a right one", offset=at, fix=fix)
+    return length
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
 
-    def read(self, record: int) -> bytes:
-        """Read the data of a record."""
-        start, end = self._file.offsets[record : record + 2].tolist()
-        # Not through a mapping of the file: one that is cut meanwhile would end the process.
-        try:
-            content = os.pread(self._fd, end - start, start)
-        except OSError as error:
-            raise self._wrong(record, error.strerror or error, "a readable file") from error
-        if len(content) < end - start:
-            got = f"the end of the file after {len(content):,} bytes"
-            raise self._wrong(record, got, f"{end - start:,} bytes")
-        length = length_in(content[: HEAD.size])
-        if length != end - start - OVERHEAD_BYTES:
-            got = "a length with a wrong checksum" if length is None else f"a length of {length:,}"
-            raise self._wrong(record, got, f"{end - start - OVERHEAD_BYTES:,}, as it was")
-        data = content[HEAD.size : -TAIL.size]
-        if TAIL.unpack_from(content, len(content) - TAIL.size)[0] != checksum(data):
-            raise self._wrong(record, "data with a wrong checksum", "a right one")
-        return data
+def _is_zlib(head: bytes) -> bool:
+    return head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0
 
-    def _wrong(self, record: int, got: object, expected: str) -> DataError:
-        at = int(self._file.offsets[record])
-        fix = "the file is damaged: get it again"
-        where = record_name(self._file.path, record)
-        return DataError(where, got=got, expected=expected, offset=at, fix=fix)
+
+def _fits(arrays: Arrays, size: int) -> bool:
+    """Return whether offsets can be those of a file: from 0 to the end, a record between two."""
+    offsets = arrays["offsets"]
+    return (
+        bool(((offsets >= 0) & (offsets <= size)).all())  # so no difference overflows
+        and offsets[:1].tolist() == [0]
+        and bool(offsets[-1] == size)
+        and not bool((np.diff(offsets) < OVERHEAD_BYTES).any())
+    )
+
+
+KIND = Kind("a TFRecord file", {"offsets": "<i8"}, _scan, _fits, has_records=True)

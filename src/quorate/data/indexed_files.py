@@ -1,13 +1,13 @@
-"""Indexes of files that have no table of contents: found once, and kept beside them.
+"""Files that have no table of contents, as map-style datasets: any row by number, by an index.
 
-The index of FILE is kept as .FILE.index in the same folder, or under QUORATE_DATA where nothing can
-be written there. It belongs to a path, a size and a time of change, and has a checksum: of a file
-that was replaced, or with an index that is damaged, a new one is made.
+The index of FILE is made once, and kept as .FILE.index in the same folder, or under QUORATE_DATA
+where nothing can be written there. An index belongs to a path, a size and a time of change, and has
+a checksum: a file that was replaced, or a damaged index, is indexed anew.
 
-An index is a few named arrays. They are read into memory, not mapped: the system ends a process
-that reads from a mapped file after somebody has cut the file. A checksum does not say that quorate
-wrote an index, either, so each kind of file compares the arrays with the size of the file before
-anything is read with them.
+An index is a few named arrays. The arrays are read into memory, not mapped: the system ends a
+process that reads from a mapped file after somebody has cut the file. A checksum does not say that
+quorate wrote an index, either, so each kind of file compares the arrays with the size of the file
+before anything is read with the arrays.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from quorate.data import crc32c
 from quorate.errors import DataError
@@ -32,8 +34,9 @@ from quorate.machine.environment import cache_dir
 from quorate.machine.regular_file import open_regular, regular_descriptor
 
 # Magic; the file's size and time of change; bytes of the header; CRC-32C of all that follows.
+# An index of records has one array, and the number of records in the place of a header.
 _TOP = struct.Struct("<16sqqqI")
-_MAGIC = b"quorate-arrays2\n"
+_ARRAYS, _RECORDS = b"quorate-arrays2\n", b"quorate-index-1\n"
 _ALIGNMENT = 64
 _PIECE_BYTES = 1 << 22
 _MOST_HEAD_BYTES = 4096
@@ -45,7 +48,7 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file that has no table of contents, and what its index holds.
+    """A kind of file without a table of contents, and the arrays of the index.
 
     Args:
         name: for messages; the last word but one is in the name of the index: "a tar file".
@@ -53,17 +56,20 @@ class Kind:
         scan: makes the arrays of an open file, given path, file and size; may raise DataError.
         fits: whether arrays could be those of a file of a size in bytes: every number of a row
             and every byte that the arrays name has to be there.
+        has_records: whether the file has records with checksums, and the index the older format:
+            one array "offsets", (records + 1,).
     """
 
     name: str
     dtypes: Mapping[str, str]
     scan: Callable[[Path, BinaryIO, int], Arrays]
     fits: Callable[[Arrays, int], bool]
+    has_records: bool = False
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file as it was when it was indexed."""
+    """A file with an index, and the size and time of the file when the index was made."""
 
     path: Path
     size: int  # bytes
@@ -88,11 +94,15 @@ class Indexed:
             raise DataError(self.path, got=got, expected="the same one", fix="start again")
         return fd
 
-    def read(self, fd: int, start: int, size: int, where: str) -> bytes:
-        """Read bytes of the open file. Not through a mapping: it might be cut meanwhile.
+    def read(self, fd: int, start: int, size: int, where: str, fix: str = "get it again") -> bytes:
+        """Read bytes of the open file. Not through a mapping: the file might be cut meanwhile.
+
+        Args:
+            where: name of the row, for messages.
+            fix: advice to the user if the file was cut.
 
         Raises:
-            DataError: they are not there.
+            DataError: the bytes are not there.
         """
         try:
             content = os.pread(fd, size, start)
@@ -100,7 +110,7 @@ class Indexed:
             got = error.strerror or error
             raise DataError(where, got=got, expected="a readable file", offset=start) from error
         if len(content) < size:
-            got, fix = f"the end of the file after {len(content):,} bytes", "get it again"
+            got = f"the end of the file after {len(content):,} bytes"
             raise DataError(where, got=got, expected=f"{size:,} bytes", offset=start, fix=fix)
         return content
 
@@ -111,15 +121,15 @@ def indexed(path: Path, kind: Kind) -> Indexed:
     Raises:
         DataError: the file is missing, compressed, or not what it should be.
     """
-    path = path.absolute()
+    path, readable = path.absolute(), "a readable file" if kind.has_records else kind.name
     try:
         with open_regular(path) as file:
             stat = os.fstat(file.fileno())
             for place in _places(path, kind):
                 if (arrays := _kept(place, stat, kind)) is not None:
                     return Indexed(path, stat.st_size, stat.st_mtime_ns, arrays)
-            head = file.peek(2)[:2]
-            if (compressed := COMPRESSED.get(head)) is not None:
+            compressed = COMPRESSED.get(file.peek(2)[:2])
+            if compressed is not None and not kind.has_records:  # a length may begin so
                 got = f"a {compressed}-compressed file, in which no row can be found by its number"
                 raise DataError(path, got=got, expected=kind.name, fix="unpack it")
             arrays = kind.scan(path, file, stat.st_size)
@@ -127,7 +137,7 @@ def indexed(path: Path, kind: Kind) -> Indexed:
     except FileNotFoundError:
         raise DataError(path, got="no such file", expected=kind.name) from None
     except OSError as error:
-        raise DataError(path, got=error.strerror or error, expected=kind.name) from error
+        raise DataError(path, got=error.strerror or error, expected=readable) from error
     if (stat.st_size, stat.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise DataError(path, got="a file that is being written", expected="one that is done")
     fresh = Indexed(path, stat.st_size, stat.st_mtime_ns, arrays)
@@ -136,8 +146,11 @@ def indexed(path: Path, kind: Kind) -> Indexed:
 
 
 def _places(path: Path, kind: Kind) -> tuple[Path, Path]:
-    name = hashlib.sha256(os.fsencode(path) + kind.name.encode()).hexdigest()[:32]
-    beside = path.with_name(f".{path.name}.{kind.name.split()[-2]}.index")
+    known_by, word = kind.name.encode(), f".{kind.name.split()[-2]}"
+    if kind.has_records:
+        known_by, word = b"", ""
+    name = hashlib.sha256(os.fsencode(path) + known_by).hexdigest()[:32]
+    beside = path.with_name(f".{path.name}{word}.index")
     return beside, cache_dir() / "indexes" / f"{name}.index"
 
 
@@ -146,20 +159,22 @@ def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
     try:
         with open_regular(place) as file:
             size = os.fstat(file.fileno()).st_size
-            magic, *of_file, head_bytes, crc = _TOP.unpack(file.read(_TOP.size))
-            if magic != _MAGIC or of_file != [stat.st_size, stat.st_mtime_ns]:
+            magic, *of_file, number, crc = _TOP.unpack(file.read(_TOP.size))
+            if of_file != [stat.st_size, stat.st_mtime_ns] or magic != _magic(kind):
                 return None
-            if not 0 < head_bytes <= _MOST_HEAD_BYTES:
+            if kind.has_records:
+                head, table = b"", {"offsets": ["<i8", _TOP.size, 8 * (number + 1)]}
+            elif 0 < number <= _MOST_HEAD_BYTES:
+                table = json.loads(head := file.read(number))
+            else:
                 return None
-            head = file.read(head_bytes)
-            table = json.loads(head)
-            # 1. The arrays that an index of this kind has, one behind the other, and nothing else:
-            # so the file's size bounds what is read.
+            # 1. The arrays of this kind of file, one behind the other, and nothing else: so the
+            # size of the index bounds the reading.
             if not isinstance(table, dict) or table.keys() != kind.dtypes.keys():
                 return None
-            at = _TOP.size + head_bytes
+            at = _TOP.size + len(head)
             for name, dtype in kind.dtypes.items():
-                at += -at % _ALIGNMENT
+                at += _padding(at, kind)
                 _, _, nbytes = table[name]
                 if table[name] != [dtype, at, nbytes] or type(nbytes) is not int:
                     return None
@@ -170,7 +185,7 @@ def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
             if at != size or size > _MOST_TIMES * stat.st_size + _MOST_HEAD_BYTES:
                 return None
             content = np.zeros(size, dtype=np.uint8)  # aligned as the file is
-            at, found = _TOP.size + head_bytes, crc32c.value(head)
+            at, found = _TOP.size + len(head), crc32c.value(head)
             while piece := file.read(min(_PIECE_BYTES, size - at)):
                 content[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
                 at, found = at + len(piece), crc32c.extend(found, piece)
@@ -185,6 +200,15 @@ def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
         return None
 
 
+def _magic(kind: Kind) -> bytes:
+    return _RECORDS if kind.has_records else _ARRAYS
+
+
+def _padding(at: int, kind: Kind) -> int:
+    """Return the number of bytes before an array, in an index of this kind."""
+    return 0 if kind.has_records else -at % _ALIGNMENT
+
+
 def _keep(fresh: Indexed, kind: Kind) -> None:
     """Write an index file, whole or not at all."""
     arrays = {name: np.ascontiguousarray(array) for name, array in fresh.arrays.items()}
@@ -193,15 +217,17 @@ def _keep(fresh: Indexed, kind: Kind) -> None:
     while len(head) != size:  # where arrays begin depends on how long the header is
         size, at = len(head), _TOP.size + len(head)
         for name, array in arrays.items():
-            at += -at % _ALIGNMENT
+            at += _padding(at, kind)
             table[name] = (array.dtype.newbyteorder("<").str, at, array.nbytes)
             at += array.nbytes
-        head = json.dumps(table).encode()
+        head = b"" if kind.has_records else json.dumps(table).encode()
     body = bytearray(head)
     for (_, start, _), array in zip(table.values(), arrays.values(), strict=True):
         body += bytes(start - _TOP.size - len(body))
         body += array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    top = _TOP.pack(_MAGIC, fresh.size, fresh.changed_ns, len(head), crc32c.value(bytes(body)))
+    number = len(arrays["offsets"]) - 1 if kind.has_records else len(head)
+    of_file = fresh.size, fresh.changed_ns
+    top = _TOP.pack(_magic(kind), *of_file, number, crc32c.value(bytes(body)))
     reasons = []
     beside, cached = _places(fresh.path, kind)
     for place in (beside, cached):
@@ -216,3 +242,86 @@ def _keep(fresh: Indexed, kind: Kind) -> None:
         "the index of %s cannot be saved, so every start builds it again (%s)",
         *(fresh.path, "; ".join(reasons)),
     )
+
+
+Paths = str | Path | Sequence[str | Path]
+
+
+def paths_of(given: Paths) -> list[Path]:
+    """Return one path or several as a list."""
+    return [Path(path) for path in ([given] if isinstance(given, (str, Path)) else given)]
+
+
+class IndexedFiles(Dataset[Any]):
+    """The rows of one or more files, in the order of the files.
+
+    No file is kept open, and nothing is shared: any thread may read at any time, and so may a copy
+    in another process.
+
+    Args:
+        files: in the order of the rows.
+        counts: number of rows of each file.
+        name: of the argument with the files, for messages.
+        first_byte: for messages; None: messages name no byte of an empty file.
+
+    Raises:
+        DataError: no file has a row.
+    """
+
+    noun = "row"
+
+    def __init__(
+        self,
+        files: Sequence[Indexed],
+        counts: Sequence[int],
+        *,
+        name: str = "files",
+        first_byte: int | None = None,
+    ) -> None:
+        self._files = files
+        # (files + 1,): the number of the first row of each file, and of all rows.
+        self.starts: NDArray[np.int64] = np.cumsum([0, *counts], dtype=np.int64)
+        if not len(self):
+            where = ", ".join(str(file.path) for file in files) or name
+            got = f"no {self.noun}"
+            raise DataError(where, got=got, expected="at least one", offset=first_byte)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, row: int) -> Any:
+        """Return the sample of a row.
+
+        Raises:
+            IndexError: there is no such row.
+            DataError: it is damaged, or the file was changed.
+        """
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"{self.noun} {row:,} of {len(self):,}")
+        return self.__getitems__([row % len(self)])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+        """Return the samples of several rows. Opens each file once; raises as ``[row]`` does."""
+        if not rows:
+            return []
+        if min(rows) < 0 or max(rows) >= len(self):
+            raise IndexError(f"{self.noun}s {min(rows):,} to {max(rows):,} of {len(self):,}")
+        files = np.searchsorted(self.starts, rows, side="right") - 1
+        samples: list[Any] = [None] * len(rows)
+        for number in np.unique(files).tolist():
+            file, first = self._files[number], int(self.starts[number])
+            fd = file.open()
+            try:
+                for position in np.flatnonzero(files == number).tolist():
+                    samples[position] = self._sample(file, fd, int(rows[position]) - first)
+            finally:
+                os.close(fd)
+        return self._finish(samples)
+
+    def _finish(self, samples: list[Any]) -> list[Any]:
+        """Return the samples of several rows, after a conversion of all together."""
+        return samples
+
+    @abstractmethod
+    def _sample(self, file: Indexed, fd: int, row: int) -> Any:
+        """Return the sample of a row of a file, which is open."""
