@@ -18,6 +18,6 @@ if find_spec("google") is None or find_spec("google.protobuf") is None:
 
 from quorate.data.tfrecord.dataset import TFRecordDataset
 from quorate.data.tfrecord.example import Feature, Features, example
-from quorate.data.tfrecord.writer import write_records
+from quorate.data.tfrecord.framing import write_records
 
 __all__ = ["Feature", "Features", "TFRecordDataset", "example", "write_records"]

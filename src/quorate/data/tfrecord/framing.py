@@ -13,8 +13,11 @@ hold a checksum is no trivial value.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from quorate.data import crc32c
+from quorate.machine.atomic_file import write_atomically
 
 HEAD = struct.Struct("<QI")  # length, checksum of its 8 bytes
 TAIL = struct.Struct("<I")  # checksum of the data
@@ -41,3 +44,29 @@ def length_in(head: bytes) -> int | None:
     length: int
     length, stated = HEAD.unpack(head)
     return length if checksum(head[: _LENGTH.size]) == stated else None
+
+
+def write_records(path: str | Path, records: Iterable[bytes]) -> int:
+    """Write a TFRecord file. An existing file is replaced.
+
+    Args:
+        path: path of the file, in an existing folder.
+        records: the data of each record, such as a serialized ``example``.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        OSError: the file cannot be written. If writing or ``records`` fails, an existing file is
+            unchanged.
+    """
+    count = 0
+
+    def framed_records() -> Iterator[bytes]:
+        nonlocal count
+        for data in records:
+            yield framed(data)
+            count += 1
+
+    write_atomically(Path(path), framed_records())
+    return count

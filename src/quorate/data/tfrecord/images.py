@@ -8,7 +8,7 @@ from pathlib import Path
 from quorate.data.labelled_images import LabelledImages
 from quorate.data.tfrecord.dataset import TFRecordDataset
 from quorate.data.tfrecord.example import Feature, Features, example
-from quorate.data.tfrecord.writer import write_records
+from quorate.data.tfrecord.framing import write_records
 
 
 def write_images(path: str | Path, content: LabelledImages) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from quorate.engines.processes.arena import Image
 from quorate.engines.processes.wire import Message
-from quorate.engines.ray.server import WORK
+from quorate.engines.ray.servers import WORK
 from quorate.engines.servers import Slicing
 from quorate.replica.flat import Flat
 
