@@ -1,8 +1,8 @@
-"""Loader processes: they load shards ahead, and hand them over through a socket each.
+"""Loader processes: load shards ahead, and send each batch through a socket.
 
-A process owns nothing that outlives it: no file, no folder, no segment with a name. So it may end
-at any instant, and it does with its parent (signal 9, which also ends one that is stopped). What it
-was to load then, or cannot hand over, is loaded by whoever needs it.
+A process leaves nothing behind: no file, no folder, no segment with a name. So a loader may end at
+any instant, and ends with its parent (by signal 9, which also ends a stopped process). Batches that
+are missing then, or cannot be sent, are loaded by the workers.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Told = Callable[[Ticket | None], None]  # what is loaded from now on
 
 
 def nobody_told(_ticket: Ticket | None) -> None:
-    """Tell nobody."""
+    """Do nothing with a ticket."""
 
 
 class Loads(Protocol):
-    """What is loaded, in the order of the tickets; None where it could not be."""
+    """Batches in the order of the tickets; None for a batch that could not be loaded."""
 
     def __iter__(self) -> Iterator[Load]: ...
 
     def end(self) -> None:
-        """Have whoever waits for the next one wait no longer. Any thread may; does not block."""
+        """End any wait for the next batch. Any thread may call this; does not block."""
 
     def close(self) -> None:
-        """Free what it holds. Only when nobody waits for it. Blocks until processes have ended."""
+        """End the processes, when nobody waits for a batch. Blocks."""
 
 
 def load_all(
@@ -55,14 +55,14 @@ def load_all(
     threads: int,
     told: Told = nobody_told,
 ) -> Loads:
-    """Load one ticket after the other; None where the dataset raised.
+    """Load the tickets in turn; None where the dataset raised.
 
-    Processes start before this returns, in the thread that calls it.
+    Processes start before the return, in the calling thread.
 
     Args:
-        loader_workers: how many processes load; 0 is the thread that iterates.
+        loader_workers: number of processes; with 0 the iterating thread loads.
         threads: intra-op threads of each process.
-        told: of what the thread that iterates loads, and when it is done.
+        told: called before and after each load of the iterating thread.
     """
     if not loader_workers:
         return _InThread(source, tickets, told)
@@ -70,7 +70,7 @@ def load_all(
 
 
 class _InThread:
-    """Loads in the thread that iterates."""
+    """Loads in the iterating thread."""
 
     def __init__(self, source: Source, tickets: Iterable[Ticket], told: Told) -> None:
         self._source = source
@@ -92,13 +92,13 @@ class _InThread:
 
 
 class LoaderProcesses:
-    """Processes that load tickets in turn. Iterate over them once; ``close`` them.
+    """Processes that load tickets in turn. Iterate once, then ``close``.
 
     Args:
-        source: what loads.
-        tickets: asked for in the thread that iterates, ``PREFETCHED`` per process ahead.
-        count: how many.
-        threads: intra-op threads of each.
+        source: loads a ticket.
+        tickets: drawn in the iterating thread, ``PREFETCHED`` per process ahead.
+        count: number of processes.
+        threads: intra-op threads of each process.
     """
 
     def __init__(self, source: Source, tickets: Iterable[Ticket], count: int, threads: int) -> None:
@@ -128,7 +128,7 @@ class LoaderProcesses:
             yield ticket, loader.take()
 
     def end(self) -> None:
-        """Have whoever waits for the next batch wait no longer. Any thread may; does not block."""
+        """End any wait for the next batch. Any thread may call this; does not block."""
         for loader in self._loaders:
             loader.end()
 
@@ -158,12 +158,12 @@ class _Loader:
             theirs.close()
 
     def ask(self, ticket: Ticket) -> None:
-        """Ask for a ticket. Does not block: few fit into the socket, and fewer are asked for."""
+        """Request a ticket. Does not block: the socket has room for all requests."""
         with suppress(OSError):
             self._socket.sendall(_TICKET.pack(*ticket))
 
     def take(self) -> Batch | None:
-        """Return the next of those that were asked for; None if it cannot be had. Blocks."""
+        """Return the next requested batch; None if the batch is lost. Blocks."""
         if self._is_lost:  # and whoever asks nothing of it, waits for nothing
             return None
         try:
@@ -181,7 +181,7 @@ class _Loader:
         return loaded
 
     def end(self) -> None:
-        """Tell it to end, and wait for nothing more. Does not block."""
+        """Close the conversation, which ends the process and any wait. Does not block."""
         self._is_ended = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -191,10 +191,11 @@ class _Loader:
         self._socket.close()
 
     def _lost(self, problem: str = "") -> None:
-        """Say once why nothing more comes from this process.
+        """Print once why no batch will come from this process.
 
         Args:
-            problem: with what it sent, for which the process is ended; empty: it is gone.
+            problem: with a received batch, for which the process is killed; empty: the process is
+                gone.
         """
         if self._is_ended or self._is_lost:
             return
@@ -209,7 +210,7 @@ class _Loader:
 
 
 def attempt(source: Source, ticket: Ticket) -> Batch | None:
-    """Load a ticket; None where the dataset raises: whoever needs it loads it again, and raises."""
+    """Return the batch of a ticket; None where the dataset raises, as the worker's load will."""
     try:
         return source.load(ticket)
     except Exception:  # the edge of a thread or process
@@ -230,7 +231,7 @@ _saying = threading.Lock()
 
 
 def _say(line: str) -> None:
-    """Say something once, wherever this process's errors go: there is no way to the coordinator."""
+    """Print a line once to standard error: there is no connection to the coordinator."""
     with _saying:
         if line in _said:
             return

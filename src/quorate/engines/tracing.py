@@ -28,7 +28,7 @@ COORDINATOR = -1  # in the place of a worker's number
 
 
 class Lane(NamedTuple):
-    """Where a span is drawn: whose it is, and in which process that was."""
+    """A row of the picture: host, process, worker and track of a span."""
 
     host: str
     pid: int
@@ -37,11 +37,11 @@ class Lane(NamedTuple):
 
 
 class Trace:
-    """What is noted of one run. Any thread may add to it.
+    """Spans and counts of a run. Any thread may add.
 
     Args:
-        steps: whose spans are wanted.
-        most: spans that are kept; later ones are counted.
+        steps: whose spans are kept.
+        most: limit of spans; later spans are counted.
     """
 
     def __init__(self, steps: range = ALL_STEPS, most: int = MOST_SPANS) -> None:
@@ -56,35 +56,35 @@ class Trace:
 
     @property
     def is_on(self) -> bool:
-        """Whether the step that the run is at is wanted."""
+        """Whether the spans of the current step are kept."""
         return self.step in self.steps
 
     def steps_of(self, job: Job) -> range:
-        """Return the steps of a job whose shards are noted: other jobs have steps of their own."""
+        """Return the steps of a job whose spans are kept: only training counts global steps."""
         if job.name == "training":
             return self.steps
         return ALL_STEPS if self.is_on else range(0)
 
     def put(self, worker: int, spans: list[Span]) -> None:
-        """Take spans of a worker, or of the coordinator, in this process."""
+        """Add spans of a worker, or of the coordinator, in this process."""
         self._keep(Lane(self._host, os.getpid(), worker, ""), spans)
 
     def take_batch(self, worker: int, batch: Batch) -> None:
-        """Take spans that a worker process has sent."""
+        """Add a batch from a worker process."""
         self._keep(Lane(batch["host"], batch["pid"], worker, ""), moved(batch, self._host))
 
     def take_own(self, track: str) -> list[Span]:
-        """Return what was noted here, as of a track, and forget it: another process keeps it."""
+        """Return and remove all spans, as of a track: a trace in a second process keeps them."""
         own, self.spans = self.spans, []
         return [span._replace(track=track) for _, span in own]
 
     def note(
         self, name: str, begin: float, end: float, track: str = "", step: int | None = None
     ) -> None:
-        """Note what the coordinator was at, in seconds of this host's monotonic clock.
+        """Add a span of the coordinator, in seconds of this host's monotonic clock.
 
         Args:
-            step: that it began in. None: the one that the run is at.
+            step: of the begin; None: the current step.
         """
         step = self.step if step is None else step
         if step in self.steps:
@@ -92,7 +92,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, track: str = "") -> Iterator[None]:
-        """Within the block the coordinator is at this, also if it ends by an exception."""
+        """Time the block as a span of the coordinator, also after an exception."""
         step, begin = self.step, time.monotonic()
         try:
             yield
@@ -100,7 +100,7 @@ class Trace:
             self.note(name, begin, time.monotonic(), track, step)
 
     def count(self, name: str, value: float) -> None:
-        """Note a figure as it is now."""
+        """Add the present value of a counter."""
         if self.is_on and len(self.counts) < self._most:
             self.counts.append((name, time.monotonic(), value))
 
@@ -117,19 +117,19 @@ _current: ContextVar[Trace | None] = ContextVar("quorate_trace", default=None)
 
 
 def current() -> Trace | None:
-    """Return the trace that is taken; None: nobody wants one."""
+    """Return the current trace; None without a trace."""
     return _current.get()
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Return a context within which the coordinator is at this, if a trace is taken."""
+    """Return a context that times a span of the coordinator, if there is a trace."""
     trace = _current.get()
     return _NOTHING if trace is None else trace.span(name)
 
 
 @contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
-    """Within the block whatever this thread begins is noted in the trace."""
+    """Set the current trace within the block, for this thread and new contexts."""
     token = _current.set(trace)
     try:
         yield trace
@@ -143,7 +143,7 @@ _mark = cache(this_host.mark)
 
 
 def batch(spans: list[Span]) -> Batch:
-    """Return spans of this process as they travel."""
+    """Return spans of this process as a message."""
     clock = time.time() - time.monotonic()
     return {"host": _mark(), "pid": os.getpid(), "clock": clock, "spans": spans}
 
@@ -152,7 +152,7 @@ def moved(sent: Batch, host: str) -> list[Span]:
     """Return the spans of a batch, by this host's monotonic clock.
 
     Args:
-        host: the mark of this one.
+        host: mark of this host.
     """
     shift = 0.0
     if sent["host"] != host:
@@ -165,17 +165,19 @@ _log: ContextVar[SpanLog | None] = ContextVar("quorate_span_log", default=None)
 
 
 def own_log() -> SpanLog | None:
-    """Return where spans of this thread's worker are noted; None: nobody wants them."""
+    """Return the span log of this thread's worker; None without a trace."""
     log = _log.get()
     return None if log is None or log.job is None else log
 
 
 def note_own_spans(log: SpanLog, job: str | None, step: int, shard: int) -> None:
-    """Have what this thread computes from now on be noted, as of a job; None: not any more.
+    """Let this thread's code add spans to a log, as of a job; None: no longer.
+
+    A replica in stages knows no timesheet, and finds the log by ``own_log``.
 
     Args:
-        step: of the shards that it was given.
-        shard: the first of them.
+        step: of the shards.
+        shard: the first shard.
     """
     log.begin(job, step, shard)
     _log.set(None if job is None else log)

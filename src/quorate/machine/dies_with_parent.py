@@ -1,8 +1,7 @@
-"""A process that dies with the one that started it, also when that one is killed with signal 9.
+"""A process that dies with its parent, also when signal 9 kills the parent.
 
-Run as a script, this file is how a worker's process begins: tied to its parent before anything slow
-is imported, so that there is no moment at which it could be left behind. Then it calls ``run`` of a
-module.
+Run as a script, this file begins a worker's process: tied to the parent before any slow import, so
+that at no moment the process could be left behind. Then the file calls ``run`` of a module.
 
     python dies_with_parent.py PARENT_PID MODULE SYS_PATH_JSON ARGUMENTS_JSON
 """
@@ -27,12 +26,12 @@ JOB_SIGNALS = [
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent's thread that started it ends.
 
-    By SIGKILL, so that a stopped process dies too. Where there is no such kernel call a thread
-    looks at the parent twice a second.
+    By SIGKILL, so that a stopped process dies too. Without such a kernel call a thread looks at
+    the parent twice a second.
 
     Args:
-        parent: as the parent knows itself. Asked for here, it may be gone, and the answer be that
-            of who took this process over: it would stay for ever.
+        parent: pid of the parent, read by the parent itself. ``os.getppid`` of an orphan returns
+            the pid of the adopting process.
     """
     if sys.platform == "linux":
         import ctypes

@@ -18,7 +18,7 @@ _NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
 
 
 def container_cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Return how many cores' time the group may use, maybe a fraction; None without a limit."""
+    """Return the group's limit of cores, maybe a fraction; None without a limit."""
     found = []
     for group in _groups("cpu", root, membership):
         try:
@@ -35,7 +35,7 @@ def container_cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float |
 
 
 def memory_limit(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return how many bytes the group may have in all; None without a limit."""
+    """Return the group's limit of memory in bytes; None without a limit."""
     found = []
     for group in _groups("memory", root, membership):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -49,7 +49,7 @@ def memory_limit(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None
 
 
 def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return how many bytes the group may still take; None without a limit."""
+    """Return the bytes left to the group; None without a limit."""
     found = []
     for group in _groups("memory", root, membership):
         try:

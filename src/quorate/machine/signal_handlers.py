@@ -1,10 +1,9 @@
-"""Signal handlers that a process has for quorate's sake, and that forks of user code do not keep.
+"""Signal handlers of quorate, which forks of user code do not keep.
 
-A fork inherits handlers, and the descriptor that the interpreter writes the numbers of signals to.
-``multiprocessing.Pool`` in a dataset or a callback ends its processes by SIGTERM: a handler of
-quorate's would only note that, and whoever waits for the processes would wait for ever. So a fork
-gets back the handlers that were there before quorate's. Processes that quorate itself forks install
-what they need again.
+A fork inherits handlers, and the descriptor to which the interpreter writes the numbers of signals.
+``multiprocessing.Pool`` in a dataset or a callback ends processes by SIGTERM: a handler of
+quorate's would only note the signal, and the pool would wait for ever. So a fork gets back the
+earlier handlers. Processes forked by quorate install handlers again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OF_PYTHON: Mapping[int, Any] = {
 
 
 class _Handler(NamedTuple):
-    """A handler of quorate's, and the one that it took the place of."""
+    """A handler of quorate's, and the replaced handler."""
 
     number: int
     handler: Any
@@ -39,12 +38,12 @@ _mask = threading.local()  # of the thread that forks: its signals before
 
 
 def handle(number: int, handler: Any, before: Any = None) -> None:
-    """Install a handler until ``put_back``, in this process and in none of its forks.
+    """Install a handler until ``put_back``, in this process and in no fork.
 
     Args:
         number: of the signal.
         handler: as ``signal.signal`` takes it.
-        before: what a fork gets; None: the handler that is installed now.
+        before: handler of forks; None: the handler that is installed now.
 
     Raises:
         ValueError: this is not the main thread.
@@ -58,7 +57,7 @@ def handle(number: int, handler: Any, before: Any = None) -> None:
 
 
 def put_back(handlers: Iterable[Any]) -> None:
-    """Undo ``handle`` for some handlers; one that user code has replaced since then stays."""
+    """Undo ``handle`` for some handlers, except where user code has replaced a handler."""
     wanted = [*handlers]
     for entry in [*reversed(_handlers)]:
         if entry.handler in wanted:
@@ -67,20 +66,20 @@ def put_back(handlers: Iterable[Any]) -> None:
 
 
 def in_forks(call: Callable[[], None]) -> Callable[[], None]:
-    """Have something called in each fork; return what ends that."""
+    """Call a function in each fork, until a call of the returned function."""
     _watch_forks()
     _in_forks.append(call)
     return lambda: _in_forks.remove(call)
 
 
 def ignore_job_signals(before: Mapping[int, Any] | None = None) -> None:
-    """Ignore signals that reach all processes of a job: the coordinator alone decides.
+    """Ignore the signals of a job, which reach all processes: the coordinator alone decides.
 
-    Programs that user code starts in this process do not ignore them: a handler that does nothing
-    ends with ``exec``, and SIG_IGN would not.
+    Programs started by user code in this process do not ignore the signals: an empty handler ends
+    with ``exec``, and SIG_IGN would not.
 
     Args:
-        before: what forks get; None: the handlers that are installed now.
+        before: handlers of forks; None: the handlers that are installed now.
 
     Raises:
         ValueError: this is not the main thread.
@@ -130,10 +129,10 @@ def _forget() -> None:
 
 
 class LeftError(SystemExit):
-    """A signal asked for an end at once: no ``sys.exit()`` of the code that it interrupts."""
+    """An end at once, for a signal: no ``sys.exit()`` of the interrupted code."""
 
 
 def ends_program(error: BaseException) -> bool:
-    """Return whether what was raised is Ctrl-C or a signal's: they come to the main thread."""
+    """Return whether an exception is Ctrl-C or a signal's, which reach the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     return isinstance(error, (KeyboardInterrupt, LeftError)) and is_main

@@ -1,4 +1,4 @@
-"""Standard output and error: closed, full or broken, they end no run.
+"""Standard output and error: closed, full or broken streams end no run.
 
 Whoever reads them may be gone (``| head``), their disk may be full, and a daemon has none. What
 cannot be written is dropped then, and the descriptor leads nowhere from there on: what is in its
@@ -20,7 +20,7 @@ from quorate.machine.limits import FULL_PIPE_S
 
 
 class Steady:
-    """A text stream to which writing never fails; all else of it is the stream's own.
+    """A text stream to which writing never fails; all remaining attributes are the stream's.
 
     Any thread may write to it, as to any stream.
 
@@ -34,7 +34,7 @@ class Steady:
         self.fault: str | None = "it is closed" if stream is None or stream.closed else None
 
     def write(self, text: str) -> int:
-        """Write a text, or drop it. Blocks as the stream does."""
+        """Write a text, or drop the text. Blocks as the stream does."""
         if self.stream is not None and self.fault is None:
             try:
                 return self.stream.write(text)
@@ -49,12 +49,12 @@ class Steady:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write several texts, or drop them."""
+        """Write several texts, or drop the texts."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what waits in the stream's buffer, or drop it. Blocks as the stream does."""
+        """Write the stream's buffer, or drop the text. Blocks as the stream does."""
         if self.stream is None or self.fault is not None:
             return
         try:
@@ -66,14 +66,14 @@ class Steady:
             self._give_up(error)
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
+        """Return whether the stream is a terminal."""
         return self.fault is None and self.stream is not None and self.stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
     def _drains(self) -> bool:
-        """Whether what is in the buffer of a pipe that is full goes out in time."""
+        """Return whether a full pipe takes the text in the buffer in time."""
         assert self.stream is not None
         until = time.monotonic() + FULL_PIPE_S
         poll = select.poll()  # select() takes no descriptor above 1023
@@ -90,7 +90,7 @@ class Steady:
         return False
 
     def _give_up(self, error: Exception) -> None:
-        """Write no more, and have what others write to the same descriptor lead nowhere."""
+        """Write no more, and let the descriptor lead nowhere, for all writers."""
         self.fault = (error.strerror if isinstance(error, OSError) else None) or str(error)
         stream = self.stream
         if stream is None or not any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
@@ -156,7 +156,7 @@ def inherited_by_children() -> tuple[int | None, int | None]:
 
 
 def occupy_standard_descriptors() -> None:
-    """Open what leads nowhere in the place of descriptors 0, 1 and 2 that are closed.
+    """Open the null device in the place of closed descriptors 0, 1 and 2.
 
     Else the next socket or segment gets such a number, and whatever a library prints, or a child
     takes for its standard output, goes there.

@@ -30,22 +30,22 @@ _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
 
 
 class Board(Protocol):
-    """Where ranks tell and read. Nothing of it blocks but ``close``."""
+    """A place where ranks publish and read heartbeats. Only ``close`` blocks."""
 
     session: str  # what only these ranks know; "" as long as they have not met
 
     def tell(self, beat: Beat) -> None:
-        """Have the others hear a beat of this rank, soon."""
+        """Publish a beat of this rank, soon."""
 
     def heard(self) -> Heard:
-        """Return the newest of all ranks."""
+        """Return the newest beats of all ranks."""
 
     def close(self) -> None:
-        """Leave it, when the last beat was told. Blocks for a moment."""
+        """Leave the board after publishing the last beat. Blocks for a moment."""
 
 
 class FileBoard:
-    """A board in a file that all ranks of one machine map; it works on when its name is gone.
+    """A board in a file that all ranks of one machine map, also without a name.
 
     Args:
         path: of a file of ``nbytes`` zeros.
@@ -62,7 +62,7 @@ class FileBoard:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """Return how many bytes a board for so many ranks has."""
+        """Return the bytes of a board for some number of ranks."""
         return size * _SLOT
 
     def tell(self, beat: Beat) -> None:
@@ -77,18 +77,18 @@ class FileBoard:
         return Heard(beats, time.monotonic(), "the file of the ranks")
 
     def close(self) -> None:
-        """See ``Board``: somebody may read it yet."""
+        """Do nothing: ranks may still read."""
 
 
 _SESSION = "quorate/session"
 
 
 class StoreBoard:
-    """A board in a store of torch.distributed. ``close`` it.
+    """A board in a store of torch.distributed. Close the board at the end.
 
     Args:
-        store: that all ranks reach. A connection of its own is taken: one that waits for a key
-            lets nobody else ask.
+        store: reached by all ranks. The board opens a new connection: while a connection waits
+            for a key, all requests wait.
         where: the store, in words.
     """
 

@@ -1,4 +1,4 @@
-"""Launch: rank 0 of one machine starts the other ranks itself, where no torchrun has."""
+"""Launch: without torchrun, rank 0 of one machine starts all higher ranks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from quorate.machine.resources import oom_kills
 
 
 class Launched:
-    """The ranks that this process has started. ``close`` it.
+    """The ranks that this process has started. Close the object at the end.
 
-    They meet by two files. On Linux the files have no name, and are opened under /proc by number:
-    nothing is left of them, whoever is killed. Elsewhere they are in a folder of this user's alone.
+    The ranks meet by two files. On Linux the files have no name, and are opened under /proc by
+    number: after any kill no file is left. On other systems a folder of this user has the files.
 
     Args:
-        script: what they run.
-        size: how many ranks there are, this one included.
-        threads: intra-op threads of each.
+        script: run by the ranks.
+        size: number of ranks, rank 0 included.
+        threads: intra-op threads of each rank.
 
     Raises:
-        OSError: they cannot be started; nothing is left of them.
+        OSError: the ranks cannot be started; no process and no file is left.
     """
 
     def __init__(self, script: Script, size: int, threads: int) -> None:
@@ -59,14 +59,14 @@ class Launched:
             raise
 
     def ended(self) -> str | None:
-        """Return which rank has ended and how, if one has: the one whose end says most."""
+        """Return in words how a rank ended, the most telling end first; None if all ranks run."""
         return next((text for _, text in self._endings()), None)
 
     def killed(self, wait_s: float) -> str | None:
-        """Return the same of one that did not end by itself, as ranks do when another is lost.
+        """Return in words how a rank was killed; ranks that miss a lost rank end by themselves.
 
         Args:
-            wait_s: that the system may take to tell of it; not needed where it has told of all.
+            wait_s: limit for the system's report of a death; no wait if all ranks have ended.
         """
         until = time.monotonic() + wait_s
         while True:
@@ -78,7 +78,7 @@ class Launched:
             time.sleep(FILE_POLL_S)
 
     def refused(self) -> str | None:
-        """Return what a rank said that has ended for a mistake of the user's, if one has."""
+        """Return the message of a rank that has ended for a mistake of the user's; None if none."""
         gone = [process for process in self._processes if process.has_ended()]
         told = (self._told(process).get("refuses") for process in gone)
         if (refusal := next((each for each in told if each is not None), None)) is not None:
@@ -88,13 +88,13 @@ class Launched:
         return next((line[9:] for line in lines if line.startswith("quorate: ")), None)
 
     def _told(self, process: WorkerProcess) -> dict[str, Message]:
-        """Return what a rank that has ended had told by its wire."""
+        """Return the last messages of a rank that has ended, by kind."""
         messages = self._messages.setdefault(process.number, {})
         messages.update((message["kind"], message) for message in process.arrived())
         return messages
 
     def _endings(self) -> list[tuple[bool, str]]:
-        """Return whether it was its own doing, and in words: first those that were not."""
+        """Return whether a rank ended by itself, and how, by rank; killed ranks first."""
         found: list[tuple[bool, int, str]] = []
         for process in self._processes:
             if process.has_ended():
@@ -109,7 +109,7 @@ class Launched:
         return [(is_own, text) for is_own, _, text in sorted(found)]
 
     def close(self) -> None:
-        """Wait for the ranks to end, or end them; nothing of them is left."""
+        """Wait for the ends of the ranks, then kill the rest. Removes processes and files."""
         deadline = time.monotonic() + BUSY_EXIT_S
         for process in self._processes:
             if process.pid is not None:
@@ -120,20 +120,20 @@ class Launched:
         self.met()
 
     def met(self) -> None:
-        """Remove the files that the ranks have met by: they know each other now."""
+        """Remove the files by which the ranks have met."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """Do not wait for them."""
+        """Kill the ranks. Does not block."""
         for process in self._processes:
             process.kill()
 
 
 def _nameless(what: str) -> Path:
-    """Return the path of a new file in memory that other processes of this user can open.
+    """Return the path of a new file in memory, for all processes of this user.
 
-    It stays open until this process ends, and a process launches ranks once: torch's ``FileStore``
-    opens the path again when it is destroyed, and must not find another file under that number.
+    The file stays open until this process ends, and a process launches ranks once: at destruction
+    torch's ``FileStore`` opens the path again, and must not find a different file of this number.
     """
     return Path(f"/proc/{os.getpid()}/fd/{os.memfd_create(f'quorate-{what}')}")

@@ -20,14 +20,14 @@ from quorate.machine.limits import STORE_CONNECT_S
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank a process is, of how many, and where they meet.
+    """Rank of a process, number of ranks, and the meeting point.
 
     Args:
         local_rank: among the ranks of this host.
         meet: a URL for ``torch.distributed``.
-        board: the file of the ranks' board, where all are of one machine; None: the store is one.
-        attempt: how often torchrun has started the ranks anew.
-        endpoint: host and port of the store that they meet by; None: a file.
+        board: file of the ranks' board, if all are of one machine; None: the store serves as board.
+        attempt: number of restarts by torchrun.
+        endpoint: host and port of the store by which the ranks meet; None: a file.
     """
 
     rank: int
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def where(self) -> str:
-        """The store that they meet by, in words."""
+        """Host and port of the store, in words."""
         return "" if self.endpoint is None else f"{self.endpoint[0]}:{self.endpoint[1]}"
 
 
@@ -48,22 +48,22 @@ _given: Place | None = None  # by the rank 0 that started this process
 
 
 def take(place: Place) -> None:
-    """Have this process be a rank that another one has started."""
+    """Make this process a rank, started by rank 0."""
     global _given
     _given = place
 
 
 def own_place() -> Place | None:
-    """Return the place that this process was given; None if it was given none.
+    """Return the place of this process; None outside of ranks.
 
     Raises:
-        SettingError: torchrun's environment is not whole.
+        SettingError: a variable of torchrun's environment is missing.
     """
     return _given or from_torchrun(torchrun_environment())
 
 
 def from_torchrun(environment: Mapping[str, str]) -> Place | None:
-    """Return the place that an environment of torchrun's says; None if it is none."""
+    """Return the place in an environment of torchrun's; None for all environments without one."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -77,7 +77,7 @@ def from_torchrun(environment: Mapping[str, str]) -> Place | None:
 
 
 def was_done_before(what: str) -> bool:
-    """Return whether it was done in a start of these ranks before this one. Blocks.
+    """Return whether an earlier start of these ranks did some work already. Blocks.
 
     Raises:
         RankError: the store is not reached.
@@ -90,7 +90,7 @@ def was_done_before(what: str) -> bool:
 
 
 def note_done(what: str) -> None:
-    """Note that it is done. Blocks.
+    """Note that some work is done. Blocks.
 
     Raises:
         RankError: the store is not reached.
@@ -103,7 +103,7 @@ def note_done(what: str) -> None:
 
 
 def _store(endpoint: tuple[str, int]) -> Any | None:
-    """Return torchrun's store; None if ranks have one of their own, which ends with them."""
+    """Return torchrun's store; None if the ranks' own store ends with the ranks."""
     import torch.distributed  # not in each build of torch
 
     dist: Any = torch.distributed  # documented, and not declared to be exported

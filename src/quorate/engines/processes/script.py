@@ -1,4 +1,4 @@
-"""The script that is running, and how to run it once more: in this process, or in a worker's."""
+"""The running script, as a value: to be run again in this process or in a worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _running: Script | None = None  # by ``Script.run`` in this process
 
 @dataclass(frozen=True)
 class Script:
-    """A program and how it was started."""
+    """A program with its arguments, folder and options."""
 
     path: str
     module: str | None  # for python -m
@@ -37,7 +37,7 @@ class Script:
     options: Mapping[str, Any] | None  # of quorate run
 
     def run(self) -> None:
-        """Run it as ``__main__`` in this process. Raises whatever it raises."""
+        """Run the program as ``__main__`` in this process. Raises the program's exceptions."""
         global _running
         sys.argv = [self.path, *self.arguments]
         before, _running = _running, self
@@ -49,7 +49,7 @@ class Script:
             _running = before
 
     def within(self, folder: Path, copy: Path) -> Script:
-        """Return it as it is in a copy of a folder; it is started there if it was not within."""
+        """Return the same script in a copy of a folder, started in the copy."""
 
         def moved(path: str) -> str:
             return str(copy / Path(path).resolve().relative_to(folder))
@@ -68,14 +68,14 @@ class Script:
         torch.manual_seed(seed % 2**64)  # one that is none is refused where settings are checked
 
     def sources(self) -> dict[str, int]:
-        """Return the files of its own folder that it consists of, and when they were changed."""
+        """Return the imported files of the script's folder, with their times of change."""
         folder = Path(self.path).parent
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         names = {self.path, *(f for f in files if f and Path(f).is_relative_to(folder))}
         return {name: changed for name in names if (changed := _changed_at(name))}
 
     def changed(self, before: Mapping[str, int]) -> str | None:
-        """Return the name of a file that is not what it was; None if all are."""
+        """Return the name of a changed file; None if no file has changed."""
         return next((name for name, then in before.items() if _changed_at(name) != then), None)
 
     def _run(self) -> None:
@@ -91,10 +91,10 @@ class Script:
 
 
 def current() -> Script | None:
-    """Return the script that this process runs; None where there is none to start again.
+    """Return the script of this process; None if nothing could be started again.
 
-    There is none in a notebook or at a prompt, in an installed program that happens to train (a
-    test runner, a server), or in a process of ``multiprocessing``, which began elsewhere.
+    A notebook and a prompt have no script, nor has an installed program that happens to train (a
+    test runner, a server), nor a process of ``multiprocessing``, which began in the middle.
     """
     main = sys.modules["__main__"]
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
@@ -113,7 +113,7 @@ def current() -> Script | None:
 
 
 def _arguments(program: str) -> tuple[str, ...]:
-    """Return what followed the program at the command; ``sys.argv`` may have changed since."""
+    """Return the arguments of the command; ``sys.argv`` may have changed since."""
     for position, word in enumerate(sys.orig_argv[1:], start=2):
         if word == program or Path(word).name == program:
             return tuple(sys.orig_argv[position:])

@@ -1,6 +1,6 @@
-"""A worker process: it runs the script up to the training loop, and computes shards from there on.
+"""A worker process: runs the script up to the training loop, and computes shards from there on.
 
-It owns nothing that is lost with it: parameters, results and position are the coordinator's.
+A worker owns nothing that matters: parameters, results and position are the coordinator's.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _here: Worker | None = None
 
 
 def here() -> Worker | None:
-    """Return what this process is to become at the first training loop; None in a coordinator."""
+    """Return the worker of this process; None in a coordinator."""
     return _here
 
 
 def run(*, wire: int, output: int) -> None:
-    """Run the script; it does not come back from its first training loop.
+    """Run the script, which does not return from the first training loop.
 
     Args:
-        wire: descriptor of its end of the wire. The first message says who it is, and holds the
-            fields of a ``Script``.
-        output: descriptor of what takes the place of standard output and error until then: the
-            coordinator has said all of that already, and shows it only if something goes wrong.
+        wire: descriptor of the worker's end of the wire. The first message holds the number of the
+            worker and the fields of a ``Script``.
+        output: descriptor in the place of standard output and error up to the training loop. The
+            coordinator prints the same text, and shows the worker's only if something goes wrong.
     """
     global _here
     occupy_standard_descriptors()
@@ -76,12 +76,12 @@ def run(*, wire: int, output: int) -> None:
 
 
 class Worker:
-    """A process that was started to be a worker. It runs the script, and then serves.
+    """A process that was started as a worker: runs the script, then computes shards.
 
     Args:
         number: of the worker.
-        wire: its end of the wire.
-        output: descriptor of what takes the place of standard output and error until it serves.
+        wire: the worker's end of the wire.
+        output: descriptor in the place of standard output and error until ``serve``.
     """
 
     def __init__(self, number: int, wire: Wire, output: int) -> None:
@@ -95,10 +95,10 @@ class Worker:
         os.close(output)
 
     def serve(self, program: Program) -> NoReturn:
-        """Compute what the coordinator asks for, and end this process when it says so.
+        """Compute shards for the coordinator, and end this process with the last message.
 
-        Nothing of the script runs after this, no ``finally`` and no ``atexit``: they are the
-        coordinator's to run, once.
+        Nothing of the script runs after this, no ``finally`` and no ``atexit``: both run once, in
+        the coordinator.
         """
         code = 1
         with suppress(ValueError):  # the script trains in another thread than the main one
@@ -171,7 +171,7 @@ class Worker:
         replica.close()
 
     def found(self) -> list[str]:
-        """Return what the script did that only its own process should have, a line each; once."""
+        """Return a line for each file that only the script's own process should write; once."""
         return warnings_of_script()
 
     def _send_notes(self) -> None:
@@ -179,7 +179,7 @@ class Worker:
             self._wire.send({"kind": "note", **note._asdict()})
 
     def show(self) -> None:
-        """Have what is printed from now on reach whoever started the coordinator."""
+        """Show the output of user code from now on, where the coordinator's output goes."""
         flush_standard_streams()
         for fd, original in self._outputs.items():
             os.dup2(original, fd)

@@ -22,7 +22,7 @@ EXPECTED = "batches and values between stages that can be sent to another proces
 
 
 class GoneError(Exception):
-    """Who is at another end of a link is gone, or has closed it."""
+    """A device is gone, or has closed the link."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"device {number} is gone")
@@ -30,7 +30,7 @@ class GoneError(Exception):
 
 
 class Arrivals:
-    """Values that came, until they are taken. Any thread puts; one thread takes."""
+    """Values that have arrived, by key. Any thread puts; a single thread takes."""
 
     def __init__(self) -> None:
         self._arrived: dict[Hashable, deque[Any]] = {}
@@ -38,16 +38,16 @@ class Arrivals:
         self._gone: deque[int] = deque()
 
     def put(self, key: Hashable, value: Any) -> None:
-        """Put a value where ``take`` finds it."""
+        """Add a value."""
         with self._changed:
             self._arrived.setdefault(key, deque()).append(value)
             self._changed.notify_all()
 
     def take(self, *keys: Hashable) -> tuple[Hashable, Any]:
-        """Return what came under one of some keys, with the key; the first of these. Blocks.
+        """Return the first value of some keys, with the key. Blocks.
 
         Raises:
-            GoneError: who is at another end is gone, and nothing of this is here.
+            GoneError: a device is gone, and no value has arrived.
         """
         taken = self.take_soon(*keys)
         assert taken is not None
@@ -73,23 +73,23 @@ class Arrivals:
                     return None
 
     def lose(self, number: int) -> None:
-        """Note that who is at another end is gone: what came before may still be taken."""
+        """Note that a device is gone: values that have arrived may still be taken."""
         with self._changed:
             self._gone.append(number)
             self._changed.notify_all()
 
 
 class Ends(Protocol):
-    """One device's ends of its links to the others and the parent, whatever they are made of."""
+    """The ends of a device's links to the parent and all devices."""
 
     def send(self, to: int, key: Hashable, value: Any) -> None:
-        """Send a value. One to a device that is gone is lost."""
+        """Send a value; without a receiver the value is lost."""
 
     def put(self, key: Hashable, value: Any) -> None:
-        """Put a value where ``take`` finds it: one from this device to itself."""
+        """Add a value from this device to itself."""
 
     def take(self, *keys: Hashable) -> tuple[Hashable, Any]:
-        """Return what came under one of some keys, with the key. Blocks."""
+        """Return the first value of some keys, with the key. Blocks."""
 
     def take_soon(
         self, *keys: Hashable, within_s: float | None = None
@@ -97,14 +97,13 @@ class Ends(Protocol):
         """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
 
     def close(self) -> None:
-        """Close them: whoever takes, here or at the other ends, hears that they are gone."""
+        """Close the ends: ``take`` raises, here and in all devices."""
 
 
 class Links(Arrivals):
-    """One process's ends, by the number of the process at the other end.
+    """The sockets of a process, by the number of the process at the far end.
 
-    One thread sends; one thread receives. Closed ends of others are found when something is
-    received.
+    A single thread sends, a single thread receives. ``take`` notices closed sockets.
     """
 
     def __init__(self, ends: Mapping[int, socket.socket]) -> None:
@@ -124,16 +123,16 @@ class Links(Arrivals):
             raise
 
     def send(self, to: int, key: Hashable, value: Any) -> None:
-        """Send a value. Blocks until it is on its way; one to a process that is gone is lost.
+        """Send a value; without a receiver the value is lost. Blocks until the value is written.
 
         Raises:
-            TypeError: it cannot be sent.
+            TypeError: the value cannot be sent.
         """
         with suppress(OSError):
             pack(self._ends[to], (key, value))
 
     def close(self) -> None:
-        """Close all ends; threads that read end by it."""
+        """Close all sockets, and end the reading threads."""
         for end in self._ends.values():
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

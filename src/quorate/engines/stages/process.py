@@ -1,11 +1,10 @@
-"""A device: it has some stages of a replica, and computes what its row says.
+"""A device: has some stages of a replica, and computes a row of the schedule.
 
-It is a process (``stage_processes.py``) or a thread (``stage_threads.py``): its row, its links and
-its sums are the same.
+A device is a process or a thread (``devices.py``), with the same rows, links and sums.
 
-A process is a fork of the one that has the replica, made when that has computed a shard: model,
-loss function and whatever else they reach are there, as they were. It owns nothing that is lost
-with it, and is killed with its parent.
+A process is a fork of the process with the replica, made after the first shard: the fork has the
+model, the loss function and all reachable objects. A fork owns nothing that matters, and is killed
+with the parent.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Key = tuple[str, int, int, int]  # "forward" or "backward", from which stage, t
 
 
 class Micro(NamedTuple):
-    """One shard of a run, as a stage gets it."""
+    """A shard of a run, as sent to a stage."""
 
     batch: Any  # on the host
     rows: int
@@ -44,31 +43,31 @@ class Micro(NamedTuple):
 
 @dataclass
 class Shared:
-    """What the parent and all processes of a replica have in common, in shared memory."""
+    """Memory shared by the parent and all devices of a replica."""
 
     gradients: Sequence[Flat]  # sums of shards, by place
     devices: int = 0
 
     def __post_init__(self) -> None:
-        """Make what says who is at work."""
+        """Make the record of the devices at work."""
         self.at_work = AtWork(self.devices)
 
 
 def device_of(stage: int, devices: int) -> int:
-    """Return which device has a stage: they are dealt in turn."""
+    """Return the device of a stage: stages are dealt in turn."""
     return stage % devices
 
 
 class Device:
-    """The stages of one device, and its links.
+    """The stages of a device, with the links to the parent and all devices.
 
     Args:
         number: of the device.
-        devices: how many there are.
-        stages: those that it has, by number.
-        links: to the others and the parent.
-        shared: where gradients are written.
-        turn: entered while it computes, and left while it waits for others.
+        devices: number of devices.
+        stages: of the device, by number.
+        links: to the parent and all devices.
+        shared: memory for gradients.
+        turn: entered while the device computes, and left while the device waits.
     """
 
     def __init__(
@@ -94,11 +93,11 @@ class Device:
         self._began = 0.0  # when that had what it needs, by the monotonic clock
 
     def run(self, row: Row, puts: Sequence[Put]) -> None:
-        """Compute the device's row of a run of shards, whose batches are on their way.
+        """Compute the device's row of a run of shards; the batches arrive meanwhile.
 
         Args:
-            puts: what becomes of the gradient of each shard, in their order: stages go backward
-                in that.
+            puts: place and additions of the gradient of each shard, in the order of the backward
+                passes.
         """
         self._micros, self._puts = [], puts
         for work, stage, shard in row:
@@ -179,7 +178,7 @@ class Device:
         self._links.send(PARENT, ("done", "backward", stage.graph.index, shard), said)
 
     def _span(self) -> tuple[float, float]:
-        """Return from when to when the device was at what it has done and sent."""
+        """Return begin and end of the last work, by the monotonic clock."""
         return self._began, time.monotonic()
 
     @torch.no_grad()
@@ -204,14 +203,14 @@ class Device:
 
     @torch.no_grad()
     def _add(self, stage: Stage, put: Put) -> None:
-        """Make the additions that a shard is the last one of, of the stage's part alone."""
+        """Make the additions that a shard completes, of the stage's parameters alone."""
         for left, right in put.additions:
             own = self._own(stage, left), self._own(stage, right)
             for mine, theirs in zip(*own, strict=True):
                 mine.add_(theirs)
 
     def _own(self, stage: Stage, place: int) -> list[torch.Tensor]:
-        """Return the stretches of a vector that are a stage's."""
+        """Return a stage's slices of a vector."""
         key = (stage.graph.index, place)
         if key not in self._stretches:
             flat = self._shared.gradients[place]
@@ -220,7 +219,7 @@ class Device:
         return self._stretches[key]
 
     def _received(self, keys: Sequence[_Key]) -> list[Any]:
-        """Return what came under some keys. Blocks: until then the device waits."""
+        """Return the values of some keys. Blocks, and counts as waiting."""
         stage, _ = self.at
         self._shared.at_work.waits(self._number, stage)
         # A stage that hears from nobody does not wait, and keeps its turn.
@@ -232,7 +231,7 @@ class Device:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Let others have the turn within the block, which is not within the turn itself."""
+        """Leave the turn to other devices within the block."""
         self._turn.__exit__(None, None, None)
         try:
             yield
@@ -248,7 +247,7 @@ class Device:
 
 
 def next_run(links: Ends, shared: View) -> Any:
-    """Return what a run is, once it comes; values of ``Shared`` that come before are taken."""
+    """Return the next run, after taking new values of ``Shared``. Blocks."""
     while True:
         what, given = links.take("shared", "run")
         if what == "run":
@@ -257,7 +256,7 @@ def next_run(links: Ends, shared: View) -> Any:
 
 
 def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
-    """Tell the parent what was raised, and where."""
+    """Send an exception to the parent, with stage and shard."""
     stage, shard = device.at
     if isinstance(error, SystemExit):  # user code's: signals of the job are ignored here
         error = exited(error, f"stage {stage}, shard {shard} of a run")
@@ -265,7 +264,7 @@ def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
 
 
 def failure(told: Mapping[str, Any]) -> tuple[int, BaseException]:
-    """Return the stage in which something was raised, and that."""
+    """Return the stage and the exception of a failed device."""
     return told["at"][0], remote_error.from_json(told["error"])
 
 
@@ -273,10 +272,12 @@ _WORD_BYTES = 8
 
 
 class AtWork:
-    """Words in memory that forks share. Make it before them.
+    """The stage of each device, in memory shared with forks that are made later.
+
+    A device may be killed or stopped anywhere: no word is ever locked, and nobody waits for a word.
 
     Args:
-        devices: how many processes.
+        devices: number of devices.
     """
 
     def __init__(self, devices: int) -> None:
@@ -287,27 +288,27 @@ class AtWork:
             self.waits(device, device)
 
     def computes(self, device: int, stage: int) -> None:
-        """Note that a process begins to compute."""
+        """Note that a device begins to compute."""
         self._words[device] = 2 * stage + 1
 
     def waits(self, device: int, stage: int) -> None:
-        """Note that a process begins to wait, for what a stage of its own takes."""
+        """Note that a device begins to wait for the input of a stage."""
         self._words[device] = 2 * stage
 
     def read(self, device: int) -> tuple[int, bool]:
-        """Return the stage that a process is at, and whether it computes."""
+        """Return the stage of a device, and whether the device computes."""
         word = self._words[device]
         return word // 2, bool(word % 2)
 
 
 def packed_values(values: Values) -> tuple[dict[str, Any], Mapping[str, torch.Tensor]]:
-    """Return what a link can carry, and ``unpacked`` takes."""
+    """Return values of ``Shared`` as a link carries them: processes have forked copies."""
     return values.to_json(stored=True), values.tensors.views
 
 
 @torch.no_grad()
 def unpacked_values(sent: tuple[dict[str, Any], Mapping[str, torch.Tensor]]) -> Values:
-    """Return the values that were sent."""
+    """Return the values of a message, in memory of this process."""
     described, tensors = sent
     values = Values().from_json(described)
     for name, view in values.tensors.views.items():
