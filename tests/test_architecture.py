@@ -170,7 +170,6 @@ def test_the_environment_is_read_and_written_in_one_file() -> None:
 # What torch offers for NVIDIA's GPUs alone. All other code is written for any accelerator.
 NAMES_CUDA = {
     "machine.devices": "the default devices, and why there are none",
-    "machine.device_names": "TensorFlow's names",
     "machine.gpu_identity": "NVML",
     "services.device_use": "NVML",
     "replica.precision": "TF32",
