@@ -33,7 +33,6 @@ SCRIPT = str(Path(__file__).parents[1] / "scripts" / "measured.py")
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> WarmRuns:
-    """Return the command."""
     return WarmRuns("bench", monkeypatch, capfd)
 
 
@@ -41,21 +40,16 @@ def results(folder: Path) -> Any:
     return json.loads((folder / "results.json").read_text())
 
 
-def profiled(folder: Path, slow: str, *options: str, seconds: float = 0.4) -> tuple[Measured, str]:
-    """Return what a run in this process measures, and its bottleneck."""
-    file = folder / "measured.json"
-    wanted = ("--profile", str(file), "--profile-s", str(seconds))
+def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    words = ("--engine", "towers", "--workers", "2", "--profile", str(file), "--profile-s", "0.4")
     with pytest.raises(SystemExit) as end:
-        main(["run", "--devices", "cpu", "--engine", "towers", *options, *wanted, SCRIPT, slow])
+        main(["run", "--devices", "cpu", *words, SCRIPT, "input"])
     assert not end.value.code
     run = Measured.from_json(json.loads(file.read_text()))
     for each in run.workers:  # all of the time is accounted for, in each worker
         assert sum(each.seconds.values()) == pytest.approx(run.seconds, rel=0.05)
-    return run, findings([run], split(run), [run])[0].words
-
-
-def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
-    run, bottleneck = profiled(tmp_path, "input", "--workers", "2")
+    bottleneck = findings([run], split(run), [run])[0].words
     assert bottleneck.startswith("input: workers wait ")
     assert "turn loader_workers up (it is 0)" in bottleneck
     assert run.rows == 32 * run.updates

@@ -22,19 +22,9 @@ from support.runs import processes_of, run, torchrun
 from support.warm import WARM
 
 from quorate.__main__ import main
+from quorate.commands.doctor import facts
 from quorate.commands.doctor.ask import ask
-from quorate.commands.doctor.facts import (
-    Accelerator,
-    Driver,
-    Facts,
-    Gpu,
-    Holder,
-    Host,
-    Interface,
-    Limits,
-    Link,
-    Torch,
-)
+from quorate.commands.doctor.facts import Facts, Gpu, Holder
 from quorate.commands.doctor.hosts import verdicts as of_hosts
 from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
 from quorate.commands.doctor.hosts.table import rows
@@ -203,28 +193,28 @@ def gpu(index: int, **changes: Any) -> Gpu:
     return Gpu(index, **{**values, **changes})
 
 
-HOST = Host("AMD EPYC", 64, 32, 64, None, 2, 256 * GIB, 200 * GIB, None)
-LIMITS = Limits(None, 65536, None, None, None, "/tmp", None, 50 * GIB)
-TORCH = Torch("1.2.3+cu130", "13.0", None, "cuda", 32, True, "91002", True, True, None, None)
+HOST = facts.Host("AMD EPYC", 64, 32, 64, None, 2, 256 * GIB, 200 * GIB, None)
+LIMITS = facts.Limits(None, 65536, None, None, None, "/tmp", None, 50 * GIB)
+TORCH = facts.Torch("1.2.3+cu130", "13.0", None, "cuda", 32, True, "91002", True, True, None, None)
 VISIBLE = tuple(Visible(index, f"GPU-{index}") for index in range(2))
 WELL = Facts(
     environment={},
-    driver=Driver("580.65.06", "13.0", None),
+    driver=facts.Driver("580.65.06", "13.0", None),
     gpus=(gpu(0), gpu(1)),
     lost={},
-    links=(Link(0, 1, "NVLink", True),),
+    links=(facts.Link(0, 1, "NVLink", True),),
     selection=Selection(VISIBLE, None),
     torch=TORCH,
     accelerators=tuple(
-        Accelerator(f"cuda:{n}", visible, None) for n, visible in enumerate(VISIBLE)
+        facts.Accelerator(f"cuda:{n}", visible, None) for n, visible in enumerate(VISIBLE)
     ),
     host=HOST,
     limits=LIMITS,
-    interfaces=(Interface("eth0", ("10.0.0.2",), 25_000, False),),
+    interfaces=(facts.Interface("eth0", ("10.0.0.2",), 25_000, False),),
 )
 LAPTOP = replace(
     WELL,
-    driver=Driver(None, None, "NVML Shared Library Not Found"),
+    driver=facts.Driver(None, None, "NVML Shared Library Not Found"),
     gpus=(),
     links=(),
     selection=Selection((), None),
@@ -263,7 +253,7 @@ BUSY = {"memory_bytes": 140 * GIB + 800 * MIB, "holders": (Holder(4242, "python"
 TORCH_HANGS = replace(
     WELL, torch=replace(TORCH, failure="no answer within 5 s from cuda:1 to compute")
 )
-DRIVER_HANGS = replace(WELL, driver=Driver(None, None, "no answer within 5 s from GPU 0"))
+DRIVER_HANGS = replace(WELL, driver=facts.Driver(None, None, "no answer within 5 s from GPU 0"))
 
 # Facts; what is wanted of a run.
 WRONG: dict[str, tuple[Facts, dict[str, Any]]] = {
@@ -299,13 +289,13 @@ WRONG: dict[str, tuple[Facts, dict[str, Any]]] = {
     "no GPU, by the build": (LAPTOP, {"devices": ("cuda",)}),
     "no GPU, by an old driver": (built(why_none="The driver is too old"), {"devices": ("cuda",)}),
     "a GPU that does not compute": (
-        replace(WELL, accelerators=(Accelerator("cuda:0", VISIBLE[0], "no kernel image"),)),
+        replace(WELL, accelerators=(facts.Accelerator("cuda:0", VISIBLE[0], "no kernel image"),)),
         {},
     ),
     "a full GPU": (first_gpu(**BUSY), {}),
     "a prohibited GPU": (first_gpu(compute_mode="prohibited"), {}),
     "an exclusive GPU": (first_gpu(compute_mode="exclusive", holders=(Holder(7, None, None),)), {}),
-    "GPUs without a link": (replace(WELL, links=(Link(0, 1, "two NUMA nodes", False),)), {}),
+    "GPUs without a link": (replace(WELL, links=(facts.Link(0, 1, "two NUMA nodes", False),)), {}),
 }
 RIGHT: list[tuple[Facts, dict[str, Any]]] = [
     (WELL, {}),
@@ -314,22 +304,22 @@ RIGHT: list[tuple[Facts, dict[str, Any]]] = [
     (limited(files=256), {"workers": 32, "threads": 1}),
     (first_gpu(**BUSY), {"devices": ("cpu",)}),  # what is not used may be full
     (replace(WELL, environment={"NCCL_SOCKET_IFNAME": "^docker"}), {}),
-    (replace(WELL, links=(Link(0, 1, "", False),)), {"devices": ("cuda:1",)}),
+    (replace(WELL, links=(facts.Link(0, 1, "", False),)), {"devices": ("cuda:1",)}),
     (replace(LAPTOP, environment={"CUDA_VISIBLE_DEVICES": "0"}), {}),  # there is no driver
 ]
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_and_what_helps(name: str) -> None:
-    facts, wanted = WRONG[name]
-    conclusion, *_, wrong = shown(facts, verdicts(facts, Wanted(**wanted))).split("\n\n")
+    machine, wanted = WRONG[name]
+    conclusion, *_, wrong = shown(machine, verdicts(machine, Wanted(**wanted))).split("\n\n")
     assert max(map(len, wrong.splitlines())) <= 100
     expect_message(f"{conclusion}\n{wrong}")
 
 
 def test_what_does_not_matter() -> None:
-    for facts, wanted in RIGHT:
-        assert verdicts(facts, Wanted(**wanted)) == []
+    for machine, wanted in RIGHT:
+        assert verdicts(machine, Wanted(**wanted)) == []
     expect_message(shown(WELL, []))
     assert named_devices("gpu:1, cpu+/device:GPU:0") == ("cuda:1", "cpu", "cuda:0")
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 from support.keys import keys_in, keys_of
 from support.messages import expect_message
-from support.small import DATA, trainer
-from support.warm_child import WarmRuns
+from support.small import DATA, SecondsPass, trainer
 
 import quorate
 from quorate.__main__ import main
@@ -20,30 +18,15 @@ OF_A_RUN = ("status.json", "metrics.jsonl", "events.jsonl")
 PROFILED = ("run", "--devices", "cpu", "--engine", "towers", "--workers", "2")
 
 
-class Passes(quorate.Callback):
-    """Lets a second pass with each update, on the clock: then the log says what workers spent."""
-
-    def __init__(self) -> None:
-        self.real, self.passed_s = time.monotonic, 0.0
-
-    def updated(self, report: quorate.Report) -> None:
-        self.passed_s += 1.1
-
-    def now(self) -> float:
-        return self.real() + self.passed_s
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, which has all that a checkpoint can hold, and a profile."""
     place = tmp_path_factory.mktemp("keys")
     validation = quorate.Validation(DATA, best="min:loss")
     options = {"summary_every_s": None, "save_every_steps": 2}
-    passes = Passes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "monotonic", passes.now)
         made = trainer(place / "run", workers=2, **options)
-        made.fit(DATA, steps=5, validation=validation, callbacks=[passes])
+        made.fit(DATA, steps=5, validation=validation, callbacks=[SecondsPass(patch)])
     profile = ("--profile", str(place / "profile.json"), "--profile-s", "0.2")
     with pytest.raises(SystemExit):
         main([*PROFILED, *profile, str(SCRIPTS / "measured.py")])
@@ -68,13 +51,3 @@ def test_keys_of_an_output(typed: str, folder: Path, capsys: pytest.CaptureFixtu
 
 def test_keys_of_a_profile(folder: Path) -> None:
     expect_message(keys_in(folder / "profile.json"))
-
-
-def test_keys_of_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    verify = WarmRuns("verify", monkeypatch, capfd)
-    verify.here = True
-    words = ("--json", "--engine", "towers", "--workers", "1", "--updates", "2", "--no-resume")
-    shown = verify(*words, str(SCRIPTS / "verified.py"), "clean", code=0)
-    expect_message(keys_of(json.loads(shown[: shown.rindex("}") + 1])))

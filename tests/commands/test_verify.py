@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.at_the_command import ended
+from support.keys import keys_of
 from support.messages import expect_message
 from support.strangers import SCRIPT as STRANGER
 from support.warm_child import WarmRuns
@@ -96,6 +97,7 @@ def test_what_the_limit_cuts_off_is_said_and_what_was_compared_stays(
     assert (record["same_bits"], record["is_complete"]) == (True, False)
     assert [run["run"] for run in record["runs"]] == ["1 worker", "2 workers"]
     expect_message("\n".join([shown.err, *record["lines"]]))
+    expect_message(keys_of(record))
 
 
 # --- runs in all ways -----------------------------------------------------------------------------

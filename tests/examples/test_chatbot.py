@@ -123,16 +123,6 @@ def test_no_text_has_a_word_without_a_number(said: list[str]) -> None:
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def trained(tmp_path: Path, *words: str) -> str:
-    """Return what a run says that reaches its target."""
-    options = ["--devices", "cpu", "--engine", "towers", "--workers", "1"]
-    place = ["--run-dir", str(tmp_path / "run"), str(FOLDER / "train.py")]
-    env = {**os.environ, "QUORATE_DATA": str(tmp_path / "cache")}
-    code, out, err = WARM.run(["run", *options, *place, *words], env, 560)
-    assert code == 0, out + err
-    return out + err
-
-
 @pytest.mark.slow
 def test_a_run_can_be_talked_to_and_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -141,7 +131,12 @@ def test_a_run_can_be_talked_to_and_exported(
     file, run_dir = tmp_path / "pairs.tsv", tmp_path / "run"
     small = ("--language", "en", "--units", "32", "--layers", "1", "--batch-size", "24")
     learn = ("--lr", "0.01", "--epochs", "5", "--target", "unigram=0.9", "--target", "others=1")
-    said = trained(tmp_path, "--data", str(file), *small, *learn)
+    options = ("--devices", "cpu", "--engine", "towers", "--workers", "1")
+    words = ["run", *options, "--run-dir", str(run_dir), str(FOLDER / "train.py")]
+    env = {**os.environ, "QUORATE_DATA": str(tmp_path / "cache")}
+    code, out, err = WARM.run([*words, "--data", str(file), *small, *learn], env, 560)
+    said = out + err
+    assert code == 0, said
     assert "I do not know." in said
     assert "of 40 questions about other things" in said
     held_out = (run_dir / "held_out.txt").read_text().splitlines()

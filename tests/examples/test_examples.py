@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from open_data.fashion_mnist import TRAIN_IMAGES
 from support import example_data
 from support.example_modules import EXAMPLES
 from support.runs import inspected
@@ -48,8 +47,9 @@ RUNS = {
     ),
     "fashion_mnist.py": Example(
         example_data.fashion_mnist,
-        "--epochs 1 --batch-size 300",
-        (r"^300 rows = 4 shards x 75 on ", r"^results: (\S+)  \(quorate inspect \1\)$"),
+        "--epochs 8 --batch-size 48",
+        (r"^48 rows = 4 shards x 12 on ", r"^results: (\S+)  \(quorate inspect \1\)$"),
+        "--target 0.5",  # it learns: by chance it were 0.1
     ),
     "teacher.py": Example(
         lambda folder: example_data.fashion_mnist(folder, 1200),
@@ -132,24 +132,6 @@ def test_the_two_programs_differ_in_few_lines_and_the_readme_shows_them(folder: 
     changed = [line for line in compared if line[0] in "+-"]
     assert 0 < len(changed) <= 40
     assert [line for line in changed if line not in readme] == []
-
-
-@pytest.mark.slow
-def test_the_main_job_learns(tmp_path: Path) -> None:
-    """What is done is only evaluated; damaged files are one line and exit code 2."""
-    example_data.fashion_mnist(tmp_path, 600, 150)
-    words = ["run", "--devices", "cpu", "--workers", "1", str(EXAMPLES / "fashion_mnist.py"), "--"]
-    words += ["--data", str(tmp_path), "--run-dir", str(tmp_path / "run"), "--batch-size", "50"]
-    code, said = run(*words, "--epochs", "8", "--target", "0.5", cache=tmp_path)  # chance is 0.1
-    assert code == 0, said
-    code, said = run(*words, "--epochs", "8", "--target", "0.99", cache=tmp_path)
-    assert (code, "nothing to do: " in said) == (1, True)
-    images = tmp_path / TRAIN_IMAGES
-    images.write_bytes(images.read_bytes()[:-100])
-    code, said = run(*words, cache=tmp_path)
-    assert (code, said.count("\n")) == (2, 1)
-    assert f"{images} at byte 470,316" in said
-    assert "expected 470,400 bytes" in said
 
 
 @pytest.mark.slow

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.example_modules import example_modules
 
 ROOT = Path(__file__).parents[2]
 PORTS = sorted((ROOT / "ports").glob("*/*.py"))
 
 
-def command() -> ModuleType:
-    name = "ports_run"
-    spec = importlib.util.spec_from_file_location(name, ROOT / "ports" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_page_has_a_row_for_each_port_and_no_fault() -> None:
-    run = command()
     page = (ROOT / "docs" / "ports.md").read_text()
     rows = re.findall(r"^\| `(\S+)`: (.*?) \|", page, re.MULTILINE)
-    assert rows == [(port.name, port.title) for port in map(run.port, PORTS)]
+    with example_modules(ROOT / "ports") as ports:
+        assert rows == [(port.name, port.title) for port in map(ports.run.port, PORTS)]
     assert len(rows) >= 40
     assert ", 0 with a fault." in page
 

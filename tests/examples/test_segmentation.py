@@ -48,16 +48,8 @@ def write(root: Path) -> Path:
     return root
 
 
-def load(example: Any, root: Path, **more: Any) -> tuple[Any, Any]:
-    found = example.folder.splits(root, None, None, more.pop("hold_out", 5))
-    assert found is not None
-    common = {"colour": True, "side": 32, "classes": example.folder.classes_of(root)}
-    return example.folder.load(*found, **(common | more))
-
-
 @pytest.fixture(scope="module")
 def example() -> Iterator[Any]:
-    """Its files."""
     with example_modules(EXAMPLES / "segmentation") as files:
         yield files
 
@@ -65,13 +57,6 @@ def example() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUORATE_DATA", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def earth(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("earth")
-    example_data.earth(folder)
-    return folder
 
 
 # --- tiles ----------------------------------------------------------------------------------------
@@ -86,8 +71,9 @@ def coverage(tiles: Any, level: int, side: int) -> torch.Tensor:
     return seen
 
 
-def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, earth: Path) -> None:
-    train, test = example.tiles.load(earth)
+def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, tmp_path: Path) -> None:
+    example_data.earth(tmp_path)
+    train, test = example.tiles.load(tmp_path)
     for k, level in enumerate(test.levels[: test.tested]):
         seen = coverage(test, k, 256)
         left, right = 1536 >> k, 2048 >> k  # the fourth band of four
@@ -104,7 +90,7 @@ def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, eart
             whole = tiles.levels[level]
             for view, storage in ((pixels, whole.pixels), (classes, whole.classes)):
                 assert view.untyped_storage().data_ptr() == storage.untyped_storage().data_ptr()
-    again, _ = example.tiles.load(earth)  # from the cache
+    again, _ = example.tiles.load(tmp_path)  # from the cache
     assert torch.equal(again[3][0], train[3][0])
 
 
@@ -113,7 +99,9 @@ def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, eart
 
 def test_a_folder_is_read_and_every_fifth_picture_is_held_out(example: Any, tmp_path: Path) -> None:
     said: list[str] = []
-    train, test = load(example, write(tmp_path / "root"), say=said.append)
+    root, folder = write(tmp_path / "root"), example.folder
+    options = {"colour": True, "side": 32, "classes": folder.classes_of(root), "say": said.append}
+    train, test = folder.load(*folder.splits(root, None, None, 5), **options)
     assert (train.legend.names, train.legend.colours) == (("c0", "c1", "c2"), COLOURS)
     for number, level in enumerate(train.levels):
         rows, columns = SIZES[number]

@@ -49,7 +49,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return Path(shutil.copytree(sound, tmp_path / "run"))
 
 
@@ -205,32 +204,20 @@ def is_shown_safely(text: str) -> bool:
 def test_forged_checkpoints_are_passed_over(
     sound: Path, whole: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beside an older one; each third time it is the only one."""
     for number in range(FORGERIES):
-        run_dir, has_older = tmp_path / f"{number}", number % 3 != 0
+        run_dir = tmp_path / f"{number}"
         shutil.copytree(sound, run_dir)
         what = f"forgery {number}: {forge(path_of(run_dir, 6), number)!r}"
-        for step in (2,) if has_older else (2, 4):
-            shutil.rmtree(path_of(run_dir, step))
-        code = main(["inspect", str(run_dir)])
+        shutil.rmtree(path_of(run_dir, 2))
+        assert main(["inspect", str(run_dir)]) == 0, what
         shown = capsys.readouterr()
-        assert code in ((0,) if has_older else (0, 2)), what
         assert is_shown_safely(shown.out + shown.err), what
         assert "forged" not in shown.out.replace(str(run_dir), ""), what
-        if has_older:
-            assert digest_of(trained(run_dir)) == whole, what
-            out = capsys.readouterr().out
-            [line] = [line for line in out.splitlines() if "skipped a checkpoint" in line]
-            assert f"skipped a checkpoint: {run_dir}" in line, what
-            assert is_shown_safely(out), what
-        else:  # nothing is trained, and the state is as it was
-            made = trainer(run_dir)
-            before = digest(made.model.state_dict().items())
-            with pytest.raises(CheckpointError) as caught:
-                made.fit(DATA, steps=8)
-            assert digest(made.model.state_dict().items()) == before, what
-            assert made.global_step == 0, what
-            assert is_shown_safely(str(caught.value)), what
+        assert digest_of(trained(run_dir)) == whole, what
+        out = capsys.readouterr().out
+        [line] = [line for line in out.splitlines() if "skipped a checkpoint" in line]
+        assert f"skipped a checkpoint: {run_dir}" in line, what
+        assert is_shown_safely(out), what
         shutil.rmtree(run_dir)
 
 
@@ -308,10 +295,6 @@ def test_no_header_and_no_record_is_read_for_long(piece: bytes, run_dir: Path) -
 # --- a disk that is full, a directory that cannot be written to -----------------------------------
 
 
-def wide() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(6, 4000), torch.nn.Linear(4000, 1))
-
-
 NBYTES = 4 * 3 * (6 * 4000 + 4000 + 4000 + 1) + 16  # parameters, two moments, four counters
 
 
@@ -320,8 +303,9 @@ def test_older_checkpoints_are_sound_when_the_disk_fills_up(
 ) -> None:
     with disk(tmp_path / "disk", "1500k") as place:
         options = {"optimizer": torch.optim.Adam, "save_every_steps": 3, "run_dir": place / "run"}
+        wide = torch.nn.Sequential(torch.nn.Linear(6, 4000), torch.nn.Linear(4000, 1))
         with pytest.raises(OSError, match=r"step 20 is not saved: .* No space left"):
-            fits.fit(wide(), loss, DATA, **options, summary_every_s=None, epochs=4)
+            fits.fit(wide, loss, DATA, **options, summary_every_s=None, epochs=4)
         out = capsys.readouterr().out
         assert out.count("was not saved, training continues: [Errno 28]") == 1
         assert f"in a checkpoint of {NBYTES:,} bytes: '{place / 'run' / 'checkpoints'}" in out

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from support import fits
 from support.disks import disk, fill
-from support.small import DATA, trainer
+from support.small import DATA, SecondsPass, trainer
 
 import quorate
 from quorate.services import log_cut
@@ -31,18 +30,6 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def steps(file: Path) -> list[int]:
     return [found["global_step"] for found in lines(file)]
-
-
-class Calls(quorate.Callback):
-    """Calls a function with the step after each update; a second passes meanwhile, on the clock."""
-
-    def __init__(self, call: Callable[[int], object], monkeypatch: pytest.MonkeyPatch) -> None:
-        real, self.passed_s, self.call = time.monotonic, 0.0, call
-        monkeypatch.setattr(time, "monotonic", lambda: real() + self.passed_s)
-
-    def updated(self, report: quorate.Report) -> None:
-        self.passed_s += 1.1
-        self.call(report.global_step)
 
 
 # --- the cut --------------------------------------------------------------------------------------
@@ -125,38 +112,27 @@ def test_a_cut_log_is_what_parsing_every_line_gives(
 # --- the log of a run -----------------------------------------------------------------------------
 
 
-def flip(file: Path) -> None:
+def test_a_damaged_log_keeps_no_run_from_going_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+
+    def go_on(count: int) -> str:
+        trainer(tmp_path, summary_every_s=None).fit(DATA, steps=count)
+        return capsys.readouterr().out
+
+    go_on(2)
     data = bytearray(file.read_bytes())
     data[data.index(b"loss")] ^= 0x80
     file.write_bytes(data)
-
-
-def sparse(file: Path) -> None:
+    assert go_on(4).count("metrics.jsonl: moved 1 damaged line to ") == 1
+    assert steps(file) == [2, 3, 4]
     file.write_bytes(b"")
     os.truncate(file, 1 << 40)
-
-
-@pytest.mark.parametrize(
-    ("damage", "said", "left"),
-    [
-        (flip, "metrics.jsonl: moved 1 damaged line to ", [2, 3, 4, 5, 6]),
-        (sparse, "metrics.jsonl is damaged or not a log; moved the file to ", [5, 6]),
-    ],
-)
-def test_a_damaged_log_keeps_no_run_from_going_on(
-    damage: Callable[[Path], None],
-    said: str,
-    left: list[int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trainer(tmp_path, summary_every_s=None).fit(DATA, steps=4)
-    damage(tmp_path / "metrics.jsonl")
-    trainer(tmp_path, summary_every_s=None).fit(DATA, steps=6)
-    assert capsys.readouterr().out.count(said) == 1
-    assert steps(tmp_path / "metrics.jsonl") == left
-    [aside] = tmp_path.glob("metrics.jsonl.damaged*")
-    assert aside.stat().st_size > 0
+    said = "metrics.jsonl is damaged or not a log; moved the file to "
+    assert go_on(6).count(said) == 1
+    assert steps(file) == [5, 6]
+    assert len([path for path in tmp_path.glob(f"{file.name}.*") if path.stat().st_size]) == 2
 
 
 def test_lines_wait_while_a_disk_is_full_and_none_is_torn_or_lost(
@@ -174,7 +150,7 @@ def test_lines_wait_while_a_disk_is_full_and_none_is_torn_or_lost(
 
         made = trainer(place / "run", 1, summary_every_s=None)
         with pytest.raises(OSError, match="step 90 is not saved"):
-            made.fit(DATA, steps=90, callbacks=[Calls(call, monkeypatch)])
+            made.fit(DATA, steps=90, callbacks=[SecondsPass(monkeypatch, call)])
         out = capsys.readouterr().out
         assert torn == [True]
         whole = file.read_bytes().splitlines(keepends=True)
@@ -202,7 +178,8 @@ def test_numbers_times_and_what_workers_spent(
         monkeypatch.setattr(time, "time", lambda: today() - 86_400)
 
     begun, validation = today(), quorate.Validation(fits.rows(12), every_steps=40)
-    settings = {"validation": validation, "callbacks": [Calls(call, monkeypatch)], "workers": 2}
+    passes = SecondsPass(monkeypatch, call)
+    settings = {"validation": validation, "callbacks": [passes], "workers": 2}
     fits.fit(loss=loss, run_dir=tmp_path, steps=40, **settings)
     refused: list[str] = []
     text = (tmp_path / "metrics.jsonl").read_text()
@@ -256,5 +233,7 @@ def test_a_resumed_run_continues_the_log_and_a_fresh_one_moves_it_aside(tmp_path
     [resume] = [event for event in later if event["kind"] == "resume"]
     assert resume["text"].startswith("resumed step 2 ")
     anew = [json.loads(text)["kind"] for text in fit(2, fresh=True)]
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2]
+    assert steps(tmp_path / "aside-1" / "metrics.jsonl") == [1, 2, 3, 4]
     assert (tmp_path / "aside-1" / "events.jsonl").read_text().splitlines() == after
     assert anew.count("start") == 1

@@ -34,7 +34,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_dir(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -179,18 +178,6 @@ def test_what_a_kill_left_half_written_is_removed(run_dir: Path) -> None:
 
 
 # --- begun anew -----------------------------------------------------------------------------------
-
-
-def test_fresh_moves_the_old_run_aside(tmp_path: Path) -> None:
-    for number in (1, 2):
-        made = trainer(tmp_path, fresh=True)
-        made.fit(DATA, steps=3 * number)
-        assert made.global_step == 3 * number
-    for folder, step in ((tmp_path / "aside-1", 3), (tmp_path, 6)):
-        assert inspected(folder)["global_step"] == step
-        assert len(lines(folder)) == step
-    trainer(tmp_path).fit(DATA, steps=7)
-    assert not (tmp_path / "aside-2").exists()
 
 
 def test_logs_of_a_run_without_its_checkpoints_are_moved_aside_and_not_cut(

@@ -7,9 +7,12 @@ is of fewer rows.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support import front_door
 from torch import nn
@@ -69,3 +72,15 @@ def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.T
     return front_door.trainer(
         Small, loss, run_dir=run_dir, devices="cpu", workers=workers, **defaults | options
     )
+
+
+class SecondsPass(quorate.Callback):
+    """Lets more than a second pass on the clock with each update, and calls a function of steps."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, call: Callable[[int], object] = str) -> None:
+        real, self.passed_s, self.call = time.monotonic, 0.0, call
+        patch.setattr(time, "monotonic", lambda: real() + self.passed_s)
+
+    def updated(self, report: quorate.Report) -> None:
+        self.passed_s += 1.1
+        self.call(report.global_step)
