@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.digests import digest_of
-from support.fits import fit
+from support.fits import Calls, fit
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -195,15 +195,12 @@ def test_evaluations_call_a_train_of_the_models_own_too() -> None:
 
     modes: list[float] = []
 
-    class Note(quorate.Callback):
-        def updated(self, report: quorate.Report) -> None:
-            modes.append(report.metrics["mode"])
-
-        def evaluated(self, _global_step: int, metrics: dict[str, float]) -> None:
-            modes.append(metrics["mode"])
-
+    note = Calls(
+        updated=lambda _, report: modes.append(report.metrics["mode"]),
+        evaluated=lambda _, metrics: modes.append(metrics["mode"]),
+    )
     data = TensorDataset(X[:12])
-    more: Any = {"validation": data, "batch_size": 12, "callbacks": [Note()]}
+    more: Any = {"validation": data, "batch_size": 12, "callbacks": [note]}
     fit(SaysItsMode(), loss, data, epochs=2, workers=1, **more)
     assert modes == [1.0, 0.0] * 2
 

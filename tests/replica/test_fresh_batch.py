@@ -14,7 +14,8 @@ from support.fits import fit
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from quorate.replica.transfer import copied
+from quorate.replica.nested import tensors
+from quorate.replica.transfer import Transfers, copied, pinned
 
 ROWS = 12
 X = torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0))
@@ -94,3 +95,12 @@ def test_copies_have_the_strides_of_what_they_are_copies_of() -> None:
         assert made.numel() == 0 or made.data_ptr() != tensor.data_ptr()
     narrow = torch.zeros(50, 1000)[:, :5]
     assert copied(narrow).untyped_storage().nbytes() == 50 * 5 * 4  # not of the whole matrix
+
+
+def test_on_a_cpu_a_batch_stays_where_it_is() -> None:
+    cpu, batch = torch.device("cpu"), [(torch.ones(2), {"a": torch.zeros(1)}), "text"]
+    assert pinned(batch, cpu) is batch
+    transfers = Transfers(cpu)
+    transfers.begin(batch)
+    taken = transfers.take(batch)
+    assert all(a is b for a, b in zip(tensors(taken), tensors(batch), strict=True))

@@ -64,9 +64,7 @@ def example(*shape: int, bias: bool = True) -> tuple[nn.Linear, torch.Tensor]:
 
 SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows": lambda x: x,
-    "sequences": lambda x: x.view(4, 16, INPUTS),
     "sequences, turned": lambda x: x.view(4, 16, INPUTS).transpose(0, 1),
-    "columns": lambda x: x.t().contiguous().t(),
     "every second": lambda x: x.repeat_interleave(2, 0)[::2],
     "expanded": lambda x: x[:1].expand(ROWS, INPUTS),
 }

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.digests import digest_of
-from support.fits import fit, rows
+from support.fits import fit
 from support.messages import expect_error
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -229,13 +229,3 @@ def test_tensor_float_is_off_unless_asked_for() -> None:
     assert "no effect on cpu" in remarks(parse("tf32"), CPU)[0]
     assert "slow" in remarks(parse("fp16"), CPU)[0]
     assert remarks(parse("tf32"), [torch.device("cuda", 0)]) == []
-
-
-def test_another_precision_at_a_resume_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for steps, precision in ((1, "fp32"), (2, "bf16")):
-        fit(data=rows(12), steps=steps, run_dir=tmp_path, precision=precision)
-    said = capsys.readouterr().out
-    assert "same bits: no, because precision was fp32 and is bf16 since step 1" in said
-    assert "sync, bf16" in said

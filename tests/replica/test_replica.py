@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.digests import digest_of
-from support.fits import fit, sgd
+from support.fits import Calls, fit, sgd
 from support.messages import expect_error
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -115,14 +115,6 @@ class Once(torch.autograd.Function):
         return gradient
 
 
-class Arms(quorate.Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def updated(self, report: quorate.Report) -> None:
-        Once.armed = report.global_step == self.step
-
-
 def test_a_shard_that_failed_once_in_backward_leaves_no_trace() -> None:
     class Faulty(nn.Module):
         def __init__(self) -> None:
@@ -132,10 +124,13 @@ def test_a_shard_that_failed_once_in_backward_leaves_no_trace() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(Once.apply(self.first(x)))
 
-    digests = {
-        digest_of(fit(Faulty, mean_square, epochs=1, workers=2, callbacks=[Arms(step)]))
-        for step in (3, -1)
-    }
+    def trained(step: int) -> str:
+        def arm(_: Any, report: quorate.Report) -> None:
+            Once.armed = report.global_step == step
+
+        return digest_of(fit(Faulty, mean_square, epochs=1, workers=2, callbacks=[Calls(arm)]))
+
+    digests = {trained(step) for step in (3, -1)}
     assert not Once.armed
     assert len(digests) == 1
 

@@ -18,6 +18,7 @@ from support.digests import digest_of
 from support.fits import fit
 from support.front_door import trainer as trainer_of
 from support.messages import expect_error
+from support.plain_loop import assert_close, plain_loop
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -26,6 +27,7 @@ from quorate.errors import MisfitError, SharedError
 
 DRAW = torch.Generator().manual_seed(0)
 ROWS = TensorDataset(torch.randn(24, 3, generator=DRAW), torch.randn(24, 1, generator=DRAW))
+SLOWLY = functools.partial(torch.optim.SGD, lr=0.01)
 SHAPE: dict[str, Any] = {"batch_size": 8, "shards": 4, "devices": "cpu", "engine": "towers"}
 
 
@@ -41,8 +43,7 @@ def net() -> nn.Module:
 
 
 def trainer(loss: Callable[..., Any], workers: int = 1, **settings: Any) -> quorate.Trainer:
-    slowly = functools.partial(torch.optim.SGD, lr=0.01)
-    return trainer_of(net, loss, optimizer=slowly, workers=workers, **SHAPE | settings)
+    return trainer_of(net, loss, optimizer=SLOWLY, workers=workers, **SHAPE | settings)
 
 
 # --- the object -----------------------------------------------------------------------------------
@@ -119,15 +120,12 @@ class Course:
 def test_it_trains_as_a_plain_loop_does() -> None:
     trained, course = Course().train(1, shards=1), Course()
     expected = net()
-    optimizer = torch.optim.SGD(expected.parameters(), lr=0.01)
-    for step in range(6):
-        rows = slice(step % 3 * 8, step % 3 * 8 + 8)
-        optimizer.zero_grad()
-        course.loss(expected, [tensor[rows] for tensor in ROWS.tensors]).backward()
-        optimizer.step()
-        course.set(step + 1, expected)
-    for name, tensor in trained.model.state_dict().items():
-        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+    def updated(step: int, _loss: float) -> None:
+        course.set(step, expected)
+
+    plain_loop(expected, SLOWLY, course.loss, ROWS, steps=6, batch_size=8, updated=updated)
+    assert_close(trained.model, expected, 1e-5)
 
 
 def test_towers_and_resumes_have_the_same_bits(tmp_path: Path) -> None:
@@ -180,27 +178,20 @@ def test_a_shard_reads_one_version_while_updates_go_on(update: str) -> None:
 # --- what may not be done while shards are computed -----------------------------------------------
 
 
-def sets(shared: quorate.Shared) -> None:
-    shared.beta = 1.0
+ACTS: dict[str, Callable[[quorate.Shared], object]] = {
+    "sets": lambda shared: setattr(shared, "beta", 1.0),
+    "writes": lambda shared: shared.mean.add_(1),
+    "counts": lambda shared: shared.teacher(torch.ones(2, 4)),
+}
 
 
-def writes(shared: quorate.Shared) -> None:
-    shared.mean.add_(1)
-
-
-def counts(shared: quorate.Shared) -> None:
-    shared.teacher(torch.ones(2, 4))
-
-
-@pytest.mark.parametrize("act", [sets, writes, counts])
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_loss_that_writes_is_refused_before_training(
-    act: Callable[[quorate.Shared], None], workers: int
-) -> None:
+def test_a_loss_that_writes_is_refused_before_training(act: str, workers: int) -> None:
     shared = quorate.Shared("a", beta=0.5, mean=torch.zeros(2), teacher=nn.BatchNorm1d(4))
 
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-        act(shared)
+        ACTS[act](shared)
         return model(batch[0]).mean()
 
     training = trainer(loss, workers)

@@ -70,8 +70,6 @@ def loss_but(mistake: str) -> Any:
                 found["confusion"] = torch.bincount(guess.flatten()[: int(x[0, 0, 0] > 0) * 4])
             case "absent" if x[0, 0, 0] > 0:
                 del found["confusion"]
-            case "unlisted":
-                found["confusions"] = matrix
         return found
 
     return loss
@@ -177,7 +175,6 @@ MISTAKES = {
     "float": "total 'confusion'",
     "shape": "total 'confusion'",
     "absent": "totals",
-    "unlisted": "metric 'confusions'",
     "text": "totals['confusion']",
     "taken": "totals['score']",
     "loss": "totals['confusion']",

@@ -13,21 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.fits import fit, rows, squares
+from support.fits import Calls, fit, rows, squares
 from torch import nn
 
 import quorate
-
-
-class Doubts(quorate.Callback):
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def started(self, trainer: quorate.Trainer) -> None:
-        self.model: Any = trainer.model
-
-    def updated(self, report: quorate.Report) -> None:
-        self.found += report.doubts
 
 
 def test_what_the_script_keeps_is_as_the_first_shard_left_it() -> None:
@@ -39,10 +28,11 @@ def test_what_the_script_keeps_is_as_the_first_shard_left_it() -> None:
         held.setdefault("start", weight.detach().clone())
         return squares(model, batch) + (weight - held["start"]).square().sum()
 
-    model, doubts = nn.Linear(6, 1), Doubts()
+    model, doubts = nn.Linear(6, 1), list[str]()
+    notes = Calls(lambda _, report: doubts.extend(report.doubts))
     start = model.weight.detach().clone()
-    fit(model, loss, steps=2, workers=1, engine="towers", callbacks=[doubts])
-    assert "'held' in the closure of the loss function is" in doubts.found[0]
+    fit(model, loss, steps=2, workers=1, engine="towers", callbacks=[notes])
+    assert "'held' in the closure of the loss function is" in doubts[0]
     assert torch.equal(held["start"], start)
 
 
@@ -65,14 +55,6 @@ def test_each_shard_draws_numbers_of_its_own(workers: int) -> None:
     assert len({*numbers}) == len(numbers) == 2 * 16 * 3
 
 
-class Fades(Doubts):
-    def updated(self, report: quorate.Report) -> None:
-        super().updated(report)
-        for parameter in self.model.frozen.parameters():
-            parameter.data = parameter.data * 0.9
-        time.sleep(0.03)  # meanwhile the tower that is late ends its shard
-
-
 def test_a_callback_may_write_while_a_tower_computes_what_nobody_waits_for() -> None:
     model = nn.ModuleDict({"a": nn.Linear(6, 1), "frozen": nn.Linear(6, 1).requires_grad_(False)})
 
@@ -81,8 +63,14 @@ def test_a_callback_may_write_while_a_tower_computes_what_nobody_waits_for() -> 
             time.sleep(0.01)  # another tower computes its shard too
         return (model.a(batch[0]) + model.frozen(batch[0]) - batch[1]).square().mean()
 
-    fades = Fades()
-    fit(
-        model, loss, rows(16), batch_size=8, epochs=5, workers=3, engine="towers", callbacks=[fades]
-    )
-    assert not fades.found
+    doubts: list[str] = []
+
+    def fade(_: Any, report: quorate.Report) -> None:
+        doubts.extend(report.doubts)
+        for parameter in model["frozen"].parameters():
+            parameter.data = parameter.data * 0.9
+        time.sleep(0.03)  # meanwhile the tower that is late ends its shard
+
+    sizes = {"batch_size": 8, "epochs": 5, "workers": 3, "engine": "towers"}
+    fit(model, loss, rows(16), callbacks=[Calls(fade)], **sizes)
+    assert not doubts

@@ -120,7 +120,6 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
 
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "best": {"validation": {"best": "max:accuracy"}},
     "best without a direction": {"validation": {"best": "accuracy"}},
     "best in the wrong place": {"best": "min:loss"},
     "callback": {"validation": {}, "callbacks": [EarlyStopping("f1", mode="max")]},

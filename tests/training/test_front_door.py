@@ -18,11 +18,11 @@ from support.digests import digest, digest_of
 from support.messages import expect_error
 from support.runs import command, inspected, run
 from support.small import DATA, Small, loss
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.callbacks import EarlyStopping, LearningRateMonitor, ReduceLROnPlateau
-from quorate.errors import CheckpointError, DataError, SettingError
+from quorate.errors import CheckpointError, SettingError
 
 GROUPS = (
     *(quorate.Compute, quorate.Loading, quorate.Optimize, quorate.RunDir),
@@ -67,14 +67,6 @@ WRONG: list[tuple[str, object, Any]] = [
     ("workers", "two", lambda: quorate.Workers("two")),
     ("threads", 0, lambda: quorate.Workers(threads=0)),
     ("Workers.timeout_s", 0, lambda: quorate.Workers(timeout_s=0)),
-    ("optimizer", "int", lambda: quorate.Optimize(5)),
-    ("clip_norm", -1, lambda: quorate.Optimize(adamw, clip_norm=-1)),
-    ("nonfinite", "ignore", lambda: quorate.Optimize(adamw, nonfinite="ignore")),
-    ("Loading.processes", -1, lambda: quorate.Loading(processes=-1)),
-    ("collate", "int", lambda: quorate.Loading(collate=5)),
-    ("run_dir", 5, lambda: quorate.RunDir(5)),
-    ("keep", 0, lambda: quorate.RunDir("a", keep=0)),
-    ("save_every_s", 0, lambda: quorate.RunDir("a", save_every_s=0)),
     ("every_steps", 0, lambda: quorate.Validation(DATA, every_steps=0)),
     ("mode", "less", lambda: EarlyStopping(mode="less")),
     ("patience", 0, lambda: EarlyStopping(patience=0)),
@@ -88,11 +80,6 @@ WRONG: list[tuple[str, object, Any]] = [
 def test_a_group_checks_itself(name: str, got: object, make: Any) -> None:
     with expect_error(SettingError, name=name, got=got):
         make()
-
-
-def test_a_validation_set_is_a_dataset() -> None:
-    with expect_error(DataError, name="validation", got="0 rows"):
-        quorate.Validation(Subset(DATA, []))
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -131,19 +118,6 @@ def test_what_is_typed_beats_what_is_passed(tmp_path: Path) -> None:
 # --- what has moved -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("clip_norm", "Optimize(clip_norm=)"),
-        ("callbacks", "fit(callbacks=)"),
-        ("loader_workers", "Loading(processes=)"),
-    ],
-)
-def test_a_former_keyword_names_its_new_place(name: str, place: str) -> None:
-    with expect_error(SettingError, name=name, got=None, expected=place):
-        small(**{name: None})
-
-
 def test_a_former_keyword_of_fit_too() -> None:
     with expect_error(SettingError, expected="Validation(every_steps=)"):
         small().fit(DATA, evaluate_every_steps=1)
@@ -166,13 +140,6 @@ def test_an_optimizer_in_the_place_of_its_function_is_answered_with_the_function
     _, _, typed = raised.value.fix.partition("pass optimizer=")
     assert typed == "lambda parameters: torch.optim.RMSprop(parameters, lr=0.25)"
     small(optimizer=eval(typed)).fit(DATA)
-
-
-def test_a_mistyped_keyword_is_one_line() -> None:
-    with expect_error(SettingError, name="shard", got=4):
-        small(shard=4)
-    with expect_error(SettingError, name="epoch", got=4):
-        small().fit(DATA, epoch=4)
 
 
 # --- questions ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.errors import CheckpointError, SettingError, UserError
+from quorate.errors import CheckpointError, UserError
 
 STEPS = 11
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
@@ -354,8 +354,6 @@ def test_optimizers_and_groups_that_cannot_work_are_refused(
 ) -> None:
     with expect_error(UserError, name="optimizer"):
         trained(3, Flattens)
-    with expect_error(SettingError, name="schedule_metric"):
-        trained(3, Adam, schedule=lr_scheduler.ReduceLROnPlateau)
     trained(3, Late, update="async")
     line = "Late.step() accepts a closure and receives none under async"
     assert line in capsys.readouterr().out

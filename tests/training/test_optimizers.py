@@ -11,14 +11,12 @@ import pytest
 import torch
 from support.digests import digest
 from support.fits import Calls, fit, rows, sgd
-from support.messages import expect_error
 from support.plain_loop import Make, assert_close, plain_loop
 from support.runs import TOWER, command, digests, run
 from torch import nn, optim
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.errors import SettingError, UserError
 
 BATCH, STEPS = 12, 15
 
@@ -292,17 +290,6 @@ def test_one_element_that_is_not_finite_is_seen_wherever_it_is(odd: float) -> No
     reports = [*ours.updates(TensorDataset(where), shuffle=False)]
     assert [report.not_finite for report in reports] == [1, 2, 3, 4, 5]
     assert all(torch.equal(v, before[k]) for k, v in ours.model.state_dict().items())
-
-
-# --- what is around a step ------------------------------------------------------------------------
-
-
-def test_what_is_no_optimizer_is_refused() -> None:
-    other = nn.Linear(2, 2)
-    with expect_error(SettingError, name="optimizer", got="NoneType"):
-        fit(optimizer=lambda params: None, steps=1)
-    with expect_error(UserError, name="optimizer"):
-        fit(optimizer=lambda params: optim.SGD(other.parameters()), steps=1)
 
 
 # --- updates in parts, where a replica is in stages of processes ----------------------------------

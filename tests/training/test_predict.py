@@ -117,8 +117,6 @@ def test_averaged_weights() -> None:
         expected = torch.cat([averaged.eval()(batch[0]) for batch in by_shard(DATA)])
     assert torch.equal(made.predict(DATA), expected)
     assert not torch.equal(made.predict(DATA, averaged=False), expected)
-    with pytest.raises(SettingError, match="averaged"):
-        trainer().predict(DATA, averaged=True)
 
 
 def without_odd(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.errors import CheckpointError, SameBitsError
+from quorate.errors import SameBitsError
 
 
 def newest(run_dir: Path) -> Path:
@@ -40,10 +38,6 @@ def test_a_resume_in_the_middle_of_an_epoch_on_other_workers(
     resumed.fit(DATA, steps=13)
     assert "resumed step 9 (epoch 2, 80%) from" in capsys.readouterr().out
     assert digest_of(resumed) == digest_of(whole)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["global_step"] for line in lines] == list(range(1, 14))
-    facts = inspected(tmp_path)
-    assert (facts["same_bits"], facts["doubts"]) == (True, [])
     # What is saved loads into plain torch, and there is nothing to do in a run that is finished.
     plain, averaged = Small(), Small()
     plain.load_state_dict(load_file(newest(tmp_path) / "model.safetensors"))
@@ -57,50 +51,14 @@ def test_a_resume_in_the_middle_of_an_epoch_on_other_workers(
     assert digest_of(done) == digest_of(whole)
 
 
-def test_damage_is_noticed_and_the_checkpoint_before_it_is_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for steps in (2, 4):
-        trainer(tmp_path).fit(DATA, steps=steps)
-    for name in ("model", "optimizer"):
-        copy = tmp_path / f"copy-{name}"
-        shutil.copytree(tmp_path / "checkpoints", copy / "checkpoints")
-        file = newest(copy) / f"{name}.safetensors"
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(bytes(data))
-        assert inspected(copy)["global_step"] == 2
-    trainer(copy).fit(DATA, steps=4)
-    assert f"skipped a checkpoint: {file}: " in capsys.readouterr().out
-    assert not list((copy / "checkpoints").glob(".*"))
-    # Sound ones stay, however many newer ones are damaged.
+def test_sound_checkpoints_stay_however_many_newer_ones_are_damaged(tmp_path: Path) -> None:
+    trainer(tmp_path).fit(DATA, steps=4)
     for step in range(10, 16):
-        (damaged := copy / "checkpoints" / f"step-{step:012d}").mkdir()
+        (damaged := tmp_path / "checkpoints" / f"step-{step:012d}").mkdir()
         (damaged / "state.json").write_text("{")
-    assert inspected(copy)["global_step"] == 4
-    trainer(copy).fit(DATA, steps=5)
-    assert inspected(copy)["global_step"] == 5
-    for path in (tmp_path / "checkpoints").iterdir():
-        (path / "state.json").write_text("{")
-    with expect_error(CheckpointError):
-        trainer(tmp_path).fit(DATA, steps=5)
-
-
-def test_a_save_that_fails_leaves_the_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = trainer(tmp_path)
-    run.fit(DATA, steps=2)
-    before = sorted((tmp_path / "checkpoints").rglob("*"))
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    assert len([*run.updates(DATA, steps=4)]) == 2
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        run.save()
-    assert sorted((tmp_path / "checkpoints").rglob("*")) == before
+    assert inspected(tmp_path)["global_step"] == 4
+    trainer(tmp_path).fit(DATA, steps=5)
+    assert inspected(tmp_path)["global_step"] == 5
 
 
 def test_an_update_that_was_cut_off_is_neither_saved_nor_continued(tmp_path: Path) -> None:
