@@ -75,6 +75,19 @@ WORKERS = [
     ),
     Scenario("model=mlp engine=processes:2 timeout=5 fault=stop@server:2+kill@worker:3"),
     Scenario("model=tied engine=stages:2 timeout=5 fault=stop@shard:2"),
+    # Gradients that are computed again at other parameters; a loss over the whole batch, for which
+    # gradients go back through represented shards; gradients by rows.
+    *(
+        Scenario(
+            f"{training} engine=processes:2 steps=6 pause=10 fault=kill@forward+kill@backward",
+            says=[KILLED],
+        )
+        for training in (
+            "model=mlp optimizer=lbfgs shards=3",
+            "model=contrastive optimizer=adam options=ema+clip data=short",
+            "model=sparse optimizer=adagrad options=ema+clip data=short",
+        )
+    ),
     # Models that take turns, and workers that are killed while their loaders start.
     Scenario(
         "model=phases optimizer=adam options=ema+clip+schedule data=short engine=processes:3"
@@ -179,6 +192,14 @@ MISTAKES = [
         codes=[1],
         says=["quorate: the gradient of first.0.weight", " is not finite in step 3: "],
         saved=3,
+    ),
+    Scenario(
+        "model=sparse optimizer=adagrad data=short engine=ranks:2",
+        codes=[2],
+        says=[
+            "expected one that hands over the gradient of",
+            "leave sparse=True out",
+        ],
     ),
     # Scripts that are not the same in workers.
     Scenario(

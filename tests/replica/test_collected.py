@@ -140,7 +140,6 @@ def test_metrics_that_cannot_be_merged_are_refused() -> None:
 
 MISTAKES: dict[str, tuple[Any, Any]] = {
     "mean": (lambda logits, _: logits.mean(), quorate.Collect(lambda x: 0.0)),
-    "text": (lambda logits, _: logits, quorate.Collect(lambda x: "high")),
     "taken": (lambda logits, _: logits, quorate.Collect(lambda x: {"loss": 1.0})),
     "raises": (lambda logits, _: logits, quorate.Collect(lambda x: 1 / 0)),
 }

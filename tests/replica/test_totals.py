@@ -84,7 +84,6 @@ def trainer_of(mistake: str = "none", **options: Any) -> quorate.Trainer:
         "raises": broken,
         "text": lambda _: {"mean_iou": "high"},
         "taken": lambda _: {"mean_iou": 1.0, "score": 1.0},
-        "loss": lambda _: {"loss": 1.0},
     }.get(mistake, iou)
     torch.manual_seed(0)
     return quorate.Trainer(
@@ -177,7 +176,6 @@ MISTAKES = {
     "absent": "totals",
     "text": "totals['confusion']",
     "taken": "totals['score']",
-    "loss": "totals['confusion']",
 }
 
 

@@ -42,7 +42,7 @@ class Branched(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.blocks = nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(inplace=True))
+        self.blocks = nn.Sequential(nn.ReLU(inplace=True))
         self.register_buffer("scale", torch.ones(4))
         self.offset = torch.zeros(4)
 
@@ -70,22 +70,14 @@ BRANCHED = edges_of(
     """
 ~/layer/weight Parameter
 ~/layer/bias Parameter
-~/blocks/0/num_batches_tracked Buffer
-~/blocks/0/running_mean Buffer
-~/blocks/0/running_var Buffer
-~/blocks/0/weight Parameter
-~/blocks/0/bias Parameter
 ~/scale Buffer
 batch/0 Rows
 batch/1 Rows
 ~/layer/linear linear batch/0 ~/layer/weight ~/layer/bias
 ~/sum sum ~/layer/linear
 ~/layer/linear_1 linear ~/layer/linear ~/layer/weight ~/layer/bias
-~/blocks/0/add add ~/blocks/0/num_batches_tracked
-~/blocks/0/batch_norm batch_norm ~/layer/linear_1 ~/blocks/0/running_mean ~/blocks/0/running_var \
-~/blocks/0/weight ~/blocks/0/bias
-~/blocks/1/relu relu ~/blocks/0/batch_norm
-~/mul mul ~/blocks/1/relu ~/scale
+~/blocks/0/relu relu ~/layer/linear_1
+~/mul mul ~/blocks/0/relu ~/scale
 ~/constant Constant
 ~/add add ~/mul ~/constant
 ~/setitem setitem ~/add

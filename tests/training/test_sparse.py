@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.digests import digest
 from support.fits import fit
 from support.messages import expect_error
 from support.plain_loop import Make, plain_loop
+from support.runs import command, run
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -146,3 +148,38 @@ def test_who_takes_no_rows_says_so_before_the_first_update(got: str, optimizer: 
 def test_with_momentum_it_is_dense_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     trained(seeded(), partial(torch.optim.SGD, lr=0.1, momentum=0.9), steps=1)
     assert "'words.weight' comes by rows (sparse=True) and is made dense" in capsys.readouterr().out
+
+
+# --- on Ray ---------------------------------------------------------------------------------------
+
+ON_RAY = """
+import sys, torch, quorate
+from torch import nn
+makes = {"Adafactor": torch.optim.Adafactor, "sparse": torch.optim.SGD}
+trainer = quorate.Trainer(
+    lambda: nn.Embedding(9, 4, sparse=sys.argv[1] == "sparse"),
+    lambda model, batch: model(batch[0]).square().mean(),
+    optimizer=lambda params: makes[sys.argv[1]](params, lr=0.1), batch_size=4, shards=2,
+)
+trainer.fit(torch.utils.data.TensorDataset(torch.arange(8)), steps=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "servers", "said"),
+    [
+        ("sparse", (), "engine: got 'ray', expected one that hands over the gradient of"),
+        ("Adafactor", ("--servers", "1"), "servers: got 'Adafactor', expected"),
+    ],
+)
+def test_ray_refuses_gradients_by_rows_and_its_servers_optimizers_of_whole_tensors(
+    name: str, servers: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray", reason="quorate's extra ray is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(ON_RAY)
+    options = ("--engine", "ray", "--workers", "1", *servers)
+    ended = run(command(script, name, options=options))
+    assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended.said
+    assert said in ended.err
