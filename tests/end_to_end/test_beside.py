@@ -13,6 +13,7 @@ from support.runs import command, digests, inspected, run
 pytestmark = pytest.mark.slow
 
 PROCESSES = ("--engine", "processes", "--workers", "2")
+STAGES = ("--devices", "cpu+cpu", "--split", "4")
 RANKS = ("--engine", "collective", "--workers", "2")
 TOWERS = ("--engine", "towers", "--workers", "3")
 
@@ -20,7 +21,8 @@ TOWERS = ("--engine", "towers", "--workers", "3")
 def test_a_run_that_is_killed_goes_on_elsewhere(tmp_path: Path, references: References) -> None:
     """In the middle of an epoch, two steps and one after a checkpoint; at last a worker alone."""
     run_dir = ("--run-dir", str(tmp_path / "run"))
-    for kill, saved, engine in (("6", 4, RANKS), ("13", 12, TOWERS), ("-16", 25, PROCESSES)):
+    ways = ("6", 4, RANKS), ("9", 8, STAGES), ("13", 12, TOWERS), ("-16", 25, PROCESSES)
+    for kill, saved, engine in ways:
         ended = run(command("beside.py", kill, options=(*engine, *run_dir)))
         assert ended.code == (-signal.SIGKILL if saved < 25 else 0), ended.said
         assert inspected(tmp_path / "run")["global_step"] == saved, ended.said

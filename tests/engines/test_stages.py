@@ -19,7 +19,7 @@ import torch
 from scripts import everything
 from support import front_door
 from support.digests import digest_of
-from support.fits import fit, rows
+from support.fits import fit
 from support.messages import expect_error
 from support.references import References
 from torch import nn
@@ -87,48 +87,6 @@ def test_a_model_that_is_cut_by_itself(unsplit: str, caplog: pytest.LogCaptureFi
         r"\S+ \w+ \+ \S+ \w+ of parameters; \S+ \w+ of activations per shard between stages",
         line,
     ), line
-
-
-# --- what user code reads beside the batch --------------------------------------------------------
-
-
-class Decoder(nn.Module):
-    """Its forward reads a ``Shared`` too."""
-
-    def __init__(self, shared: quorate.Shared) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 3)
-        self.shared = shared
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.layer(values) * (1 + self.shared.beta) - self.shared.centre
-
-
-def with_shared_values(way: str, *, staged: bool) -> str:
-    """Train, and set shared values between updates."""
-    torch.manual_seed(4)
-    name = f"shared_{way}_{staged}"  # a traceback may hold that of a test before
-    shared = quorate.Shared(name, beta=0.0, centre=torch.zeros(3), teacher=nn.Linear(6, 3))
-
-    def loss(model: nn.Module, batch: list[torch.Tensor], at: Any) -> torch.Tensor:
-        hard = at.progress + 0.1 * at.step + at.epoch + float(at.rows.sum()) / 1000
-        logits = model(batch[0] * (1 + hard))  # before the call: every stage computes it
-        return (logits - shared.teacher(batch[0])).square().mean() * (0.1 + shared.beta)
-
-    class Sets(quorate.Callback):
-        def updated(self, report: quorate.Report) -> None:
-            shared.beta = report.global_step / 10
-            shared.centre = torch.full((3,), 0.1 * report.global_step)
-            with torch.no_grad():
-                shared.teacher.weight.lerp_(torch.ones(3, 6), 0.1)
-
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.ReLU(), Decoder(shared))
-    where = {"devices": "cpu+cpu", "split": ["3"]} if staged else {}
-    return digest_of(fit(model, loss, rows(36), steps=5, callbacks=[Sets()], workers=1, **where))
-
-
-def test_where_a_shard_is_and_what_is_shared_are_those_of_one_piece(way: str) -> None:
-    assert with_shared_values(way, staged=True) == with_shared_values(way, staged=False)
 
 
 # --- ends of stages -------------------------------------------------------------------------------

@@ -25,11 +25,15 @@ ROWS, FEATURES = 60, 6  # five updates an epoch
 X, NOISE = torch.randn(2, ROWS, FEATURES, generator=torch.Generator().manual_seed(0))
 
 
+class Last(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + 0.1 * shared.beta)
+
+
 def net() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2)
-    )
+    first = nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)
+    return nn.Sequential(*first, Last(8, 2))
 
 
 class Curriculum(Dataset[Any]):
@@ -51,7 +55,7 @@ def loss(model: nn.Module, batch: Any, at: Any) -> Any:
     x, y = batch
     if KILL < 0 and at.training:
         time.sleep(0.1)  # worker 0 has the time to come back
-    out = model(x)
+    out = model(x * (1 + float(at.rows.sum()) / 1000))
     wanted = shared.teacher(x) + shared.ring.mean(0)
     annealed = (at.progress + 0.01 * at.epoch + shared.beta) * out.square().mean()
     value = F.cross_entropy(out, y) + annealed + 0.5 * (out - wanted).square().mean()
