@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from scripts import user_changes as script
 from support import front_door
 from support.digests import digest
 from support.fits import Calls, squares
@@ -24,11 +26,124 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.errors import UserError
 
-STEPS = 30
+STEPS, FEATURES = 30, 6
+# The training below, as a run of the command.
+SCRIPT = f"""
+import json, sys
+sys.path[:] = {sys.path} + [{str(Path(__file__).parent)!r}]
+from test_user_changes import trained
+print(json.dumps(trained(*map(int, sys.argv[1:]))))
+"""
+
+
+class Student(nn.Module):
+    """A linear map whose target is partly a frozen teacher's, with buffers and a plain number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 5)
+        self.last = nn.Linear(5, 1)
+        self.teacher = nn.Linear(FEATURES, 1).requires_grad_(False)
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("table", torch.zeros(FEATURES), persistent=False)
+        self.beta = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.table
+        own = self.last(torch.tanh(self.first(x))) * self.scale
+        return own - self.beta * self.teacher(x) - 0.01 * self.count
+
+
+def dataset() -> TensorDataset:
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(48, FEATURES, generator=draw, dtype=torch.float64)
+    return TensorDataset(x, torch.randn(48, 1, generator=draw, dtype=torch.float64))
+
+
+def made() -> Student:
+    torch.manual_seed(0)
+    return Student().double()
+
+
+def change(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Change something else after each update."""
+    n = step % 12
+    with torch.no_grad():
+        if n == 1:
+            model.first.weight.data = model.first.weight.data.clamp(-0.3, 0.3)
+        elif n == 2:
+            model.teacher.weight.data.mul_(0.9)
+            model.teacher.bias.data = model.teacher.bias.data + 0.1
+        elif n == 3:
+            model.scale.fill_(1.5)
+            model.count.add_(2)
+        elif n == 4:
+            model.scale = torch.full((1,), 0.75, dtype=torch.float64)
+            model.table = torch.linspace(-1, 1, FEATURES, dtype=torch.float64)
+        elif n == 5:
+            optimizer.param_groups[0]["lr"] = 0.02
+        elif n == 6:
+            model.beta = 0.25
+        elif n == 7:
+            values = {k: v * 0.5 for k, v in model.state_dict().items() if v.is_floating_point()}
+            model.load_state_dict(values, strict=False)
+        elif n == 8:
+            flat = nn.utils.parameters_to_vector(model.last.parameters())
+            nn.utils.vector_to_parameters(flat + 0.1, model.last.parameters())
+        elif n == 9:
+            # Of other strides.
+            model.first.weight.data = model.first.weight.data.t().contiguous().t()
+            model.teacher.weight.copy_(model.teacher.weight + 0.2)
+        elif n == 10:
+            model.table.data = model.table.data.flip(0)
+            optimizer.param_groups[0]["momentum"] = 0.5
+
+
+class Changes(quorate.Callback):
+    """Changes the model after each update; kills a worker now and then, if told to."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer], kills: int) -> None:
+        self.optimizers, self.kills = optimizers, kills
+
+    def started(self, trainer: Any) -> None:
+        self.trainer = trainer
+        if trainer.global_step == 0:
+            trainer.model.teacher.weight.data = trainer.model.teacher.weight.data * 2
+
+    def updated(self, report: Any) -> None:
+        change(self.trainer.model, self.optimizers[-1], report.global_step)
+        if report.global_step == self.kills:
+            pids = [worker.pid for worker in self.trainer.workers if worker.pid]
+            os.kill(pids[0], signal.SIGKILL)
+
+
+def values_of(model: Any) -> dict[str, Any]:
+    values = {name: value.tolist() for name, value in model.state_dict().items()}
+    return {**values, "table": model.table.tolist(), "beta": model.beta}
+
+
+def trained(steps: int, kills: int = -1, **settings: Any) -> dict[str, Any]:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizers.append(torch.optim.SGD(parameters, lr=0.05, momentum=0.9))
+        return optimizers[-1]
+
+    trainer = quorate.Trainer(
+        made(),
+        lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        optimizer=optimizer,
+        batch_size=12,
+        shards=3,
+        **settings,
+    )
+    trainer.fit(dataset(), steps=steps, shuffle=False, callbacks=[Changes(optimizers, kills)])
+    return values_of(trainer.model)
 
 
 def assert_is_that_of_a_plain_loop(got: dict[str, Any]) -> None:
-    model, optimizers = script.made(), list[torch.optim.Optimizer]()
+    model, optimizers = made(), list[torch.optim.Optimizer]()
     model.teacher.weight.data = model.teacher.weight.data * 2
 
     def sgd(params: Any) -> torch.optim.Optimizer:
@@ -36,10 +151,10 @@ def assert_is_that_of_a_plain_loop(got: dict[str, Any]) -> None:
         return optimizers[0]
 
     def updated(step: int, _loss: float) -> None:
-        script.change(model, optimizers[0], step)
+        change(model, optimizers[0], step)
 
-    plain_loop(model, sgd, squares, script.dataset(), steps=STEPS, updated=updated)
-    expected = script.values_of(model)
+    plain_loop(model, sgd, squares, dataset(), steps=STEPS, updated=updated)
+    expected = values_of(model)
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         found, wanted = (torch.tensor(v, dtype=torch.float64) for v in (got[name], value))
@@ -49,24 +164,25 @@ def assert_is_that_of_a_plain_loop(got: dict[str, Any]) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_changes_are_those_of_a_plain_loop(workers: int) -> None:
     options = {"devices": "cpu", "workers": quorate.Workers(workers, engine="towers")}
-    assert_is_that_of_a_plain_loop(script.trained(STEPS, **options))
+    assert_is_that_of_a_plain_loop(trained(STEPS, **options))
 
 
 @pytest.mark.slow
 def test_changes_reach_all_workers_and_checkpoints(tmp_path: Path, references: References) -> None:
     """On processes, with a worker killed, and resumed on another engine."""
+    (script := tmp_path / "script.py").write_text(SCRIPT)
     towers, processes = ("--engine", "towers"), ("--engine", "processes")
 
     def words(name: str, engine: tuple[str, str], steps: int, kill: str = "-1") -> list[str]:
         options = (*engine, "--workers", "2", "--run-dir", str(tmp_path / name))
-        return command("user_changes.py", str(steps), kill, options=options)
+        return command(script, str(steps), kill, options=options)
 
     first = {"killed": words("killed", processes, STEPS, "8"), "half": words("half", towers, 7)}
     second = {"half": words("half", processes, STEPS)}
     for name, end in (run_all(first) | run_all(second)).items():
         assert end.code == 0, f"{name}: {end.said}"
         assert_is_that_of_a_plain_loop(last_json(end.out))
-    expected = references.on_a_tower("user_changes.py", str(STEPS)).digests
+    expected = references.on_a_tower(str(script), str(STEPS)).digests
     assert {digests(tmp_path / name) for name in first} == {expected}
 
 
