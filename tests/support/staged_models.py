@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
+from support.trainings.models import Experts
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import Dataset
@@ -274,34 +275,6 @@ class Frozen(nn.Module):
         return logits
 
 
-class Experts(nn.Module):
-    """Rows go to experts; one that gets none is not called, which differs from shard to shard."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(6, 3)
-        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        chosen, mixed = self.gate(x).argmax(1), x.clone()
-        for number, expert in enumerate(self.experts):
-            if (rows := chosen == number).any():
-                mixed[rows] = expert(x[rows])
-        return mixed
-
-
-class Routed(nn.Module):
-    """The same, in the forward pass of the model itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts, self.head = Experts(), nn.Linear(6, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(Experts.forward(self.parts, x))
-        return logits
-
-
 class WritesEarlier(nn.Module):
     """A value of the first part is written while the second one's is computed."""
 
@@ -334,6 +307,10 @@ CASES = {
     "hooks": Case(hooked, ["1", "2"]),
     "parametrized": Case(parametrized, ["1", "2"]),
     "frozen": Case(Frozen, ["adapter"], lambda model, b: model(b["image"])),
-    "experts": Case(lambda: nn.Sequential(nn.Linear(6, 6), Experts(), nn.Linear(6, 2)), ["2"]),
+    "experts": Case(
+        lambda: nn.Sequential(nn.Linear(8, 8), Experts(), nn.Linear(3, 2)),
+        ["2"],
+        lambda model, b: model(b["sequence"][:, 0]),
+    ),
     "writes earlier": Case(WritesEarlier, ["b"]),
 }
