@@ -278,7 +278,7 @@ def test_whoever_is_killed_a_detached_run_goes_on_until_it_is_stopped(
         assert "with another script, arguments or options" in other.err
         # 2. The coordinator is killed, with its actor: it is started again, and resumes.
         wait_for(process, "made step 12 ")
-        os.kill(psutil.Process(_coordinator(folder)).ppid(), signal.SIGKILL)
+        os.kill(psutil.Process(_coordinator(cluster, folder)).ppid(), signal.SIGKILL)
         wait_for(process, "resumed ")
         wait_for(process, "made step")
         # 3. Ctrl-C here stops it there.
@@ -293,19 +293,11 @@ def test_whoever_is_killed_a_detached_run_goes_on_until_it_is_stopped(
     nothing_is_left_on(cluster, objects=1)  # of a coordinator that was killed
 
 
-def _coordinator(folder: Path) -> int:
+def _coordinator(cluster: RayCluster, folder: Path) -> int:
     """Return the pid of the process that makes the updates, once there is one."""
-    found: list[int] = []
-
-    def is_there() -> bool:
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if str(folder) in words and "--dies-with" in words:
-                found.append(process.pid)
-        return bool(found)
-
-    soon(is_there)
-    return found[0]
+    pattern = rf"--dies-with.*{folder}|{folder}.*--dies-with"
+    soon(lambda: cluster.processes(pattern))
+    return min(cluster.processes(pattern))
 
 
 # --- processes of Ray that are killed -------------------------------------------------------------
