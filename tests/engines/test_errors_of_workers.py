@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.trainings.faults import MineError
 
 from quorate.engines.remote_error import from_json, to_json
 from quorate.errors import (
@@ -25,11 +26,6 @@ from quorate.errors import (
     SaveError,
     SettingError,
 )
-
-
-class OwnError(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
 
 
 class SilentError(Exception):
@@ -59,7 +55,7 @@ ERRORS: list[tuple[BaseException, tuple[str, str] | None]] = [
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
         ("WorkerError", "builtins.UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff"),
     ),
-    (OwnError(1, 2), ("WorkerError", "OwnError: 1 and 2")),
+    (MineError(1, 2), ("WorkerError", "MineError: 1 and 2")),
     (SilentError(), ("WorkerError", "SilentError")),
     (ExceptionGroup("several", [ValueError()]), ("WorkerError", "several (1 sub-exception)")),
 ]

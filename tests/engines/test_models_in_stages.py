@@ -14,7 +14,6 @@ from support.digests import digest_of
 from support.fits import fit
 from support.messages import expect_error
 from support.staged_models import CASES, Case, Nests, Rows, Told, WritesEarlier
-from support.trainings.models import Experts
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -102,6 +101,12 @@ def branches(_: nn.Module, x: X) -> X:
     return x * 2 if x.sum() > 0 else x
 
 
+def loops(_: nn.Module, x: X) -> X:
+    for row in range(x.shape[0]):
+        x = x + row
+    return x
+
+
 def with_mask_later(model: nn.Module, batch: Any) -> Any:
     mask = batch["x"] if len(batch["x"]) < 4 else None  # in the last update
     return model({"x": batch["x"]}, [batch["x"]], mask=mask)
@@ -109,8 +114,8 @@ def with_mask_later(model: nn.Module, batch: Any) -> Any:
 
 LATER = {
     "a branch": Case(lambda: Told(branches), ["b"], lambda m, b: m(b["x"] * 9)),
+    "a loop": told(loops),
     "an argument": Case(Nests, ["last"], with_mask_later),
-    "experts": Case(Experts, ["last"], lambda m, b: m(b["sequence"][:, 0])),
 }
 
 

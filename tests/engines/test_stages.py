@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 import torch
 from scripts import everything
-from support import front_door
+from support import front_door, traces
 from support.digests import digest_of
 from support.fits import fit
 from support.messages import expect_error
 from support.references import References
+from support.runs import command, digests, inspected, run
+from support.trainings.faults import MISDEEDS, fail
 from torch import nn
 
 import quorate
@@ -105,32 +107,13 @@ def test_a_stage_that_is_killed_again_and_again() -> None:
     assert how in str(raised.value)
 
 
-class OwnError(Exception):
-    """Cannot be pickled: its constructor takes something else than its text."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-
-
-def raises_its_own() -> None:
-    raise OwnError(1, 2)
-
-
-def takes_too_much() -> None:
-    torch.empty(1 << 60, dtype=torch.uint8)
-
-
-def exits() -> None:
-    sys.exit(7)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "error", "text"),
     [
-        (raises_its_own, Exception, "1 and 2"),
-        (takes_too_much, RuntimeError, "allocate"),
-        (exits, ExitError, r"sys.exit\(7\) was called .* in stage 1, shard 0"),
+        (fail, Exception, "3 and 4"),  # which cannot be pickled
+        (MISDEEDS["memory"], RuntimeError, "allocate"),
+        (lambda: sys.exit(7), ExitError, r"sys.exit\(7\) was called .* in stage 1, shard 0"),
     ],
 )
 def test_what_a_stage_raises_names_the_stage(
@@ -240,3 +223,27 @@ def test_a_spot_check_goes_through_the_stages(tmp_path: Path) -> None:
     assert doubts(tmp_path / "none", is_made=False) == []
     (doubt,) = doubts(tmp_path / "mark", is_made=True)
     assert "a different result through the stages than in one piece" in doubt
+
+
+# --- as processes of a run ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_workers_in_stages_have_the_digest_of_one_piece_and_rows_in_the_trace(
+    tmp_path: Path, references: References
+) -> None:
+    stages = ("--devices", "cpu+cpu", "--split", "embedding", "--workers", "2")
+    files = ("--trace", str(tmp_path / "trace.json"), "--run-dir", str(tmp_path / "run"))
+    ended = run(command("everything.py", options=(*stages, *files)))
+    assert ended.code == 0, ended.said
+    assert digests(tmp_path / "run") == references.on_a_tower("everything.py").digests
+    assert inspected(tmp_path / "run")["devices"] == ["cpu+cpu"]
+    # Each stage of each worker has a row in the trace, with all shards of its worker.
+    written = traces.read(tmp_path / "trace.json")
+    rows = {name for name in written.names.values() if "stage" in name}
+    assert rows == {f"worker {n}: stage {stage}" for n in range(2) for stage in range(2)}
+    spans = written.of("training", "backward")
+    computed = {(span.step, span.shard) for span in spans}
+    for stage in range(2):
+        own = (s for s in spans if written.names[s.process, s.thread].endswith(f"stage {stage}"))
+        assert {(span.step, span.shard) for span in own} == computed
