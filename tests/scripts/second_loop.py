@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import random
+import re
 import signal
 import sys
 from pathlib import Path
@@ -27,15 +28,6 @@ import quorate
 FOLDER = Path(sys.argv[1])
 
 
-def descriptors() -> dict[int, str]:
-    entries = [*Path("/proc/self/fd").iterdir()]
-    return {int(e.name): str(e.readlink()) for e in entries if e.is_symlink()}
-
-
-def kind(link: str) -> str:
-    return link.rpartition("/")[0] if link.startswith("/") else link.partition(":")[0]
-
-
 def is_not_obeyed(number: int) -> bool:
     """Whether a signal does nothing here, or is one of quorate's own."""
     handler: Any = signal.getsignal(number)
@@ -43,21 +35,17 @@ def is_not_obeyed(number: int) -> bool:
     return handler == signal.SIG_IGN or is_own
 
 
-def children() -> int:
-    """How many children this process has: a fork server, before there are workers."""
-    return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
 def about() -> dict[str, Any]:
     """What this process says of itself."""
-    held = descriptors()
+    links = [str(e.readlink()) for e in Path("/proc/self/fd").iterdir() if e.is_symlink()]
     return {
         "command": Path("/proc/self/cmdline").read_text().split("\0"),
         "the script's own": os.environ["OF_THE_SCRIPT"],
         # From here on the same in all workers, however they were started.
         "random": [random.random(), float(np.random.rand()), torch.initial_seed()],
-        "held": sorted(kind(link) for link in held.values()),
-        "input": held[0],
+        # "/dev" of "/dev/null", and "socket" of "socket:[7]".
+        "held": sorted(re.sub(r"(?<=.)[/:][^/]*$", "", link) for link in links),
+        "input": str(Path("/proc/self/fd/0").readlink()),
         "folder": os.getcwd(),  # noqa: PTH109
         "leads its group": os.getpgid(0) == os.getpid(),
         "tasks": len([*Path("/proc/self/task").iterdir()]),
@@ -79,7 +67,8 @@ def rows(seed: int) -> TensorDataset:
 os.environ.setdefault("OF_THE_SCRIPT", str(os.getpid()))  # workers have the coordinator's
 if quorate.is_worker():
     (FOLDER / f"about-{os.getpid()}.json").write_text(json.dumps(about()))
-of_server = children()
+# A fork server, before there are workers.
+children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 note("before")
 atexit.register(note, "at exit")
 torch.manual_seed(0)
@@ -101,4 +90,4 @@ print("other data")
 trainer.fit(other, epochs=2)
 values.append(trainer.evaluate(other))
 own = os.environ["OF_THE_SCRIPT"]
-print(json.dumps({"values": values, "children": of_server, "the script's own": own}))
+print(json.dumps({"values": values, "children": len(children), "the script's own": own}))
