@@ -7,14 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed
 from support.references import References
-from support.runs import SCRIPTS, TOWER, Ended, command, inspected, run, run_all, torchrun
+from support.runs import SCRIPTS, TOWER, Ended, command, inspected, run, run_all, soon, torchrun
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
@@ -212,11 +211,10 @@ def test_nothing_is_left_of_ranks_that_had_not_met(tmp_path: Path) -> None:
     hangs = ("what=hang", "at=start,1,0", f"folder={tmp_path}", "size=2")
     words = command("ranks.py", *hangs, options=on(2))
     with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(own)}) as first:
-        until = time.monotonic() + 100
-        while not there.exists() and time.monotonic() < until:
-            time.sleep(0.05)
-        first.kill()
-    assert there.exists()
+        try:
+            soon(there.exists, limit_s=100)
+        finally:
+            first.kill()
     assert [path.name for path in own.glob("quorate-*")] == []
 
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import LIMIT_S, command, last_json, processes_of, started, wait_for
+from support.runs import LIMIT_S, command, last_json, processes_of, soon, started, wait_for
 
 in_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
 AT_ONCE_S = 10.0  # in which a run ends by itself after a second signal
 WORKERS = ("--workers", "2")
-
-
-def soon(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @in_proc

@@ -25,6 +25,7 @@ from support.runs import (
     inspected,
     processes_of,
     run,
+    soon,
     started,
     torchrun,
 )
@@ -73,10 +74,7 @@ def nothing_is_left(folder: Path, words: list[str]) -> Iterator[subprocess.Popen
     with started(folder, words) as (process, mark):
         yield process
         assert process.returncode is not None
-        until = time.monotonic() + SLOW_S
-        while (left := processes_of(mark)) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not left
+        soon(lambda: not processes_of(mark), lambda: processes_of(mark))
         files = {p.name for p in (folder / "temporary").iterdir() if p.name.startswith("quorate")}
         # What had no end of its own has left the folder where ranks meet, and nothing in it.
         assert process.returncode < 0 or not files, files
@@ -107,11 +105,8 @@ def lost(folder: Path, words: list[str]) -> Lost:
 
 
 def wait_for(path: Path) -> str:
-    until = time.monotonic() + LIMIT_S
-    while not (path.exists() and (text := path.read_text())):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return text
+    soon(lambda: path.exists() and path.read_text(), limit_s=LIMIT_S)
+    return path.read_text()
 
 
 # What happens where, what is said of it, and how long it may take until all have ended.

@@ -9,7 +9,7 @@ import re
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +29,7 @@ from support.runs import (
     processes_of,
     run,
     run_all,
+    soon,
     started,
     wait_for,
 )
@@ -38,7 +39,6 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "2"))
 LASTS = ("ranks.py", "steps=100000", "pause=0.01", "then=tells")
-GONE_S = 60.0  # that Ray may take to end processes, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
     """Two nodes, of one CPU and of two, that are as they were after each test."""
     with ray_cluster(tmp_path_factory.mktemp("cluster"), 1, 2) as running:
         yield running
-
-
-def soon(holds: Callable[[], Any], what: Callable[[], Any] = lambda: "") -> None:
-    until = time.monotonic() + GONE_S
-    while not holds():
-        assert time.monotonic() < until, what()
-        time.sleep(0.05)
 
 
 def nothing_is_left_on(cluster: RayCluster, objects: int = 0) -> None:
@@ -129,21 +122,20 @@ def test_nodes_come_are_killed_and_are_drained(
 ) -> None:
     stop, run_dir = tmp_path / "stop", tmp_path / "run"
     options = (*cluster.options(3)[:-1], "2:4", "--run-dir", str(run_dir))
-    first = cluster.nodes
     words = command("lasting.py", "pause=0.01", f"stop={stop}", options=options)
     with heard(words, cluster.env) as said:
         # 1. A node comes: it has a worker within seconds.
         at = said.wait_for("3 take part")
-        cluster.add(1)
+        cluster.tell("add 1")
         at = said.wait_for("4 take part", at)
         # 2. It is killed, with its worker wherever that is.
-        cluster.kill(first)
+        cluster.tell("kill -1")
         at = said.wait_for("is lost with its", at)  # actor, or node: Ray tells of one first
         at = said.wait_for("3 take part", at)
         # 3. Another comes, and is drained: its worker hands over, and nothing is lost.
-        cluster.add(1)
+        cluster.tell("add 1")
         at = said.wait_for("4 take part", at)
-        cluster.drain(first + 1)
+        cluster.tell("drain -1")
         at = said.wait_for("because Ray drains the node; another is starting", at)
         at = said.wait_for("3 take part", at)
         stop.touch()
@@ -153,7 +145,7 @@ def test_nodes_come_are_killed_and_are_drained(
     longest_s = max(after - before for before, after in pairwise(times[10:]))
     assert longest_s < 60.0  # it waits for nobody; seconds, if busy
     has_the_bits_of_a_tower(run_dir, references)
-    cluster.kill(first + 1)
+    cluster.tell("kill -1")
     nothing_is_left_on(cluster)
 
 

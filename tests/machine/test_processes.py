@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.messages import expect_error
+from support.runs import soon
 
 from quorate.errors import UserError
 from quorate.machine import signal_handlers, this_host
@@ -137,23 +138,16 @@ def test_descriptors_that_are_closed_are_taken_before_files_get_them(closed: str
 # --- of each other --------------------------------------------------------------------------------
 
 
-def soon(holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 60
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.01)
-    return holds()
-
-
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 def test_a_process_that_is_stopped_and_one_that_has_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert not this_host.has_ended(child.pid)
         assert not this_host.is_stopped(child.pid)
         os.kill(child.pid, signal.SIGSTOP)
-        assert soon(lambda: this_host.is_stopped(child.pid))
+        soon(lambda: this_host.is_stopped(child.pid))
         assert not this_host.has_ended(child.pid)
         child.kill()
-        assert soon(lambda: this_host.has_ended(child.pid))  # though nobody has waited for it
+        soon(lambda: this_host.has_ended(child.pid))  # though nobody has waited for it
         child.wait()
         assert this_host.has_ended(child.pid)
         assert not this_host.is_stopped(child.pid)

@@ -23,28 +23,21 @@ START_S = 120  # that nodes may take on a busy machine
 class RayCluster:
     """A cluster that runs. What runs on it needs ``env``."""
 
-    def __init__(self, process: subprocess.Popen[str], env: dict[str, str], nodes: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], env: dict[str, str]) -> None:
         self._process = process
         self.env = env
-        self.nodes = nodes  # that there ever were: the number of the next one
         self.address = self._answer()
 
     def options(self, workers: int) -> tuple[str, ...]:
         """Return the options of ``quorate run`` that run a script on it."""
         return ("--engine", "ray", "--address", self.address, "--workers", str(workers))
 
-    def kill(self, node: int) -> None:
-        """Kill a node; 0 is the head."""
-        self._tell(f"kill {node}")
+    def tell(self, line: str) -> None:
+        """Change its nodes: "add CPUS", "kill NODE", or "drain NODE" as before a preemption.
 
-    def drain(self, node: int) -> None:
-        """Have Ray drain a node, as before a preemption."""
-        self._tell(f"drain {node}")
-
-    def add(self, cpus: int) -> None:
-        """Add a node."""
-        self._tell(f"add {cpus}")
-        self.nodes += 1
+        A node is a number in the order in which they came, -1 for the last; 0 is the head.
+        """
+        assert self._asked(line) == "done"
 
     def left(self) -> dict[str, Any]:
         """Return what runs have left: actors, placement groups, objects, and processes."""
@@ -60,9 +53,6 @@ class RayCluster:
             with suppress(psutil.Error):
                 words[process.pid] = " ".join(process.cmdline())
         return {pid: line for pid, line in words.items() if re.search(pattern, line)}
-
-    def _tell(self, line: str) -> None:
-        assert self._asked(line) == "done"
 
     def _asked(self, line: str) -> str:
         assert self._process.stdin is not None
@@ -95,7 +85,7 @@ def ray_cluster(folder: Path, *cpus: int) -> Iterator[RayCluster]:
         ) as process,
     ):
         try:
-            yield RayCluster(process, env, len(cpus))
+            yield RayCluster(process, env)
         finally:
             assert process.stdin is not None
             process.stdin.close()

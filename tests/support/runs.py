@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -127,6 +128,16 @@ def processes_of(mark: str) -> dict[int, str]:
         except OSError:  # it has ended meanwhile
             continue
     return alive
+
+
+def soon(
+    holds: Callable[[], object], what: Callable[[], object] = str, limit_s: float = 60.0
+) -> None:
+    """Wait until something holds, on a busy machine; fail with what is there if it never does."""
+    until = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < until, what()
+        time.sleep(0.02)
 
 
 @contextmanager
