@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,7 +115,7 @@ class Messages:
         global _test
         path, name = self._name(item)
         temporary = getattr(item, "funcargs", {}).get("tmp_path")
-        _test = _Test(name, self._read(path), temporary, is_update=self._updates)
+        _test = _Test(name, self._read(path), temporary, self._updates)
         try:
             yield
             unseen = _test.unseen()
@@ -153,10 +154,8 @@ class Messages:
     def _name(self, item: pytest.Item) -> tuple[Path, str]:
         """Return the file with the messages of a test, and the test's name there."""
         room = item.path.parent
-        while room.parent != self._folder and room != self._folder and room.parent != room:
-            room = room.parent
-        if room.parent == room:  # a file elsewhere
-            room = item.path.parent
+        if self._folder in room.parents:
+            room = self._folder / room.relative_to(self._folder).parts[0]
         _, *names = item.nodeid.split("::")
         return room / FILE, "::".join([item.path.relative_to(room).as_posix(), *names])
 
@@ -166,27 +165,22 @@ class Messages:
         return self._stored[path]
 
 
+@dataclass
 class _Test:
-    """A test that runs, and the messages that it has seen.
+    """A test that runs, and the messages that it has seen."""
 
-    Args:
-        stored: All entries of the room's file.
-        temporary: The folder of the fixture ``tmp_path``.
-    """
-
-    def __init__(
-        self, name: str, stored: dict[str, str], temporary: Path | None, *, is_update: bool
-    ) -> None:
-        self.seen: dict[str, str] = {}
-        self._name, self._stored, self._temporary = name, stored, temporary
-        self._is_update = is_update
+    name: str
+    stored: dict[str, str]  # all entries of the room's file
+    temporary: Path | None  # the folder of the fixture ``tmp_path``
+    is_update: bool
+    seen: dict[str, str] = field(default_factory=dict)
 
     def compare(self, message: str) -> None:
         count = len(self.seen) + 1
-        key = self._name if count == 1 else f"{self._name} ({count})"
-        self.seen[key] = found = invariable(message, self._temporary)
-        expected = self._stored.get(key)
-        if found == expected or self._is_update:
+        key = self.name if count == 1 else f"{self.name} ({count})"
+        self.seen[key] = found = invariable(message, self.temporary)
+        expected = self.stored.get(key)
+        if found == expected or self.is_update:
             return
         lines = difflib.unified_diff(
             (expected or "").splitlines(), found.splitlines(), FILE, key, lineterm="", n=0
@@ -196,7 +190,7 @@ class _Test:
         raise pytest.fail.Exception("\n".join([advice, *lines]), pytrace=False) from None
 
     def unseen(self) -> list[str]:
-        ours = (key for key in self._stored if _without_number(key) == self._name)
+        ours = (key for key in self.stored if _without_number(key) == self.name)
         return [key for key in ours if key not in self.seen]
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -14,30 +15,27 @@ from typing import Any
 NO_CALLS = ("fspath", "getpid", "urandom", "closed", "fileno", "readable", "writable")
 
 
+@dataclass
 class SystemCalls:
     """Counts the system calls of one thread: give it to ``sys.setprofile`` or ``threading``'s.
 
     A call is a function of ``os``, or a method of a file, that the interpreter has in C. What such
     a method writes in several pieces counts as one call.
-
-    Args:
-        thread: the name of the thread; other threads are not counted.
-        last: the number of the call before which the process gets SIGKILL; 0: it lives.
-        counted: is called at each call.
     """
 
-    def __init__(self, thread: str, last: int, counted: Callable[[], object]) -> None:
-        self._thread, self._last, self._counted = thread, last, counted
-        self._count = 0
+    thread: str  # its name; other threads are not counted
+    last: int  # the number of the call before which the process gets SIGKILL; 0: it lives
+    counted: Callable[[], object]  # is called at each call
+    count: int = 0
 
     def __call__(self, _frame: FrameType, event: str, called: Any) -> None:
         """Take notice of an event of ``sys.setprofile``."""
-        if threading.current_thread().name != self._thread:
+        if threading.current_thread().name != self.thread:
             sys.setprofile(None)  # of this thread
         elif event == "c_call" and _asks_the_system(called):
-            self._count += 1
-            self._counted()
-            if self._count == self._last:
+            self.count += 1
+            self.counted()
+            if self.count == self.last:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

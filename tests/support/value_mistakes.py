@@ -119,16 +119,11 @@ def scaler(**options: Any) -> torch.amp.GradScaler:
         return torch.amp.GradScaler("cpu", **options)
 
 
-GLOBAL, TOOLS = scaler(), {"scaler": scaler(), "criterion": nn.CrossEntropyLoss()}
+GLOBAL = scaler()
 
 
 def bound(scale: Any) -> Any:
     return lambda m, b: scale(entropy(m, b))
-
-
-def in_a_dict(m: nn.Module, b: Any) -> dict[str, Any]:
-    value = TOOLS["criterion"](m(b[0]), b[1])
-    return {"loss": TOOLS["scaler"].scale(value), "entropy": value}
 
 
 add(
@@ -138,7 +133,10 @@ add(
             lambda m, b: GLOBAL.scale(entropy(m, b)), names="value_mistakes.py"
         ),
         "scaler's bound method": bound(scaler().scale),
-        "scaler in a dict": in_a_dict,
+        "scaler in a dict": lambda m, b: {
+            "loss": GLOBAL.scale(entropy(m, b)),
+            "entropy": entropy(m, b),
+        },
         "scaler by its scale": lambda m, b: entropy(m, b) * GLOBAL.get_scale(),
     },
 )

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -255,7 +255,9 @@ def main() -> None:
     module, *sys.argv[1:] = serve(socket.socket(fileno=int(sys.argv[1])))
     if module == "quorate":
         from quorate.__main__ import main as run
+        from quorate.engines.processes.process_start import fork_server_on_standby
 
+        # Without a fork server that is ready a run that forks workers takes 4 s of a core more.
         with fork_server_on_standby() if forks_workers(sys.argv) else nullcontext():
             sys.exit(run())
     sys.modules.pop(module, None)  # it is run as a program
@@ -265,19 +267,6 @@ def main() -> None:
 def forks_workers(words: Sequence[str]) -> bool:
     """Return whether the command may fork worker processes."""
     return words[1:2] == ["run"] and not {"towers", "ray"} & set(words)
-
-
-def fork_server_on_standby() -> AbstractContextManager[None]:
-    """Return what has a fork server be ready, as the command does where torch is not imported yet.
-
-    The one place where the tests' forks reach into the package. Without it a run that forks workers
-    takes 4 s of a core more, and is the same otherwise.
-    """
-    try:
-        from quorate.engines.processes.process_start import fork_server_on_standby as on_standby
-    except ImportError:
-        return nullcontext()
-    return on_standby()
 
 
 if __name__ == "__main__":

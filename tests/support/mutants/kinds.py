@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 
@@ -91,9 +92,9 @@ def lock(node: ast.AST) -> str | None:
     return "__import__('contextlib').nullcontext()"
 
 
-def reseed(node: ast.AST) -> str | None:
-    """Leave a generator in the state that it has."""
-    return "pass" if _called(node) in SEEDING else None
+def leave_out(called: tuple[str, ...], node: ast.AST) -> str | None:
+    """Leave out a call of one of some functions."""
+    return "pass" if _called(node) in called else None
 
 
 def operands(node: ast.AST) -> str | None:
@@ -123,16 +124,6 @@ def bound(node: ast.AST) -> str | None:
         rest = map(ast.unparse, node.args[2:])
         return f"range({', '.join([*others, f'({last}) - 1', *rest])})"
     return None
-
-
-def flush(node: ast.AST) -> str | None:
-    """Leave out a flush, a close or a notice to others."""
-    return "pass" if _called(node) in WRITING else None
-
-
-def wait(node: ast.AST) -> str | None:
-    """Do not wait for an event, a thread or a stream."""
-    return "pass" if _called(node) in WAITING else None
 
 
 def copy(node: ast.AST) -> str | None:
@@ -166,11 +157,13 @@ def call(node: ast.AST) -> str | None:
 
 
 KINDS: dict[str, Callable[[ast.AST], str | None]] = {
-    kind.__name__: kind
-    for kind in (
-        *(comparison, condition, lock, reseed, operands, bound),
-        *(flush, wait, copy, refusal, update, call),
-    )
+    **{
+        kind.__name__: kind
+        for kind in (comparison, condition, lock, operands, bound, copy, refusal, update, call)
+    },
+    "reseed": partial(leave_out, SEEDING),
+    "flush": partial(leave_out, WRITING),
+    "wait": partial(leave_out, WAITING),
 }
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,30 +53,21 @@ def choose(executed: Executed, mutant: Mutant) -> list[str]:
     return chosen
 
 
+@dataclass
 class Trials:
-    """Tries mutants in one copy of a tree, one after the other.
+    """Tries mutants in one copy of a tree, one after the other."""
 
-    Args:
-        tree: the copy; mutants are written into its source and taken back.
-        executed: which tests execute a line.
-        fails: whether a test fails without a mutant too; shared with other trials.
-        limit_s: of the tests of one mutant.
-    """
-
-    def __init__(
-        self, tree: Path, executed: Executed, fails: dict[str, bool], limit_s: float
-    ) -> None:
-        self._tree = tree
-        self._executed = executed
-        self._fails = fails
-        self._limit_s = limit_s
+    tree: Path  # the copy; mutants are written into its source and taken back
+    executed: Executed  # which tests execute a line
+    fails: dict[str, bool]  # whether a test fails without a mutant too; shared with other trials
+    limit_s: float  # of the tests of one mutant
 
     def run(self, mutant: Mutant) -> Verdict:
         """Return the verdict on a mutant."""
-        tests = choose(self._executed, mutant)
+        tests = choose(self.executed, mutant)
         if not tests:
             return Verdict("unexecuted")
-        path = self._tree / "src" / "quorate" / mutant.file
+        path = self.tree / "src" / "quorate" / mutant.file
         text = path.read_text()
         while tests:
             path.write_text(mutant.mutation.apply(text))
@@ -93,24 +85,24 @@ class Trials:
         return Verdict("unexecuted")
 
     def _fails_anyway(self, test: str) -> bool:
-        if test not in self._fails:
-            self._fails[test] = self._first_failure([test]) is not None
-        return self._fails[test]
+        if test not in self.fails:
+            self.fails[test] = self._first_failure([test]) is not None
+        return self.fails[test]
 
     def _first_failure(self, tests: list[str]) -> str | None:
         """Return the first test that fails; "" if they take too long, ``None`` if none fails."""
         options = ["-x", "-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *tests],
-            cwd=self._tree,
-            env=environment(self._tree),
+            cwd=self.tree,
+            env=environment(self.tree),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
         try:
-            out, _ = process.communicate(timeout=self._limit_s)
+            out, _ = process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
