@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import psutil
 from support.runs import Ended
 
 TOOLS = ("ip", "tc", "unshare", "mount")
@@ -87,8 +88,8 @@ class Host:
         """End all of its processes; what they have printed can still be read."""
         for process in self._processes:
             if process.poll() is None:  # the first of the namespace takes all others with it
-                for child in _children(process.pid):
-                    os.kill(child, signal.SIGKILL)
+                for child in psutil.Process(process.pid).children():
+                    child.kill()
                 process.kill()
             process.wait()
 
@@ -202,11 +203,6 @@ def _remove(mark: str) -> None:
             for pid in _do("ip", "netns", "pids", name).split():
                 os.kill(int(pid), signal.SIGKILL)
             _do("ip", "netns", "delete", name)
-
-
-def _children(pid: int) -> list[int]:
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
 def _do(*words: str) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from support import front_door
+from support.fits import squares
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import quorate
 
+loss = squares
 # 56 rows of (6 features, target)
 DATA = TensorDataset(
     torch.randn(56, 6, generator=torch.Generator().manual_seed(0)),
@@ -39,11 +41,6 @@ class Small(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(nn.functional.dropout(self.norm(self.first(x)), 0.2, self.training))
-
-
-def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
-    """Return the mean squared error."""
-    return (model(batch[0]) - batch[1]).square().mean()
 
 
 def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:

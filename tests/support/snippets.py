@@ -18,6 +18,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,9 +78,7 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
     return {"loss": F.cross_entropy(logits, labels), "accuracy": right}
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    """Return an optimizer."""
-    return torch.optim.Adam(parameters, lr=1e-3)
+adam = partial(torch.optim.Adam, lr=1e-3)
 
 
 def names() -> dict[str, Any]:
