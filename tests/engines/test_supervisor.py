@@ -1,24 +1,23 @@
-"""What becomes of members: every short order of events, long ones drawn; how often they start.
+"""What becomes of workers: every short order of events, long ones drawn; how often they start.
 
 No run reaches most of these orders: workers end, are silent, late and killed at the same time.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from selectors import SelectSelector
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.engines.processes import decisions as to
-from quorate.engines.processes.decisions import Decision
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.member import State
-from quorate.engines.processes.restarts import Restarts
-from quorate.engines.processes.supervisor import ElasticSize, Supervisor
+from quorate.engines.processes.pool import Callback, WorkerHandle
+from quorate.engines.processes.supervisor import ElasticSize, RestartBudget, Supervisor
+from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import PHASES, Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine.limits import FIRST_WORKERS_S, WORKER_SILENCE_S
@@ -29,33 +28,72 @@ FIRST, SECOND = 1, 2  # jobs
 TIMEOUT_S = 60.0
 
 
-@dataclass
-class Process:
+class Process(WorkerHandle):
     """A process that is made up."""
 
-    is_placed: bool
-    is_here: bool = False
-    is_cut: bool = False
-    is_killed: bool = False
-    is_leaving: bool = False
-    asked: set[int] = field(default_factory=set)  # jobs that it has not answered
-    joined: set[int] = field(default_factory=set)
+    pid = None
+
+    def __init__(self, number: int, group: Group) -> None:
+        super().__init__(number)
+        self.group = group
+        self.tells_exit, self.is_placed = group.tells_exit, group.elastic is None
+        self.messages: list[Message] = []
+        self.is_at_loop = self.is_killed = False
+        self.code: int | None = None
+        self.invited: set[int] = set()  # jobs that it has not answered
+        self.joined: set[int] = set()
+
+    def watch(self, selector: SelectSelector, hear: Callback, look: Callback) -> None:  # type: ignore[override]
+        self.hear, self.look = hear, look
+
+    def arrived(self) -> list[Message]:
+        messages, self.messages = self.messages, []
+        return messages
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self.hear()
+
+    def cancel(self, ticket: int) -> None:
+        raise AssertionError
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def has_ended(self) -> bool:
+        return self.code is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        if self.is_killed and not self.group.stubborn:
+            self.code = -9
+        return self.has_ended()
+
+    def ending(self) -> Ending:
+        assert self.code is not None
+        return Ending(self.code, None, "nothing")
+
+    def close(self) -> None:
+        self.group.untold[self.number] = self.group.processes.pop(self.number).joined
+        self.group.releases[self.number] += 1
 
 
-class Crew:
-    """Stands for the shell: carries decisions out on processes that are made up.
+class Group:
+    """A pool of processes that are made up, the jobs, and the supervisor between them.
 
     Args:
-        members: how many.
+        workers: how many.
         tells_exit: whether a process's exit is reported without asking for it.
         stubborn: whether a process lives on for a while after it was killed.
         gather_s: how long the first ones wait for the others, in the first job.
         least: with how many it begins, if it grows: processes wait for room then.
     """
 
+    servers = None
+    takes_runs = False
+
     def __init__(
         self,
-        members: int = 1,
+        workers: int = 1,
         *,
         tells_exit: bool = True,
         stubborn: bool = False,
@@ -63,227 +101,190 @@ class Crew:
         least: int | None = None,
     ) -> None:
         self.now = 100.0
-        self.growth = None if least is None else ElasticSize(least, "there is room")
-        devices = [f"cpu:{n}" for n in range(members)]
-        self.members = Supervisor(devices, TIMEOUT_S, self.growth)
+        self.elastic = None if least is None else ElasticSize(least, "there is room")
         self.tells_exit, self.stubborn, self.gather_s = tells_exit, stubborn, gather_s
         self.processes: dict[int, Process] = {}
-        self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a member is gone
-        self.to_start: set[int] = set()  # decided, and neither done nor failed
-        self.jobs: set[int] = set()
+        self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a worker is gone
+        self.cannot_start = False
+        self.open_jobs: set[int] = set()
         self.starts, self.releases = Counter[int](), Counter[int]()
         self.error: UserError | WorkerError | None = None
-        for number in range(members):
-            self.start(number)
+        self.supervisor = Supervisor(
+            *(self, self, SelectSelector(), [f"cpu:{n}" for n in range(workers)], TIMEOUT_S),
+            *(lambda _: None, lambda: None, self.elastic, lambda: self.now),
+        )
+        self.supervisor.start()
+
+    # --- a pool -----------------------------------------------------------------------------------
+
+    def start(self, number: int) -> Process:
+        assert number not in self.processes, "two processes of a worker"
+        assert self.error is None
+        assert self.supervisor.workers[number].given_up is None, "given up, and started again"
+        if self.cannot_start:
+            raise OSError("no memory")
+        self.processes[number] = Process(number, self)
+        self.starts[number] += 1
+        return self.processes[number]
+
+    def flush(self) -> None: ...
+
+    # --- the jobs ---------------------------------------------------------------------------------
+
+    def welcome(self, worker: WorkerHandle) -> None:
+        assert self.processes[worker.number].is_at_loop
+
+    def invite(self, worker: WorkerHandle, job: int) -> None:
+        assert job in self.open_jobs
+        assert self.processes[worker.number].is_at_loop
+        self.processes[worker.number].invited.add(job)
+
+    def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
+        return True
+
+    def joined(self, worker: WorkerHandle, job: int) -> None:
+        assert job in self.open_jobs
+        assert job not in self.processes[worker.number].joined, "joined twice"
+        self.processes[worker.number].joined.add(job)
+
+    def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
+        assert job in self.open_jobs
+        process = self.processes.get(worker)
+        (self.untold[worker] if process is None else process.joined).remove(job)
+
+    def end(self, worker: WorkerHandle, job: int) -> bool:
+        self.processes[worker.number].invited.discard(job)
+        self.processes[worker.number].joined.discard(job)
+        return False
+
+    def receive(self, worker: int, message: Message) -> None: ...
+
+    def is_computing(self, worker: int) -> bool:
+        return False
+
+    def computing(self) -> frozenset[int]:
+        return frozenset()
+
+    def last_shard(self, worker: int) -> tuple[Doing, str]:
+        at = Doing("forward", 7, 3, self.now - 8.0, dict.fromkeys(PHASES, 0.0), 1)
+        return at, "step 7, shard 3"
+
+    def released(self, worker: int) -> None:
+        assert worker not in self.processes
 
     # --- events -----------------------------------------------------------------------------------
 
-    def start(self, n: int) -> None:
-        self.to_start.discard(n)
-        assert n not in self.processes, "two processes of a member"
-        self.processes[n] = Process(is_placed=self.growth is None)
-        self.starts[n] += 1
-        is_placed = self.growth is None
-        self.members[n].started(self.now, tells_exit=self.tells_exit, is_placed=is_placed)
-
-    def place(self, n: int) -> None:
-        self.processes[n].is_placed = True
-        self.members[n].placed(self.now)
-
-    def leave(self, n: int) -> None:
+    def hear(self, n: int, kind: str, job: int | None = None) -> None:
         process = self.processes[n]
-        was_killed = process.is_killed
-        self.members[n].is_to_leave("has left host-b, because Ray drains the node")
-        self.do(self.members.hand_over(n))
-        assert not process.joined, "a job was not told"
-        process.asked.clear()
-        process.is_leaving, process.is_killed = True, was_killed
-
-    def cannot_start(self, n: int) -> None:
-        self.to_start.remove(n)
-        self.do(self.members.cannot_start(n, "no memory", self.now))
-
-    def open(self, job: int) -> None:
-        self.jobs.add(job)
-        gather_s = self.gather_s if job == FIRST else None
-        self.do(self.members.open(job, self.now, gather_s=gather_s))
-
-    def close(self, job: int) -> None:
-        self.jobs.remove(job)
-        self.do(self.members.close(job))
-
-    def here(self, n: int) -> None:
-        self.processes[n].is_here = True
-        self.members[n].heard(self.now)
-        self.do(self.members.here(n, self.now))
-
-    def ready(self, n: int, job: int) -> None:
-        self.processes[n].asked.remove(job)
-        self.members[n].heard(self.now)
-        self.do(self.members.ready(n, job, self.now))
-
-    def done(self, n: int) -> None:
-        self.members[n].heard(self.now)
-        self.members[n].computed()
-
-    def refuse(self, n: int) -> None:
-        self.members[n].refused("another dataset")
+        process.is_at_loop |= kind == "here"
+        if job is not None:
+            process.invited.remove(job)
+        process.messages.append({"kind": kind, "job": job, "message": "a reason"})
+        process.hear()
+        if kind == "leaves":
+            assert not process.joined, "a job was not told"
+            process.invited.clear()
 
     def cut(self, n: int) -> None:
-        self.processes[n].is_cut = True
-        self.members[n].wire_cut(self.now)
+        self.processes[n].cut()
 
     def exit(self, n: int, code: int) -> None:
-        at = Doing("forward", 7, 3, self.now - 8.0, dict.fromkeys(PHASES, 0.0), 1)
-        self.do(self.members.exited(n, Ending(code, None, "nothing"), at, self.now, changed=None))
+        self.processes[n].code = code
+        self.processes[n].look()
 
     def replace(self, n: int) -> None:
-        self.do(self.members[n].kill("no answer for 8 s"))
+        self.supervisor.kill(n, "no answer for 8 s")
+
+    def open(self, job: int) -> None:
+        self.open_jobs.add(job)
+        self.supervisor.open(job, gather_s=self.gather_s if job == FIRST else None)
+
+    def close(self, job: int | None = None) -> None:
+        assert job is not None
+        self.open_jobs.remove(job)
+        self.supervisor.end(job)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.tick()
-
-    def tick(self) -> None:
-        self.do(self.members.tick(self.now))
-        for each in self.members:
-            if self.error is not None:
-                return  # the transport has raised it, and ticks no further
-            self.do(each.tick(self.now, is_computing=False))
-
-    # --- what was decided -------------------------------------------------------------------------
-
-    def do(self, decided: Iterable[Decision]) -> None:
-        for decision in decided:
-            assert self.error is None, "a decision after the run has failed"
-            match decision:
-                case to.Start(n):
-                    assert n not in self.processes
-                    assert n not in self.to_start
-                    assert self.members[n].given_up is None, "given up, and started again"
-                    self.to_start.add(n)
-                case to.Welcome(n):
-                    assert self.processes[n].is_here
-                case to.Ask(n, job):
-                    assert job in self.jobs
-                    assert self.processes[n].is_here
-                    self.processes[n].asked.add(job)
-                case to.Close(n, job):
-                    process = self.processes[n]
-                    process.asked.discard(job)
-                    process.joined.discard(job)
-                case to.Join(n, job):
-                    assert job in self.jobs
-                    assert job not in self.processes[n].joined, "joined twice"
-                    self.processes[n].joined.add(job)
-                case to.Leave(n, job):
-                    assert job in self.jobs
-                    process = self.processes.get(n)
-                    (self.untold[n] if process is None else process.joined).remove(job)
-                case to.Kill(n):
-                    self.processes[n].is_killed = True
-                case to.AwaitEnd(n):
-                    process = self.processes[n]
-                    if (process.is_killed or process.is_leaving) and not self.stubborn:
-                        self.exit(n, -9)
-                    else:
-                        self.do(self.members[n].still_there(self.now))
-                case to.Release(n):
-                    self.untold[n] = self.processes.pop(n).joined
-                    self.releases[n] += 1
-                case to.Say(_):
-                    pass
-                case to.Fail(error):
-                    self.error = error
+        self.supervisor.tick()
 
     # --- what always holds ------------------------------------------------------------------------
 
     def check(self) -> None:
-        for each in self.members:
-            n, state = each.number, each.state
-            assert (each.attempt is not None) == (n in self.processes)
+        for life in self.supervisor.workers:
+            n = life.number
+            process = self.processes.get(n)
+            assert (life.process is not None) == (process is not None)
             assert self.starts[n] - self.releases[n] == (n in self.processes)  # all wires closed
             if self.error is not None:
                 continue  # the run has failed, with all of its jobs
             assert not self.untold.get(n), "gone, and a job was not told"
-            if each.attempt is not None:
-                process = self.processes[n]
-                assert each.attempt.joined == process.joined
-                holds = {
-                    State.KILLED: process.is_killed,
-                    State.SILENT: process.is_cut,
-                    State.LEAVING: process.is_leaving,
-                    State.JOINED: bool(process.joined),
-                    State.READY: process.is_here and bool(each.attempt.ready),
-                    State.HERE: process.is_here,
-                    State.STARTING: True,
-                }
-                assert state is next(expected for expected in holds if holds[expected])
-            else:
-                assert (state is State.GIVEN_UP) == (each.given_up is not None)
-                assert state is State.GIVEN_UP or each.restart_at is not None or n in self.to_start
-            # Nobody is forgotten: who is waited for is so until a time.
-            is_due = any(True for _ in each.due(is_computing=False))
-            if state in (State.STARTING, State.SILENT, State.WAITING):
-                assert is_due or not self.processes[n].is_placed
-            if state is State.HERE and self.processes[n].asked:
-                assert is_due
-        given_up = [each.given_up is not None for each in self.members]
+            due = self.supervisor._due(life, frozenset())
+            if process is None or life.process is None:
+                assert (life.given_up is None) == (life.restart_at is not None) == (due < math.inf)
+                continue
+            assert life.process.joined == process.joined
+            assert life.process.has_handed_over or life.process.is_at_loop == process.is_at_loop
+            assert (life.process.silent_since is not None) == process.is_cut
+            # Nobody is forgotten: a worker that is waited for is so until a time.
+            is_awaited = not process.is_at_loop or bool(process.invited)
+            if process.is_cut or (is_awaited and not process.is_killed and process.is_placed):
+                assert due < math.inf
+        given_up = [life.given_up is not None for life in self.supervisor.workers]
         if isinstance(self.error, WorkerError):
             assert all(given_up)
         elif self.error is None:
             assert not all(given_up)
 
     def check_that_time_goes_on(self) -> None:
-        """What is due is decided: it is not due at the same time again."""
-        if self.error is None and self.tells_exit and not self.to_start:
-            self.tick()
-            assert self.error is not None or all(at > self.now for at in self.members.due())
+        """What is due is done: it is not due at the same time again."""
+        if self.error is None and self.tells_exit:
+            happen(self, ("pass_time", 0.0))
+            assert self.error is not None or self.supervisor.due() > self.now
 
 
-def possible(crew: Crew, *, times: tuple[float, ...]) -> Iterator[Event]:
+def possible(group: Group, *, times: tuple[float, ...]) -> Iterator[Event]:
     """All that can happen next."""
-    if crew.error is not None:
+    if group.error is not None:
         return
-    for n, process in crew.processes.items():
+    for n, process in group.processes.items():
         if not process.is_placed:
-            yield "place", n
+            yield "hear", n, "placed"
         elif not process.is_cut:
-            if not process.is_here:
-                yield "here", n
-            if not process.is_leaving:
-                yield "leave", n
-            for job in sorted(process.asked):
-                yield "ready", n, job
+            if not process.is_at_loop:
+                yield "hear", n, "here"
+            yield "hear", n, "leaves"
+            for job in sorted(process.invited):
+                yield "hear", n, "ready", job
             yield "cut", n
-            yield "refuse", n
+            yield "hear", n, "refuses"
             if process.joined:
-                yield "done", n
+                yield "hear", n, "done"
         yield "replace", n
         for code in CODES:
             yield "exit", n, code
-    for n in sorted(crew.to_start):
-        yield "start", n
-        yield "cannot_start", n
     for job in (FIRST, SECOND):
-        yield ("close" if job in crew.jobs else "open"), job
+        yield ("close" if job in group.open_jobs else "open"), job
     for seconds in times:
         yield "pass_time", seconds
 
 
-def happen(crew: Crew, event: Event) -> None:
+def happen(group: Group, event: Event) -> None:
     name, *arguments = event
-    getattr(crew, str(name))(*arguments)
-    crew.check()
+    try:
+        getattr(group, str(name))(*arguments)
+    except (UserError, WorkerError) as error:
+        group.error = error
+    group.check()
 
 
 def sequences(first: list[Event], depth: int, **options: bool) -> Iterator[list[Event]]:
     """All orders of events of a length, after some first ones."""
-    crew = Crew(1, **options)  # type: ignore[arg-type]
+    group = Group(1, **options)  # type: ignore[arg-type]
     for event in first:
-        happen(crew, event)
-    events = list(possible(crew, times=(TIMEOUT_S,)))
-    crew.check_that_time_goes_on()
+        happen(group, event)
+    events = list(possible(group, times=(TIMEOUT_S,)))
+    group.check_that_time_goes_on()
     if depth == 0:
         yield first
         return
@@ -298,9 +299,9 @@ def sequences(first: list[Event], depth: int, **options: bool) -> Iterator[list[
     ("first", "depth"),
     [
         ([], 4),
-        ([("open", FIRST), ("here", 0)], 3),
-        ([("open", FIRST), ("here", 0), ("ready", 0, FIRST)], 3),
-        ([("open", FIRST), ("here", 0), ("ready", 0, FIRST), ("cut", 0)], 4),
+        ([("open", FIRST), ("hear", 0, "here")], 3),
+        ([("open", FIRST), ("hear", 0, "here"), ("hear", 0, "ready", FIRST)], 3),
+        ([("open", FIRST), ("hear", 0, "here"), ("hear", 0, "ready", FIRST), ("cut", 0)], 4),
         ([("exit", 0, -9), ("pass_time", 0.0)], 4),
     ],
     ids=["start", "here", "joined", "silent", "lost"],
@@ -319,22 +320,24 @@ def test_every_short_order_of_events(first: list[Event], depth: int, tells_exit:
     st.sampled_from([None, 1, 2]),
 )
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-def test_long_histories_of_several_members(
+def test_long_histories_of_several_workers(
     data: st.DataObject,
-    members: int,
+    workers: int,
     tells_exit: bool,
     stubborn: bool,
     gather_s: float | None,
     least: int | None,
 ) -> None:
     told = {"tells_exit": tells_exit, "stubborn": stubborn}
-    crew = Crew(members, gather_s=gather_s, least=least and min(least, members), **told)
+    group = Group(workers, gather_s=gather_s, least=least and min(least, workers), **told)
     for _ in range(60):
-        events = list(possible(crew, times=(0.0, 0.3, WORKER_SILENCE_S, TIMEOUT_S)))
+        events = list(possible(group, times=(0.0, 0.3, WORKER_SILENCE_S, TIMEOUT_S)))
         if not events:
             break
-        happen(crew, data.draw(st.sampled_from(events)))
-    crew.check_that_time_goes_on()
+        group.cannot_start = data.draw(st.integers(0, 9)) == 0
+        happen(group, data.draw(st.sampled_from(events)))
+        group.cannot_start = False
+    group.check_that_time_goes_on()
 
 
 # --- how often one is started again ---------------------------------------------------------------
@@ -349,14 +352,14 @@ def test_long_histories_of_several_members(
 def test_the_budget_is_of_starts_in_vain(
     events: list[bool | None], killed: int, failed: int
 ) -> None:
-    restarts = Restarts(killed=killed, failed=failed)
+    budget = RestartBudget(killed=killed, failed=failed)
     in_vain: list[bool] = []  # since it last computed
     for killed_now in events:
         if killed_now is None:
-            restarts.computed()
+            budget.note_shard()
             in_vain = []
             continue
-        delay_s = restarts.ended(killed=killed_now)
+        delay_s = budget.delay_s(killed=killed_now)
         given_up = len(in_vain) + 1 > killed or [*in_vain, killed_now].count(False) >= failed
         assert (delay_s is None) == given_up
         if given_up:

@@ -16,13 +16,15 @@ from quorate.coordination import rules
 from quorate.data.source import Source
 from quorate.engines import Transport, process_group, selection
 from quorate.engines.collective.company import Company
+from quorate.engines.processes.agreement import Agreement
+from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.process_start import end_standby, fork_server_starting
 from quorate.engines.processes.program import Program
+from quorate.engines.processes.transport import Processes
 from quorate.engines.processes.worker import here
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.engines.spot_checks import Ask, SpotChecks
 from quorate.engines.towers import workers_here
-from quorate.engines.worker_processes import Kept, worker_processes
 from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.limits import COMPILE_S
@@ -287,27 +289,33 @@ class Crew:
                 fix = "one worker for a second training loop of a script, as these are towers"
                 raise SettingError("workers", len(self.groups), fix, "leave split out, or take one")
             return self._towers(state, say)
-        kept = Kept(
-            model=state.model,
-            parameters=state.parameters,
-            average=None if state.average is None else state.average.shadow,
-            buffers=state.buffers,
+        arena = Arena.create(
+            state.model,
+            state.parameters,
+            None if state.average is None else state.average.shadow,
             mutable_frozen=state.mutable_frozen,
             written=state.written,
-            again=state.optimizer.takes_closure or self.recipe.gather is not None,
-            original=state.user_changes.original,
-            in_stages=self.replicas.are_in_stages,
-            handler=None if state.serving is None else state.serving.handler,
-        )
-        return worker_processes(
-            *(self.script, self.recipe.workers, self.groups, kept, datasets),
             results=self.most_open if self.rule.by_shard else source.plan.shards,
+            again=state.optimizer.takes_closure or self.recipe.gather is not None,
             on_snapshots=self.on_snapshots,
+            workers=len(self.groups),
+            in_stages=self.replicas.are_in_stages,
+        )
+        agreement = Agreement(
+            *(state.model, arena, state.buffers, partial(self.probe_replica, state)),
+            *(self.groups, datasets),
+            threads=self.recipe.workers.threads,
+            say=say,
+            changes=state.user_changes.original.changes,
+        )
+        return Processes(
+            *(self.script, self.recipe.workers, self.groups, arena, state.buffers, agreement),
+            state.user_changes.original.amendments,
             decided=self.replicas.computing.decided,
             timeout_s=self.timeout_s,
-            probe=partial(self.probe_replica, state),
             say=say,
             notes=self.replicas.notes,
+            handler=None if state.serving is None else state.serving.handler,
         )
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from quorate.engines.collective.board import FileBoard
 from quorate.engines.collective.place import Place
+from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import RAISED, raised_in
 from quorate.engines.processes.wire import Message
-from quorate.engines.processes.worker_process import WorkerProcess
 from quorate.machine.limits import BUSY_EXIT_S, FILE_POLL_S
 from quorate.machine.resources import oom_kills
 
@@ -98,9 +98,7 @@ class Launched:
         found: list[tuple[bool, int, str]] = []
         for process in self._processes:
             if process.has_ended():
-                ending = process.ending()
-                if ending.is_kill and oom_kills() > self._oom_kills:
-                    ending = ending._replace(is_out_of_memory=True)
+                ending = process.ending().explained(self._oom_kills)
                 how = ending.text(had_joined=False)
                 if (raised := self._told(process).get(RAISED)) is not None:
                     how = f"raised {raised_in(process.number, raised).text} while starting"

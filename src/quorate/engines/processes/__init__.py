@@ -1,18 +1,14 @@
 """Worker processes of one machine, which share memory with the coordinator.
 
 On the coordinator's side:
-transport       processes, wires, the clock: carries out decisions and reports what came of them
+transport       the engine: the jobs that are open, and the memory that workers share
 channel         one job's conversation with all workers: who computes which shard into which slot
-supervisor      what becomes of all workers, decided without any process
-member          what becomes of one: its states
-decisions       what there is to be decided
-restarts        whether and when a worker that ended is started again
-endings         how a process ended, in words
-agreement       whether a worker is the same as the coordinator
-alarm           ends a wait for all of them
-pool            where processes are started, and what the coordinator has of each
-worker_process  one process of a worker of this machine, and what belongs to it
-process_start   how it is started: a new interpreter, or a fork of the fork server
+supervisor      starts, monitors, restarts and ends workers
+pool            where processes are started, and the coordinator's handle of each
+endings         the messages printed when a worker ends
+agreement       compares a worker with the coordinator
+alarm           ends a wait for all workers
+process_start   starts a process: a new interpreter, or a fork of the fork server
 
 On the worker's side:
 fork_server     has imported torch, and forks into workers

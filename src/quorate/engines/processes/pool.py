@@ -1,41 +1,63 @@
-"""A site: where worker processes are started; and a hand: what the coordinator has of each.
+"""Pools of worker processes: where workers are started, and the coordinator's handle of each.
 
-On this machine they map the coordinator's memory, and each has a wire. Elsewhere somebody passes on
-what goes through both: ``engines/ray``.
+On this machine workers map the coordinator's memory, and each has a socket of its own. A pool of
+several machines (``engines/ray``) passes on the contents of both.
 """
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from selectors import BaseSelector
-from typing import Protocol
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from selectors import EVENT_READ, BaseSelector
+from typing import IO, Protocol
 
 from quorate.engines.amendments import Amendments
+from quorate.engines.collective.place import Place
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.wire import Message
+from quorate.engines.processes.process_start import Starter, new_starter
+from quorate.engines.processes.script import Script
+from quorate.engines.processes.script_as_worker import facts_of_own_process
+from quorate.engines.processes.wire import Message, WatchedWire, Wire
 from quorate.engines.servers import Servers
+from quorate.machine.descriptors import require_for_workers
+from quorate.machine.limits import KILLED_EXIT_S
+
+Callback = Callable[[], None]
+
+_TAIL = 2000  # characters of the output that are shown
 
 
 class WorkerHandle(ABC):
-    """The coordinator's end of one worker's process, from its start to its exit.
+    """The coordinator's end of one worker's process, from the start to the exit.
 
-    Args:
-        number: of the worker.
+    Attributes:
+        number: the worker.
+        line: to the process; None without a socket to the process: messages travel otherwise.
+        agreed: the facts known to be the coordinator's: see ``Agreement``.
+        host: the name of the worker's host, where there are several.
+        is_elsewhere: whether the worker is on a different host, or in a different container.
+        is_placed: whether a machine has room for the worker; else a message "placed" follows.
+        tells_exit: whether ``look`` is called at the end of the process.
+        place: where results of several workers are added: see ``Joined``.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.agreed: set[str] = set()  # what is known to be the coordinator's: see Agreement
-        self.host: str | None = None  # that it is on, where there are several
-        self.is_elsewhere = False  # on another host, or in another container
-        self.is_placed = True  # else it says so when a machine has room for it
-        self.place = ""  # where it is, if results of workers there are added there: see ``Joined``
-        self._amended = 0  # the number of the newest ``Amendments`` that it has
-        self._shared = self._stored = 0  # those of the newest ``Values`` that it has
+        self.line: WatchedWire | None = None
+        self.agreed: set[str] = set()
+        self.host: str | None = None
+        self.is_elsewhere = False
+        self.is_placed = self.tells_exit = True
+        self.place = ""
+        self._is_cut = False  # where there is no line
+        self._amended = 0  # the number of the newest ``Amendments`` that were sent
+        self._shared = self._stored = 0  # the numbers of the newest ``Values`` that were sent
 
     def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:
-        """Send it a message, and with it what user code changed, if it has not been told."""
+        """Send a message, with user code's changes unless the worker knows them."""
         if amendments.number != self._amended:
             self._amended = amendments.number
             message = {**message, "amendments": amendments.to_json()}
@@ -47,98 +69,220 @@ class WorkerHandle(ABC):
                 fds = (segment.fd, *fds)
         self.post(message, *fds)
 
-    def withdraw(self, **named: object) -> bool:
-        """Take back a message that waits, which has these fields; return whether."""
-        self._amended = self._shared = self._stored = -1  # perhaps it was to be told with that
-        return self._withdraw(**named)
+    def post(self, message: Message, *fds: int) -> None:
+        """Send a message, now or later. Does not block: the worker may be stopped."""
+        assert self.line is not None
+        self.line.post(message, *fds)
+
+    def withdraw(self, **fields: object) -> bool:
+        """Take back an unsent message with these fields; return False without such a message."""
+        self._amended = self._shared = self._stored = -1  # perhaps they were to go with the message
+        return self.line is not None and self.line.wire.withdraw(**fields)
+
+    def flush(self) -> None:
+        """Send unsent messages, as far as the worker takes them. Does not block."""
+        if self.line is not None:
+            self.line.flush()
+
+    def arrived(self) -> list[Message]:
+        """Return all arrived messages. Does not block."""
+        return [] if self.line is None else self.line.wire.arrived()
+
+    @property
+    def is_cut(self) -> bool:
+        """True if nothing more will come."""
+        return self._is_cut if self.line is None else self.line.wire.is_cut
+
+    def deaf(self) -> None:
+        """Stop watching the socket, after a cut or a handover."""
+        if self.line is not None:
+            self.line.deaf()
+
+    @abstractmethod
+    def cancel(self, ticket: int) -> None:
+        """Report a cancelled shard, if the worker does not see the coordinator's arena."""
 
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The number of its process; None as long as there is none, or it has none here."""
-
-    @property
-    @abstractmethod
-    def tells_exit(self) -> bool:
-        """Whether ``look`` is called when it has ended, without asking for it."""
-
-    @property
-    @abstractmethod
-    def is_cut(self) -> bool:
-        """Whether nothing more will come from it."""
+        """The id of the process; None before the fork, and for a process of another host."""
 
     @abstractmethod
-    def watch(
-        self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
-    ) -> None:
-        """Have a selector tell when it was heard from, or takes what waits, and when it ended."""
-
-    @abstractmethod
-    def deaf(self) -> None:
-        """Listen to it no more."""
-
-    @abstractmethod
-    def post(self, message: Message, *fds: int) -> None:
-        """Send it a message, now or when it takes it. Does not block: it may be stopped."""
-
-    @abstractmethod
-    def cancel(self, ticket: int) -> None:
-        """Tell it of a ticket that the arena has as cancelled, if it does not see the arena."""
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Send what waits, as far as it takes it. Does not block."""
-
-    @abstractmethod
-    def arrived(self) -> list[Message]:
-        """Return all messages that are here. Does not block."""
+    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
+        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Return whether it is gone. Does not block."""
+        """Return whether the process is gone. Does not block."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it ends in time. Blocks."""
+        """Return whether the process ends in time. Blocks."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it as signal 9 does. Does not block; what it does until then is done."""
+        """Send signal 9. Does not block; the process may still finish a system call."""
 
     @abstractmethod
     def ending(self) -> Ending:
-        """Return how it ended. It must have ended."""
+        """Return how the process ended, after the end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Kill it if it lives, wait for its exit, and close what belonged to it."""
-
-    @abstractmethod
-    def _withdraw(self, **named: object) -> bool: ...
+        """Kill a living process, wait for the exit, and close everything of the process."""
 
 
 class WorkerPool(Protocol):
-    """Where workers' processes are started."""
+    """A starter of workers' processes."""
 
     takes_runs: bool  # whether ``Compute`` may have several shards
 
     @property
     def servers(self) -> Servers | None:
-        """What has the parameters; None: the coordinator has."""
+        """The servers with the parameters; None: the coordinator has the parameters."""
 
     def start(self, number: int) -> WorkerHandle:
-        """Start a worker's process. It need not be there yet.
+        """Ask for a worker's process. The process may come later. Does not block for long.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
 
     def flush(self) -> None:
-        """Pass on what was asked for and could not be passed on yet. Does not block.
+        """Pass on delayed requests. Does not block.
 
         Raises:
             ServerError: a server is gone.
         """
 
     def close(self) -> None:
-        """Free what belongs to no single process. All of them have ended."""
+        """Free everything common to the processes, all of which have ended."""
+
+
+class WorkerProcess(WorkerHandle):
+    """A worker's process on this machine. ``close`` ends the process.
+
+    Args:
+        number: of the worker.
+        script: the script to run.
+        starter: starts the process.
+        place: in a collective, if the worker is to be a rank.
+
+    Raises:
+        OSError: the process cannot be started; nothing is left.
+    """
+
+    line: WatchedWire
+
+    def __init__(
+        self, number: int, script: Script, starter: Starter, *, place: Place | None = None
+    ) -> None:
+        super().__init__(number)
+        self._selector: BaseSelector | None = None
+        with ExitStack() as undo:
+            # The script's output up to its training loop.
+            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
+            wire, theirs = Wire.pair()
+            self.line = undo.enter_context(closing(WatchedWire(wire)))
+            with closing(theirs):
+                self._process = starter.start(theirs, self._output)
+            undo.callback(self._end_process)
+            self.tells_exit = self.exit is not None
+            given = None if place is None else asdict(place)
+            told = {"number": number, "script": asdict(script), "place": given}
+            self.post({**told, "own": facts_of_own_process()})
+            undo.pop_all()
+
+    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
+        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
+        self._selector = selector
+        self.line.watch(selector, hear)
+        if self.exit is not None:
+            selector.register(self.exit, EVENT_READ, look)
+
+    def cancel(self, ticket: int) -> None:
+        """Do nothing: the worker reads the arena."""
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None before the fork."""
+        return self._process.pid
+
+    @property
+    def exit(self) -> int | None:
+        """A descriptor, readable when ``has_ended`` knows more; None on some systems."""
+        return self._process.exit
+
+    def has_ended(self) -> bool:
+        """Return whether the process is gone. Does not block."""
+        return self._process.has_ended()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the process ends in time. Blocks."""
+        return self._process.wait(timeout_s) is not None
+
+    def kill(self) -> None:
+        """Send signal 9. Does not block; the process may still finish a system call."""
+        self._process.kill()
+
+    def ending(self) -> Ending:
+        """Return how the process ended, after the end."""
+        code = self._process.wait()
+        assert code is not None
+        return Ending(code, self._process.error, self._tail())
+
+    def close(self) -> None:
+        """Kill a living process, wait for the exit, and close everything of the process.
+
+        Blocks for at most ``KILLED_EXIT_S``: a process hung in the kernel (on a network disk,
+        say) ends when the kernel returns, and runs no code until then.
+        """
+        if self._selector is not None and self.exit is not None:
+            self._selector.unregister(self.exit)
+        self._end_process()
+        self.line.close()
+        self._output.close()
+
+    def _end_process(self) -> None:
+        self._process.kill()
+        self._process.wait(KILLED_EXIT_S)
+        self._process.close()
+
+    def _tail(self) -> str:
+        """Return the end of the script's output."""
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace").strip()
+        return text[-_TAIL:] or "it printed nothing"
+
+
+class LocalPool:
+    """Processes of this machine, which share the coordinator's memory.
+
+    Args:
+        script: the script to run.
+        workers: how many workers there are.
+        threads: intra-op threads of each worker.
+
+    Raises:
+        UserError: there are too few descriptors.
+    """
+
+    servers = None
+    takes_runs = True
+
+    def __init__(self, script: Script, workers: int, threads: int) -> None:
+        require_for_workers(workers)
+        self._script = script
+        self._starter = new_starter(script, workers, threads=threads)
+
+    def start(self, number: int) -> WorkerProcess:
+        """Start a process; the fork may come later. Does not block for long."""
+        return WorkerProcess(number, self._script, self._starter)
+
+    def flush(self) -> None:
+        """Send the fork server delayed requests. Does not block."""
+        self._starter.flush()
+
+    def close(self) -> None:
+        """End the fork server."""
+        self._starter.close()

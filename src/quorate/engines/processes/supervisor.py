@@ -1,316 +1,577 @@
-"""The members of a crew of worker processes, and the jobs that are open to them. Pure.
+"""The supervisor of worker processes: starts, monitors, restarts and ends the workers of a run.
 
-What concerns one member alone is decided in ``member.py``. Here is what concerns more than one:
-who is asked to join which job, that the first ones wait for the others, and that a crew without
-anybody left is the end of the run.
+    no process --start--> starting --here--> at the loop --ready--> ready ----> joined
+                             |                   |                    |            |
+                             +-------------------+---------+----------+------------+
+                                                           |  meanwhile silent (the socket is cut),
+                                                           |  killed by the coordinator, or leaving
+                                                           |  (the node is about to end)
+                                                         ended
+                                                           |
+                                       waiting for a restart, or given up
+
+A ``WorkerLife`` is the history of a worker's number, a ``ProcessLife`` a single process of the
+worker. The supervisor starts processes in a ``WorkerPool`` and reports to a ``JobBook`` who takes
+part in a job. Both are protocols: tests pass pools without processes, and a clock of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from selectors import BaseSelector
+from typing import Protocol
 
 from quorate.coordination.run_event import BACK, JOINED, LOST, RunEvent
-from quorate.engines.processes.decisions import (
-    Ask,
-    Close,
-    Decision,
-    Fail,
-    Join,
-    Kill,
-    Leave,
-    Release,
-    Say,
-    Welcome,
-)
+from quorate.engines.processes import endings
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.member import WorkerLife
+from quorate.engines.processes.pool import WorkerHandle, WorkerPool
+from quorate.engines.processes.script_as_worker import RAISED, Raised, raised_in
+from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, WorkerError
-from quorate.machine.limits import FIRST_WORKERS_S
+from quorate.machine import limits
+from quorate.machine.resources import oom_kills
+
+ANSWERS = ("done", "left off", "failed")  # kinds of a worker's messages about its shard
+
+
+class JobBook(Protocol):
+    """The jobs of a run, as far as the supervisor is concerned."""
+
+    def welcome(self, worker: WorkerHandle) -> None:
+        """Send the shared memory to a worker at the training loop."""
+
+    def invite(self, worker: WorkerHandle, job: int) -> None:
+        """Ask a worker to join a job. The worker answers "ready"."""
+
+    def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
+        """Return whether a ready worker may join; invite a doubtful worker once more."""
+
+    def joined(self, worker: WorkerHandle, job: int) -> None:
+        """Report the beginning of a worker's part in a job."""
+
+    def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
+        """Report the end of a worker's part in a job; ``crashed``: by the worker's own doing."""
+
+    def end(self, worker: WorkerHandle, job: int) -> bool:
+        """Send a worker the end of a job. Return True if the worker never saw the invitation."""
+
+    def receive(self, worker: int, message: Message) -> None:
+        """Take an answer to a shard, or a note."""
+
+    def is_computing(self, worker: int) -> bool:
+        """Return whether a worker has a shard of any job."""
+
+    def computing(self) -> frozenset[int]:
+        """Return the workers at a shard whose time limit is the coordinator's affair."""
+
+    def last_shard(self, worker: int) -> tuple[Doing, str]:
+        """Return a worker's last reported phase, and the shard in words."""
+
+    def released(self, worker: int) -> None:
+        """Note the end of a worker's process; the process writes to shared memory no more."""
+
+
+@dataclass
+class RestartBudget:
+    """The budget of restarts of a worker's number.
+
+    After a computed shard the restart follows at once, however often somebody kills the process.
+    A worker without a computed shard waits longer each time, until the worker is given up.
+
+    Args:
+        killed: starts in a row that may end in a kill before a shard is computed.
+        failed: the same for processes that end by themselves: the script is likely to end in the
+            same way again.
+        longest_s: bound on the delay; the delay begins with 0.1 s and doubles.
+    """
+
+    killed: int = 20
+    failed: int = 3
+    longest_s: float = 5.0
+    computed_in_all: int = 0  # shards
+    in_vain: int = 0  # starts in a row that ended before a shard was computed
+    by_itself: int = 0  # of these, not killed
+
+    def note_shard(self) -> None:
+        """Note a computed shard: the start was not in vain."""
+        self.computed_in_all += 1
+        self.in_vain = self.by_itself = 0
+
+    def delay_s(self, *, killed: bool) -> float | None:
+        """Return the seconds from an end until the next start; None: give up the worker."""
+        delay_s = 0.0 if self.in_vain == 0 else min(self.longest_s, 0.05 * 2.0**self.in_vain)
+        self.in_vain += 1
+        self.by_itself += not killed
+        if self.in_vain > self.killed or self.by_itself >= self.failed:
+            return None
+        return delay_s
+
+
+@dataclass
+class ProcessLife:
+    """A process of a worker, from the start to the end."""
+
+    handle: WorkerHandle
+    started_at: float  # or, on a cluster, when a machine had room for the process
+    is_at_loop: bool = False  # whether the script has reached its training loop
+    # Jobs that await the worker's answer -> time of the invitation, or of a later message. Jobs
+    # that are over stay: a stopped worker is found out however short the jobs are.
+    invited: dict[int, float] = field(default_factory=dict)
+    ready: set[int] = field(default_factory=set)  # jobs that the worker may join
+    joined: set[int] = field(default_factory=set)  # jobs
+    silent_since: float | None = None  # since when the socket is cut
+    kill_reason: str | None = None  # why the coordinator killed the process
+    refusal: str | None = None  # why the worker cannot take part: a mistake of the script
+    raised: Raised | None = None  # by the script, before its training loop
+    departure: str | None = None  # why a healthy worker has to end: "has left host, because ..."
+    has_handed_over: bool = False  # whether a departing worker has no more to do
+
+    def is_victim(self, ending: Ending) -> bool:
+        """Return whether an outsider killed the process: not the coordinator, nor the process."""
+        return self.refusal is None and self.kill_reason is None and ending.is_kill
+
+    def end_text(self, ending: Ending, doing: Doing, where: str, now: float) -> str:
+        """Return how and where the process ended: "was killed by signal 9 in step 3, ..."."""
+        if self.has_handed_over:
+            assert self.departure is not None
+            return self.departure
+        how = self.refusal or self.kill_reason or ending.text(had_joined=bool(self.joined))
+        if self.raised is not None and not (self.refusal or self.kill_reason):
+            how = f"raised {self.raised.text} while starting"
+        if not self.joined:
+            return f"{how} while starting" if self.is_victim(ending) else how
+        overdue_s = None if self.kill_reason is None else now - doing.since
+        return endings.at_work(how, doing, where, overdue_s)
+
+
+@dataclass
+class WorkerLife:
+    """A worker's number, through all processes of the worker."""
+
+    number: int
+    devices: str  # in words
+    process: ProcessLife | None = None  # other threads may read the attribute, once
+    budget: RestartBudget = field(default_factory=RestartBudget)
+    restart_at: float | None = None
+    lost_at: float | None = None  # since when the worker takes part in nothing
+    given_up: str | None = None  # why no process is started any more
 
 
 @dataclass(frozen=True)
 class ElasticSize:
-    """What a crew is that begins with some of its members, and takes the others as they come."""
+    """The size of a group of workers: begins with a few, and takes the rest as they come."""
 
-    least: int  # with how many it begins
-    room: str  # what the others wait for, in words: "the Ray cluster has room for CPU=1"
+    least: int  # how many workers a run begins with
+    room: str  # what the rest waits for, in words: "the Ray cluster has room for CPU=1"
 
 
 class Supervisor:
-    """All members, and the jobs that are open. Events that concern more than one member.
+    """All workers of a run, with their invitations to jobs.
 
     Args:
-        devices: of each member, in words.
-        timeout_s: how long one may take to reach the training loop, and to answer there.
-        growth: of a crew that grows; None: all members are started at once, and belong to it.
+        pool: starts the processes.
+        jobs: the jobs of the run.
+        selector: gets each process's events; the data of ready keys are called.
+        devices: of each worker, in words.
+        timeout_s: the time for a worker to reach the training loop, and to answer there.
+        say: shows a line to the user.
+        edited_file: returns a file of the script edited during the run; None: no file.
+        elastic: the size of a growing group; None: all workers are started at once.
+        clock: returns the time in seconds.
     """
 
     def __init__(
-        self, devices: Sequence[str], timeout_s: float, growth: ElasticSize | None = None
-    ) -> None:
-        self._members = [
-            WorkerLife(number, text, timeout_s, waits_for_room=growth is not None)
-            for number, text in enumerate(devices)
-        ]
-        self._jobs: list[int] = []
-        self._gather_until: float | None = None
-        self._growth = growth
-        self._short_since: float | None = None  # since when there are too few to go on
-        self._said_short = False
-        self._raised: set[str] = set()  # by the script, in workers that were starting
-
-    def __getitem__(self, number: int) -> WorkerLife:
-        return self._members[number]
-
-    def __iter__(self) -> Iterator[WorkerLife]:
-        return iter(self._members)
-
-    @property
-    def is_gathering(self) -> bool:
-        """Whether those that are ready wait for the others, so that no update was made yet."""
-        return self._gather_until is not None
-
-    def open(self, job: int, now: float, *, gather_s: float | None = None) -> list[Decision]:
-        """Begin a job.
-
-        Args:
-            gather_s: how long those that are ready wait for the others; by default not at all.
-        """
-        self._jobs.append(job)
-        if gather_s is not None:
-            self._gather_until = now + gather_s
-        return [d for m in self._members for d in self._ask(m, job, now)]
-
-    def close(self, job: int) -> list[Decision]:
-        """End a job."""
-        self._jobs.remove(job)
-        decisions: list[Decision] = []
-        for member in self._members:
-            attempt = member.attempt
-            # It may be computing for another job still, and come to this one only later.
-            # It owes its answer to this one too, so that its time to answer goes on: one that does
-            # not is lost, however short the jobs are.
-            if attempt is not None and (
-                job in attempt.asked or job in attempt.ready or job in attempt.joined
-            ):
-                attempt.ready.discard(job)
-                attempt.joined.discard(job)
-                decisions.append(Close(member.number, job))
-        return decisions
-
-    def here(self, number: int, now: float) -> list[Decision]:
-        """Decide when a member has reached the training loop."""
-        member = self._members[number]
-        if member.attempt is None or member.attempt.has_handed_over:
-            return []
-        member.attempt.is_here = True
-        asks = [d for job in self._jobs for d in self._ask(member, job, now)]
-        return [Welcome(number), *asks]
-
-    def ready(self, number: int, job: int, now: float) -> list[Decision]:
-        """Decide when a member may join a job that it was asked to."""
-        member = self._members[number]
-        if member.attempt is None or member.attempt.asked.pop(job, None) is None:
-            return []
-        if job not in self._jobs:
-            return []  # it is over
-        member.attempt.ready.add(job)
-        is_late = self._growth is not None and self._gather_until is None
-        is_new = member.restarts.computed_in_all == 0 and not member.attempt.joined
-        decisions = self.let_join(now)
-        if member.lost_at is not None:
-            away_s, member.lost_at = now - member.lost_at, None
-            back = f"worker {number} is back after {away_s:.1f} s"
-            decisions.append(Say(RunEvent(back, BACK, number)))
-        elif is_late and is_new and member.attempt.joined:
-            there = sum(m.attempt is not None and bool(m.attempt.joined) for m in self._members)
-            come = f"worker {number} has joined: {there} take part"
-            decisions.append(Say(RunEvent(come, JOINED, number)))
-        return decisions
-
-    def hand_over(self, number: int) -> list[Decision]:
-        """Decide when a member is to leave that computes nothing: jobs are told before it ends."""
-        member = self._members[number]
-        attempt = member.attempt
-        if attempt is None or attempt.leaves is None or attempt.has_handed_over:
-            return []
-        attempt.has_handed_over = True
-        what = f"worker {number} ({member.devices}) {attempt.leaves}"
-        leaves = [Leave(number, job, what, crashed=False) for job in sorted(attempt.joined)]
-        for jobs in (attempt.asked, attempt.ready, attempt.joined):
-            jobs.clear()
-        return [*leaves, Kill(number)]
-
-    def let_join(self, now: float) -> list[Decision]:
-        """Let those that are ready begin; at first, when all are or have had time enough."""
-        if self._gather_until is not None:
-            if self._waits_for_others(now, self._gather_until):
-                return []
-            self._gather_until = None
-        decisions: list[Decision] = []
-        for member in self._members:
-            if member.attempt is not None:
-                decisions += [Join(member.number, job) for job in sorted(member.attempt.ready)]
-                member.attempt.joined |= member.attempt.ready
-                member.attempt.ready.clear()
-        return decisions
-
-    def exited(
         self,
-        number: int,
-        ending: Ending,
-        doing: Doing,
-        now: float,
-        *,
-        where: str | None = None,
-        changed: str | None = None,
-    ) -> list[Decision]:
-        """Decide when a member's process has ended, and all it had sent was heard.
+        pool: WorkerPool,
+        jobs: JobBook,
+        selector: BaseSelector,
+        devices: Sequence[str],
+        timeout_s: float,
+        say: Callable[[str], None],
+        edited_file: Callable[[], str | None],
+        elastic: ElasticSize | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.workers = [WorkerLife(number, text) for number, text in enumerate(devices)]
+        self._pool = pool
+        self._jobs = jobs
+        self._selector = selector
+        self._timeout_s = timeout_s
+        self._say = say
+        self._edited_file = edited_file
+        self._elastic = elastic
+        self._clock = clock
+        self._open_jobs: list[int] = []
+        self._gather_until: float | None = None  # no update was made yet
+        self._short_since: float | None = None  # since when there are too few workers to go on
+        self._has_said_short = False
+        self._raised: set[str] = set()  # by the script, in workers that were starting
+        self._oom_kills = oom_kills()  # as far as they are explained
+        # While all workers compute or wait for a shard no limit is set for any of them, so that
+        # the answer to a shard does not cost a look at all workers.
+        self._is_calm = False
+
+    def start(self) -> None:
+        """Start a process for each worker.
+
+        Raises:
+            OSError: a process cannot be started.
+        """
+        for life in self.workers:
+            self._start(life)
+
+    def close(self) -> None:
+        """End all workers: idle workers end at once, the rest is killed."""
+        handles = [life.process.handle for life in self.workers if life.process is not None]
+        for handle in handles:
+            handle.post({"kind": "end"})
+        # After a second Ctrl-C nobody waits.
+        at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+        deadline = self._clock() + (0.0 if at_once else limits.WORKER_EXIT_S)
+        for handle in handles:
+            # A kill before the fork would end the rest too.
+            if handle.pid is not None:
+                handle.wait(max(0.0, deadline - self._clock()))
+        for life in self.workers:
+            self._release(life)
+
+    def pump(self, timeout_s: float | None) -> None:
+        """Wait for news of any worker, at most so long, and do everything due.
+
+        Raises:
+            WorkerError: no worker is left, and no more are started.
+            UserError: workers cannot be started again from this script.
+        """
+        for key, _ in self._selector.select(self._sleep_s(timeout_s)):
+            key.data()
+        self._pool.flush()
+        self.tick()
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def open(self, job: int, *, gather_s: float | None = None) -> None:
+        """Invite all workers to a job.
 
         Args:
-            doing: what it was at.
-            where: of which shard, in words; None: of a step of training.
-            changed: a file of the script that has changed since the first process was started.
+            gather_s: how long ready workers wait for the rest; None: not at all.
         """
-        member = self._members[number]
-        attempt = member.attempt
-        if attempt is None:
-            return []
-        killed = attempt.is_victim(ending)
-        where = where or f"step {doing.step}, shard {doing.shard}"
-        how = attempt.end_text(ending, doing, where, now)
-        what = f"worker {number} ({member.devices}) {how}"
-        member.attempt = None
-        decisions: list[Decision] = [Release(number)]
-        if not any(m.restarts.computed_in_all for m in self._members):
-            if attempt.refusal is not None:
-                return [*decisions, Fail(UserError(attempt.refusal))]
-            if attempt.raised is not None:
+        self._is_calm = False
+        self._open_jobs.append(job)
+        if gather_s is not None:
+            self._gather_until = self._clock() + gather_s
+        for life in self.workers:
+            self._invite(life, job)
+
+    def end(self, job: int) -> None:
+        """End a job. A worker still busy with a further job hears of the end later."""
+        self._is_calm = False
+        self._open_jobs.remove(job)
+        for process in self._processes():
+            if job in process.invited or job in process.ready or job in process.joined:
+                process.ready.discard(job)
+                process.joined.discard(job)
+                if self._jobs.end(process.handle, job):
+                    process.invited.pop(job, None)
+
+    def kill(self, number: int, reason: str) -> None:
+        """Kill a worker's process, if there is any. A new process follows after the end."""
+        self._is_calm = False
+        process = self.workers[number].process
+        if process is not None:
+            process.kill_reason = reason
+            process.handle.kill()
+
+    # --- news of a process ------------------------------------------------------------------------
+
+    def hear(self, life: WorkerLife) -> None:
+        """Take all messages of a worker's process."""
+        process = life.process
+        if process is None or process.silent_since is not None:
+            return  # the end was handled in the same round
+        process.handle.flush()
+        for message in process.handle.arrived():
+            self._receive(life, process, message)
+        if process.handle.is_cut:  # the process is about to end, and its exit code says why
+            process.handle.deaf()
+            self._is_calm = False
+            process.silent_since = self._clock()
+
+    def look(self, life: WorkerLife) -> None:
+        """Handle the end of a worker's process, if the process has ended."""
+        if life.process is not None and life.process.handle.has_ended():
+            self._ended(life, life.process)
+
+    def _receive(self, life: WorkerLife, process: ProcessLife, message: Message) -> None:
+        kind = message["kind"]
+        if process.invited:  # the worker is alive: the time to answer begins anew
+            process.invited = dict.fromkeys(process.invited, self._clock())
+        if kind in ANSWERS:
+            if kind == "done":
+                for number, _ in message.get("group", [(life.number, message)]):
+                    self.workers[number].budget.note_shard()
+            self._jobs.receive(life.number, message)
+        else:
+            self._is_calm = False
+            self._receive_news(life, process, message)
+        is_leaving = process.departure is not None and not process.has_handed_over
+        if is_leaving and not self._jobs.is_computing(life.number):
+            self._hand_over(life, process)
+
+    def _receive_news(self, life: WorkerLife, process: ProcessLife, message: Message) -> None:
+        match message["kind"]:
+            case "placed":
+                process.handle.is_placed, process.started_at = True, self._clock()
+            case "leaves":
+                process.departure = message["message"]
+            case "refuses":
+                process.refusal = message["message"]
+            case raised if raised == RAISED:
+                process.raised = raised_in(life.number, message)
+            case "here":
+                if not process.has_handed_over:
+                    process.is_at_loop = True
+                    self._jobs.welcome(process.handle)
+                    for job in self._open_jobs:
+                        self._invite(life, job)
+            case "ready":
+                if self._jobs.accepts(process.handle, message):
+                    self._ready(life, process, message["job"])
+            case _:
+                self._jobs.receive(life.number, message)
+
+    def _invite(self, life: WorkerLife, job: int) -> None:
+        process = life.process
+        if process is not None and process.is_at_loop and not process.has_handed_over:
+            process.invited[job] = self._clock()
+            self._jobs.invite(process.handle, job)
+
+    def _ready(self, life: WorkerLife, process: ProcessLife, job: int) -> None:
+        if process.invited.pop(job, None) is None or job not in self._open_jobs:
+            return  # the job is over
+        process.ready.add(job)
+        is_new = life.budget.computed_in_all == 0 and not process.joined
+        is_late = self._elastic is not None and self._gather_until is None
+        self._let_join()
+        if life.lost_at is not None:
+            away_s, life.lost_at = self._clock() - life.lost_at, None
+            back = f"worker {life.number} is back after {away_s:.1f} s"
+            self._say(RunEvent(back, BACK, life.number))
+        elif is_late and is_new and process.joined:
+            count = sum(bool(each.joined) for each in self._processes())
+            come = f"worker {life.number} has joined: {count} take part"
+            self._say(RunEvent(come, JOINED, life.number))
+
+    def _let_join(self) -> None:
+        """Let ready workers begin; at first when all are ready, or have had time enough."""
+        if self._gather_until is not None:
+            if self._is_gathering(self._gather_until):
+                return
+            self._gather_until = None
+        for process in self._processes():
+            jobs, process.ready = sorted(process.ready), set()
+            process.joined.update(jobs)
+            for job in jobs:
+                self._jobs.joined(process.handle, job)
+
+    def _hand_over(self, life: WorkerLife, process: ProcessLife) -> None:
+        """Let an idle worker leave: jobs are told before the process ends."""
+        process.has_handed_over = True
+        what = f"worker {life.number} ({life.devices}) {process.departure}"
+        for job in sorted(process.joined):
+            self._jobs.left(life.number, job, what, crashed=False)
+        for jobs in (process.invited, process.ready, process.joined):
+            jobs.clear()
+        process.handle.kill()
+
+    # --- starts and ends --------------------------------------------------------------------------
+
+    def _start(self, life: WorkerLife) -> None:
+        life.restart_at = None
+        handle = self._pool.start(life.number)
+        life.process = ProcessLife(handle, self._clock())
+        handle.watch(self._selector, partial(self.hear, life), partial(self.look, life))
+
+    def _restart(self, life: WorkerLife) -> None:
+        try:
+            self._start(life)
+        except OSError as error:
+            self._release(life)  # a selector may have no room
+            self._lost(life, f"worker {life.number} cannot be started: {error}", killed=False)
+
+    def _release(self, life: WorkerLife) -> None:
+        """Close the handle of a process, and end the process."""
+        process, life.process = life.process, None
+        if process is not None:
+            process.handle.close()
+            self._jobs.released(life.number)
+
+    def _ended(self, life: WorkerLife, process: ProcessLife) -> None:
+        self._is_calm = False
+        for message in process.handle.arrived():  # messages sent before the end count
+            self._receive(life, process, message)
+        ending, now = process.handle.ending(), self._clock()
+        if process.kill_reason is None:
+            unexplained, ending = ending, ending.explained(self._oom_kills)
+            self._oom_kills += ending is not unexplained  # several may have been killed meanwhile
+        how = process.end_text(ending, *self._jobs.last_shard(life.number), now)
+        what = f"worker {life.number} ({life.devices}) {how}"
+        self._release(life)
+        if not any(each.budget.computed_in_all for each in self.workers):
+            if process.refusal is not None:
+                raise UserError(process.refusal)
+            if process.raised is not None:
                 # Twice the same is no accident: the script does not run in workers.
-                if attempt.raised.text in self._raised:
-                    return [*decisions, Fail(attempt.raised.error)]
-                self._raised.add(attempt.raised.text)
-        decisions += [Leave(number, job, what, not killed) for job in sorted(attempt.joined)]
-        can_restart = attempt.refusal is None
-        # What ran out of memory is likely to do so again.
-        decisions += self._restart(
-            *(member, what, now),
-            killed=killed and not ending.is_out_of_memory,
-            can_restart=can_restart,
-            changed=changed,
-        )
-        return decisions + self.let_join(now)  # there is one less to wait for
+                if process.raised.text in self._raised:
+                    raise process.raised.error
+                self._raised.add(process.raised.text)
+        killed = process.is_victim(ending)
+        for job in sorted(process.joined):
+            self._jobs.left(life.number, job, what, crashed=not killed)
+        # A process that ran out of memory is likely to do so again.
+        killed = killed and not ending.is_out_of_memory
+        self._lost(life, what, killed=killed, can_restart=process.refusal is None)
+        self._let_join()  # one worker less to wait for
 
-    def cannot_start(
-        self, number: int, error: str, now: float, *, changed: str | None = None
-    ) -> list[Decision]:
-        """Decide when a process could not be started."""
-        what = f"worker {number} cannot be started: {error}"
-        return self._restart(self._members[number], what, now, killed=False, changed=changed)
+    def _lost(self, life: WorkerLife, what: str, *, killed: bool, can_restart: bool = True) -> None:
+        """Start another process in a worker's place, now or later, or give up the worker."""
+        now = self._clock()
+        life.lost_at = now if life.lost_at is None else life.lost_at
+        delay_s = life.budget.delay_s(killed=killed) if can_restart else None
+        if (file := self._edited_file()) is not None:
+            delay_s = None
+            what += f"; {endings.script_edited(file)}"
+        elif delay_s is None and killed:
+            what += f"; {endings.PROBABLY_MEMORY}"
+        if delay_s is not None:
+            life.restart_at = now + delay_s
+        else:
+            life.given_up = what
+            if all(each.given_up is not None for each in self.workers):
+                raise WorkerError(endings.nobody_left(str(each.given_up) for each in self.workers))
+        outcome = endings.CONTINUES_WITHOUT if delay_s is None else endings.ANOTHER_STARTS
+        self._say(RunEvent(f"{what}; {outcome}", LOST, life.number))
 
-    def due(self, computing: frozenset[int] = frozenset()) -> Iterator[float]:
-        """Yield the times at which there is something to decide.
+    # --- time -------------------------------------------------------------------------------------
+
+    def due(self, computing: frozenset[int] = frozenset()) -> float:
+        """Return when there is something to do without news; infinity: never.
 
         Args:
-            computing: members that were given a shard and have not answered.
+            computing: workers at a shard, for whose time limit the coordinator cares.
         """
-        if self._gather_until is not None and not self._is_short:
-            yield self._gather_until
-        if self._short_since is not None and not self._said_short:
-            yield self._short_since + FIRST_WORKERS_S
-        for member in self._members:
-            yield from member.due(is_computing=member.number in computing)
+        times = [self._due(life, computing) for life in self.workers]
+        if self._gather_until is not None and self._shortage() is None:
+            times.append(self._gather_until)
+        if self._short_since is not None and not self._has_said_short:
+            times.append(self._short_since + limits.FIRST_WORKERS_S)
+        return min(times, default=math.inf)
 
-    @property
-    def are_calm(self) -> bool:
-        """Whether there is nothing to decide, at whatever time, before there is news."""
-        return self._growth is None and next(self.due(), None) is None
+    def tick(self) -> None:
+        """Do everything due now."""
+        if self._is_calm:
+            return
+        now, computing = self._clock(), self._jobs.computing()
+        has_limits = self._elastic is not None or self.due() < math.inf
+        self._is_calm = not has_limits and len(self._open_jobs) < 2
+        self._tick_group(now)
+        for life in self.workers:
+            if self._due(life, computing) <= now:
+                self._act(life, now)
 
-    def tick(self, now: float) -> list[Decision]:
-        """Decide what is due for all members together; ``Member.tick`` does for each."""
-        if self._gather_until is not None and self._gather_until <= now and not self._is_short:
-            return self.let_join(now)
-        if not self._is_short:
-            self._short_since, self._said_short = None, False
+    def _sleep_s(self, timeout_s: float | None) -> float | None:
+        """Return how long to wait for news at most."""
+        if self._is_calm:
+            return timeout_s
+        limit_s = max(0.0, self.due(self._jobs.computing()) - self._clock())
+        if len(self._open_jobs) > 1:  # look at workers of the job that is interrupted
+            limit_s = min(limit_s, limits.WORKER_POLL_S)
+        if timeout_s is not None:
+            limit_s = min(limit_s, timeout_s)
+        return None if limit_s == math.inf else limit_s
+
+    def _due(self, life: WorkerLife, computing: frozenset[int]) -> float:
+        """Return when there is something to do about a worker without news."""
+        process = life.process
+        if process is None:
+            return math.inf if life.restart_at is None else life.restart_at
+        if process.silent_since is not None:
+            # Where nobody reports the end of a process the process is looked at again and again.
+            return process.silent_since + (
+                limits.WORKER_SILENCE_S if process.handle.tells_exit else 0.0
+            )
+        waits_for_room = self._elastic is not None and not process.handle.is_placed
+        if process.kill_reason is not None or life.number in computing or waits_for_room:
+            return math.inf
+        since = process.invited.values() if process.is_at_loop else [process.started_at]
+        return min(since, default=math.inf) + self._timeout_s
+
+    def _act(self, life: WorkerLife, now: float) -> None:
+        """Do everything due about a worker."""
+        process = life.process
+        if process is None:
+            self._restart(life)
+        elif process.silent_since is None:
+            stages = {"is_placed": process.handle.is_placed, "is_at_loop": process.is_at_loop}
+            self.kill(life.number, endings.overdue(self._timeout_s, **stages))
+        else:
+            if not process.handle.tells_exit:
+                if self._ends_soon(life, process):
+                    return
+                now = self._clock()
+            if now >= process.silent_since + limits.WORKER_SILENCE_S:
+                if process.kill_reason is None:
+                    self.kill(life.number, endings.SOCKET_CLOSED)
+                process.silent_since = now
+                self._ends_soon(life, process)  # the fork server may hang, and report no end ever
+
+    def _ends_soon(self, life: WorkerLife, process: ProcessLife) -> bool:
+        """Wait a moment for the end of a process; return whether the process has ended."""
+        has_ended = process.handle.wait(limits.WORKER_EXIT_S)
+        if has_ended:
+            self._ended(life, process)
+        return has_ended
+
+    # --- the group --------------------------------------------------------------------------------
+
+    def _processes(self) -> list[ProcessLife]:
+        return [life.process for life in self.workers if life.process is not None]
+
+    def _is_gathering(self, until: float) -> bool:
+        """Return whether ready workers wait for the rest."""
+        processes = self._processes()
+        if self._elastic is not None:
+            processes = [process for process in processes if process.handle.is_placed]
+        is_early = self._clock() < until and not all(process.ready for process in processes)
+        return is_early or self._shortage() is not None
+
+    def _shortage(self) -> tuple[int, int] | None:
+        """Return the numbers of present and needed workers; None: enough, or no hope of more.
+
+        The start needs more workers than the rest of the run.
+        """
+        if self._elastic is None or not self._open_jobs:
+            return None
+        able = sum(life.given_up is None for life in self.workers)
+        enough = min(able, 1 if self._gather_until is None else self._elastic.least)
+        present = sum(bool(process.ready or process.joined) for process in self._processes())
+        return (present, enough) if present < enough else None
+
+    def _tick_group(self, now: float) -> None:
+        shortage = self._shortage()
+        if self._elastic is None or shortage is None:
+            if self._gather_until is not None and self._gather_until <= now:
+                self._let_join()
+            else:
+                self._short_since, self._has_said_short = None, False
         elif self._short_since is None:
             self._short_since = now
-        elif self._short_since + FIRST_WORKERS_S <= now and not self._said_short:
-            self._said_short = True
-            return [Say(self._short_text())]
-        return []
-
-    # --- a crew that grows ------------------------------------------------------------------------
-
-    @property
-    def _enough(self) -> int:
-        """How many it takes to go on: at the start more than later."""
-        assert self._growth is not None
-        able = sum(m.given_up is None for m in self._members)
-        return min(able, self._growth.least if self.is_gathering else 1)
-
-    @property
-    def _there(self) -> int:
-        attempts = [m.attempt for m in self._members if m.attempt is not None]
-        return sum(bool(attempt.ready or attempt.joined) for attempt in attempts)
-
-    @property
-    def _is_short(self) -> bool:
-        """Whether there are too few to go on, and more may come."""
-        return self._growth is not None and bool(self._jobs) and self._there < self._enough
-
-    def _short_text(self) -> str:
-        assert self._growth is not None
-        there, enough = self._there, self._enough
-        here = f"{there} of at least {enough} here"
-        attempts = [m.attempt for m in self._members if m.attempt is not None]
-        pending = sum(not attempt.is_placed for attempt in attempts)
-        return f"waiting for workers: {here}; {pending} start as soon as {self._growth.room}"
-
-    def _waits_for_others(self, now: float, until: float) -> bool:
-        """Return whether those that are ready are to wait for the others."""
-        if self._is_short:
-            return True
-        attempts = [m.attempt for m in self._members if m.attempt is not None]
-        if self._growth is not None:
-            attempts = [attempt for attempt in attempts if attempt.is_placed]
-        return now < until and any(not attempt.ready for attempt in attempts)
-
-    # --- one member -------------------------------------------------------------------------------
-
-    def _ask(self, member: WorkerLife, job: int, now: float) -> list[Decision]:
-        attempt = member.attempt
-        if attempt is None or not attempt.is_here or attempt.has_handed_over:
-            return []  # it is asked when it is here
-        attempt.asked[job] = now
-        return [Ask(member.number, job)]
-
-    def _restart(
-        self,
-        member: WorkerLife,
-        what: str,
-        now: float,
-        *,
-        killed: bool,
-        can_restart: bool = True,
-        changed: str | None = None,
-    ) -> list[Decision]:
-        """Start another in a member's place, now or later, or give it up."""
-        if member.lost_at is None:
-            member.lost_at = now
-        delay_s = member.restarts.ended(killed=killed) if can_restart else None
-        if changed is not None:
-            delay_s = None
-            what += f"; {changed} was edited during the run, so no other worker can start"
-        elif delay_s is None and killed:
-            what += "; if nobody killed the worker, memory ran out"
-        if delay_s is not None:
-            member.restart_at = now + delay_s
-            return [Say(RunEvent(f"{what}; another is starting", LOST, member.number))]
-        member.given_up = what
-        if all(m.given_up is not None for m in self._members):
-            reasons = "\n".join(f"  {m.given_up}" for m in self._members)
-            return [Fail(WorkerError(f"no worker is left, and no other is started:\n{reasons}"))]
-        without = f"{what}; the run continues without this worker"
-        return [Say(RunEvent(without, LOST, member.number))]
+        elif self._short_since + limits.FIRST_WORKERS_S <= now and not self._has_said_short:
+            self._has_said_short = True
+            pending = sum(not process.handle.is_placed for process in self._processes())
+            self._say(endings.too_few(*shortage, pending, self._elastic.room))

@@ -23,10 +23,10 @@ import ray
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, Image
 from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import SpawnStarter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.wire import Message
-from quorate.engines.processes.worker_process import WorkerProcess
 from quorate.engines.ray.adding import Adder
 from quorate.engines.ray.guess import Guess, guessed
 from quorate.engines.ray.near import hand_over
@@ -142,21 +142,19 @@ class Agent:
                 yield from self._leaving()
             if not near:
                 yield from self._round(process)  # what it sent before it ended counts
-            ending = process.ending()
-            if ending.is_kill and oom_kills() > kills:
-                ending = ending._replace(is_out_of_memory=True)
+            ending = process.ending().explained(kills)
             yield self._news({"kind": "ended", **ending._asdict()})
         finally:
             process.close()
 
     def _handed_over(self, process: WorkerProcess, door: str | None, key: str) -> bool:
         """Hand the worker over to a coordinator on this node; return whether."""
-        if door is None or process.exit is None or process.wire.has_unsent:
+        if door is None or process.exit is None or process.line.wire.has_unsent:
             return False
-        if not hand_over(door, key, process.wire, process.exit):
+        if not hand_over(door, key, process.line.wire, process.exit):
             return False
         process.deaf()
-        process.wire.close()  # it has to be cut when the coordinator ends
+        process.line.wire.close()  # it has to be cut when the coordinator ends
         return True
 
     def _round(self, process: WorkerProcess) -> Iterator[News]:

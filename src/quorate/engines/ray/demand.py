@@ -1,4 +1,4 @@
-"""Demand: what a run asks of a Ray cluster. Pure."""
+"""The demand of a run on a Ray cluster: workers and resources. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU, GPU = "CPU", "GPU"
 
 @dataclass(frozen=True)
 class Demand:
-    """So many workers, and what each of them takes of its node."""
+    """The number of workers, and the resources of each worker."""
 
     workers: int
     resources: Mapping[str, float]  # by Ray's names
@@ -27,19 +27,19 @@ class Demand:
 
     @property
     def of_one_machine(self) -> int:
-        """How many of them a cluster of this machine alone is to have room for."""
+        """The number of workers with room in a cluster of this machine alone."""
         if self.least is None:
             return self.workers
         return max(self.least, min(self.workers, usable_cores()))
 
     def text(self) -> str:
-        """Return what a worker takes, as it is typed: "CPU=1,GPU=1"."""
+        """Return the resources of a worker, as typed by a user: "CPU=1,GPU=1"."""
         return ",".join(f"{name}={number:g}" for name, number in self.resources.items())
 
     def missing(self, there: Mapping[str, float]) -> list[str]:
-        """Return what a cluster with these resources lacks, in words; empty: nothing.
+        """Return the lacking resources of a cluster, in words; empty: nothing is lacking.
 
-        Where more workers may come, more nodes may: what is there says nothing.
+        A growing group may get further nodes: the present resources say nothing.
 
         Args:
             there: the sum over all nodes.
@@ -64,7 +64,7 @@ class Demand:
 
 
 def demanded(workers: Workers) -> Demand:
-    """Return what the settings ask for.
+    """Return the demand of the settings.
 
     Raises:
         SettingError: they are not in order.
@@ -80,10 +80,10 @@ def demanded(workers: Workers) -> Demand:
 
 
 def groups_of(demand: Demand, devices: Devices) -> tuple[Group, ...]:
-    """Return the devices of each worker, as its own process will see them.
+    """Return the devices of each worker, as the worker's process will see them.
 
     Raises:
-        SettingError: devices are named that do not go with the resources.
+        SettingError: the named devices contradict the resources.
     """
     # Ray counts other accelerators by other names, and hides devices by CUDA_VISIBLE_DEVICES.
     kind = "cuda" if demand.resources.get(GPU) else "cpu"

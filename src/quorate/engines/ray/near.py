@@ -15,10 +15,10 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
 
+from quorate.engines.processes.pool import Callback
 from quorate.engines.processes.wire import WatchedWire, Wire
 from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
@@ -38,9 +38,7 @@ class Near:
         self._lock = threading.Lock()
         self._selector: BaseSelector | None = None
 
-    def watch(
-        self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
-    ) -> None:
+    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
         """Have a selector tell when it was heard from, or takes what waits, and when it ended."""
         self.line.watch(selector, hear)
         self._selector = selector

@@ -1,12 +1,12 @@
-"""Notices: what Ray tells nobody and can be asked: which nodes are to go, and whether it is there.
+"""Notices of a Ray cluster: drained nodes, and the end of the cluster itself. Ray reports neither.
 
-Whoever is to end a node may have Ray drain it first: a preemption notice, the autoscaler, a pod
-that is deleted. It gets nothing new then, and what runs there runs on, until the node is ended, a
+Before the end of a node Ray may drain the node: after a preemption notice, by the autoscaler, for
+a deleted pod. A drained node gets no new work; its processes run on until the node is ended, a
 moment or minutes later.
 
-Where Ray's head is gone, Ray ends a driver after a minute, whatever it is at; where the raylet of
-the driver's machine is gone, Ray does nothing, or ends the driver at once (see ``own_node``).
-Before that the run has to end by itself, and save.
+Without its head Ray ends a driver after a minute, in the middle of anything; without the raylet of
+the driver's machine Ray does nothing, or ends the driver at once (see ``own_node``). Before then
+the run has to end by itself, and save.
 """
 
 from __future__ import annotations
@@ -14,39 +14,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import ray
 
 from quorate.engines.ray.own_node import OwnNode
 from quorate.machine.limits import CLUSTER_ANSWER_S, CLUSTER_SILENCE_S, WORKER_POLL_S
 
+if TYPE_CHECKING:
+    from quorate.engines.ray.worker_handle import RayWorkerHandle
+
 DRAINING = "DRAINING"
 
 
-class Resident(Protocol):
-    """Who is on a node. The methods are called in another thread, perhaps again and again."""
-
-    node_id: str  # "" before it is on any
-
-    def leave(self, why: str) -> None:
-        """Be told that the node is to go."""
-
-    def lose(self) -> None:
-        """Be told that nobody can be reached any more."""
-
-
 class Notices:
-    """A thread that asks Ray, and tells whom it concerns. ``close`` it.
+    """A thread to ask Ray, and to inform the workers concerned. Needs ``close``.
 
     Args:
-        residents: returns those that are there at the moment.
+        workers: returns the present workers.
         node: the coordinator's own.
     """
 
-    def __init__(self, residents: Callable[[], Iterable[Resident]], node: OwnNode) -> None:
+    def __init__(self, workers: Callable[[], Iterable[RayWorkerHandle]], node: OwnNode) -> None:
         self._head_gone: str | None = None
-        self._residents = residents
+        self._workers = workers
         self._node = node
         self._address: str = ray.get_runtime_context().gcs_address
         self._is_closed = threading.Event()
@@ -72,9 +63,9 @@ class Notices:
             answer = drained(self._address)
             if isinstance(answer, set):
                 heard_at = time.monotonic()
-                for resident in self._residents():
-                    if resident.node_id in answer:
-                        resident.leave("because Ray drains the node")
+                for worker in self._workers():
+                    if worker.node_id in answer:
+                        worker.leave("because Ray drains the node")
             elif answer is not None and time.monotonic() - heard_at > CLUSTER_SILENCE_S:
                 self._head_gone = (
                     f"the Ray cluster at {self._address} has not answered for "
@@ -84,12 +75,12 @@ class Notices:
                 self._lose_all()
 
     def _lose_all(self) -> None:
-        for resident in self._residents():
-            resident.lose()
+        for worker in self._workers():
+            worker.lose()
 
 
 def drained(address: str) -> set[str] | str | None:
-    """Return the ids of the nodes that are drained; why Ray does not answer; None: it cannot say.
+    """Return the ids of drained nodes; or why Ray does not answer; None: Ray cannot say.
 
     Args:
         address: of the cluster.

@@ -1,4 +1,4 @@
-"""The site of workers of a Ray cluster: an actor each, wherever Ray has room for it."""
+"""The pool of workers of a Ray cluster: an actor each, wherever Ray has room for the worker."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from quorate.replica.sparse.found import no_rows
 
 
 class RayPool:
-    """The cluster, with a place for each worker. ``close`` it.
+    """The workers of a Ray cluster, an actor each. Needs ``close``.
 
     Args:
-        script: what workers run.
+        script: the script to run.
         arena: the coordinator's.
-        demand: what the run takes.
+        demand: the resources of the run.
         address: of the cluster; see ``Cluster``.
-        working_dir: a folder with the script that travels to every node. None: the script is at
-            the same path there.
+        working_dir: a folder with the script, sent to every node. None: every node has the script
+            at the same path.
         threads: intra-op threads of each worker.
-        servers: how many have the parameters, and what they do: see ``RayServers``.
+        servers: the number of servers with the parameters, and their handler: see ``RayServers``.
 
     Raises:
-        UserError: there is no such cluster, or it lacks what is asked for.
-        SettingError: the script is not in the folder that is to travel, or gradients are by rows.
+        UserError: there is no such cluster, or the cluster lacks resources.
+        SettingError: the script is not in ``working_dir``, or gradients are by rows.
         ServerError: a server cannot be started.
     """
 
@@ -60,12 +60,12 @@ class RayPool:
         folder = None if working_dir is None else folder_of(script, working_dir)
         # Of parameters as many versions as workers may read, and of results one each.
         store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
-        self._script = script
-        self._folder = folder
-        self._same = same_everywhere(script)
-        self._arena = arena
-        self._threads = threads
-        self._hands: dict[int, RayWorkerHandle] = {}  # the newest of each worker
+        self.script = script
+        self.folder = folder
+        self.same = same_everywhere(script)
+        self.arena = arena
+        self.threads = threads
+        self._handles: dict[int, RayWorkerHandle] = {}  # the newest of each worker
         self.servers: RayServers | None = None
         with ExitStack() as undo:
             self._cluster = Cluster(address, demand, store_bytes, folder)
@@ -73,15 +73,16 @@ class RayPool:
             if servers is not None:
                 self.servers = RayServers(*servers, self._cluster.node)
                 undo.callback(self.servers.close)
-            self._published = Published(arena, self._cluster.node, self.servers)
-            self._results = Results(arena, self._cluster.node)
-            self._notices = Notices(lambda: list(self._hands.values()), self._cluster.node)
+            self.node = self._cluster.node
+            self.published = Published(arena, self.node, self.servers)
+            self.results = Results(arena, self.node)
+            self._notices = Notices(lambda: list(self._handles.values()), self.node)
             undo.pop_all()
-        self._door: Door | None = None
+        self.door: Door | None = None
         if self.servers is None:  # else nobody computes from what is here
             with suppress(OSError):  # workers of this node are as those of others then
-                self._door = Door()
-        self._actor = ray.remote(
+                self.door = Door()
+        self.actor = ray.remote(
             max_restarts=0,  # another is made in its place, when that is decided
             scheduling_strategy="SPREAD",
             concurrency_groups={NEWS: 1, ORDERS: 1, SUMS: 1},
@@ -89,39 +90,37 @@ class RayPool:
         )(AgentOfRay)
 
     def start(self, number: int) -> RayWorkerHandle:
-        """Ask for a worker. It waits until there is room for it. Does not block.
+        """Request a worker, for when the cluster has room. Does not block.
 
         Raises:
             UserError: the cluster is gone.
         """
         if self._notices.gone is not None:
             raise UserError(self._notices.gone)
-        told = (self._script, self._folder, self._same, self._arena, self._published)
-        how = (self._results, self._threads, self._door, self._cluster.node)
-        hand = RayWorkerHandle(number, self._actor, *told, *how)
-        self._hands[number] = hand
-        return hand
+        handle = self._handles[number] = RayWorkerHandle(number, self)
+        return handle
 
     def flush(self) -> None:
-        """Raise ServerError if a server is lost. What waits Ray has."""
+        """Raise ServerError if a server is lost. Ray keeps delayed requests itself."""
         if self.servers is not None:
             self.servers.require()
 
     def close(self) -> None:
         """End the servers, and leave the cluster."""
         self._notices.close()
-        if self._door is not None:
-            self._door.close()
+        self._handles.clear()
+        if self.door is not None:
+            self.door.close()
         if self.servers is not None:
             self.servers.close()
         self._cluster.close()
 
 
 def folder_of(script: Script, working_dir: str) -> Path:
-    """Return the folder that is to travel.
+    """Return the folder to send to every node.
 
     Raises:
-        SettingError: the script is not in it.
+        SettingError: the script is not in the folder.
     """
     folder = Path(script.folder, working_dir).resolve()
     if not is_folder(folder) or not Path(script.path).resolve().is_relative_to(folder):

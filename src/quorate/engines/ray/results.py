@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from ray.exceptions import RayError
 
@@ -24,21 +24,8 @@ from quorate.engines.ray.relayed import Part, Ref, image_of
 from quorate.errors import UserError
 from quorate.machine.limits import NODE_SUM_S
 
-
-class Worker(Protocol):
-    """What is known of a worker."""
-
-    number: int
-    place: str
-
-    def add(self, refs: Mapping[int, Ref], shards: int) -> Ref:
-        """Return what will be the sum of results that are on its node."""
-
-    def take(self, message: Message, slot: int | None = None, image: Any = None) -> None:
-        """Take an answer, and the image that the coordinator's thread copies to the slot."""
-
-    def kill(self) -> None:
-        """End it: its shard is computed by another then."""
+if TYPE_CHECKING:
+    from quorate.engines.ray.worker_handle import RayWorkerHandle
 
 
 class Order(NamedTuple):
@@ -52,7 +39,7 @@ class Order(NamedTuple):
 
 
 class _Result(NamedTuple):
-    worker: Worker
+    worker: RayWorkerHandle
     message: Message
     slot: int
     ref: Ref
@@ -71,17 +58,17 @@ class Results:
         self._node = node
         self._sums = NodeSums[_Result]()
 
-    def ordered(self, worker: Worker, order: Order) -> None:
+    def ordered(self, worker: RayWorkerHandle, order: Order) -> None:
         """Note that a worker computes a shard."""
         if order.shards > 1:
             self._sums.ordered(_where(worker, order), order.shard, order.shards, worker)
 
-    def lost(self, worker: Worker, order: Order) -> None:
+    def lost(self, worker: RayWorkerHandle, order: Order) -> None:
         """Note that it will not have computed it."""
         if order.shards > 1:
             self._sums.lost(_where(worker, order), order.shard, worker)
 
-    def done(self, worker: Worker, order: Order, message: Message, ref: Ref) -> None:
+    def done(self, worker: RayWorkerHandle, order: Order, message: Message, ref: Ref) -> None:
         """Have the worker take its answer when the result is here. Called by who listens to it.
 
         If results of others are added to it, it takes their answers too. If it is added to others',
@@ -125,7 +112,7 @@ class Results:
                 worker.take(message, slot, image)
 
 
-def _where(worker: Worker, order: Order) -> Where:
+def _where(worker: RayWorkerHandle, order: Order) -> Where:
     return Where(worker.place, order.job, order.step)
 
 

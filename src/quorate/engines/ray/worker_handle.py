@@ -1,4 +1,4 @@
-"""A hand: one worker of a Ray cluster, as the coordinator has it."""
+"""The coordinator's handle of a worker of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from selectors import BaseSelector
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
 from quorate.engines.processes.alarm import Alarm
-from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.pool import WorkerHandle
-from quorate.engines.processes.script import Script
+from quorate.engines.processes.pool import Callback, WorkerHandle
 from quorate.engines.processes.wire import Message
-from quorate.engines.ray.near import Door, Near
+from quorate.engines.ray.near import Near
 from quorate.engines.ray.open_job import OpenJob
-from quorate.engines.ray.own_node import OwnNode
-from quorate.engines.ray.published import Given, Published, image_in
+from quorate.engines.ray.published import Given, image_in
 from quorate.engines.ray.relayed import (
     Part,
     Ref,
@@ -36,11 +32,14 @@ from quorate.engines.ray.relayed import (
     packed,
     unpacked,
 )
-from quorate.engines.ray.results import Order, Results
+from quorate.engines.ray.results import Order
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, cut
 from quorate.machine import this_host
 from quorate.machine.limits import EXIT_REPORT_S, KILLED_EXIT_S, STAGE_POLL_S
+
+if TYPE_CHECKING:
+    from quorate.engines.ray.pool import RayPool
 
 NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an agent
 
@@ -48,51 +47,27 @@ MOST_SAID = 600  # characters of what Ray says of an actor that cannot be starte
 
 
 class RayWorkerHandle(WorkerHandle):
-    """A worker's agent. A thread listens to it; all else is the coordinator's thread's.
+    """The coordinator's end of a worker's actor.
+
+    A thread listens to the actor. The rest of the state belongs to the coordinator's thread.
 
     Args:
         number: of the worker.
-        actor: makes the agent.
-        script: what the worker runs.
-        folder: that travels, with the script; None: the script is where it is here.
-        same: what has to be the same on its node as here, see ``same_everywhere``.
-        arena: the coordinator's.
-        published: what workers compute from.
-        results: what they have computed.
-        threads: intra-op threads of the worker.
-        door: where agents of this node hand over their worker, if there is one.
-        own_node: the coordinator's own.
+        pool: the pool of the worker, with everything common to workers.
     """
 
-    def __init__(
-        self,
-        number: int,
-        actor: Any,
-        script: Script,
-        folder: Path | None,
-        same: Mapping[str, str],
-        arena: Arena,
-        published: Published,
-        results: Results,
-        threads: int,
-        door: Door | None,
-        own_node: OwnNode,
-    ) -> None:
+    def __init__(self, number: int, pool: RayPool) -> None:
         super().__init__(number)
         self.is_placed = False
         self.node_id = ""
-        self._same = same
-        self._arena = arena
-        self._published = published
-        self._results = results
+        self._pool = pool
         self._ordered = 0
         self._orders: dict[int, Order] = {}  # by ticket: of shards not answered yet
         self._jobs: dict[int, OpenJob] = {}
-        self._given = Given(published, arena)
+        self._given = Given(pool.published, pool.arena)
         self._frozen = 0  # the number of the newest values of frozen parameters asked for
         self._pid: int | None = None
         self._node = ""
-        self._is_cut = False
         self._leaves = False
         self._ending: Ending | None = None
         # Answers, and images that go to a slot before they are passed on.
@@ -100,24 +75,22 @@ class RayWorkerHandle(WorkerHandle):
         self._is_closed = False
         self._hears = True  # whether the listener goes on
         self._bell: Alarm | None = None
-        self._door = door
-        self._own_node = own_node
         self._key = secrets.token_hex(16)  # of this life of the worker, at the door
-        self._near: Near | None = None  # set by the listener
-        self._actor = actor.remote(number)
+        self._near: Near | None = None  # set by the listener, after the line
+        self._actor = pool.actor.remote(number)
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
         self._add = self._actor.add.options(concurrency_group=SUMS)
         serve = self._actor.serve.options(num_returns="streaming", concurrency_group=NEWS)
         told = {
-            "script": asdict(script),
-            "folder": folder and str(folder),
-            "threads": threads,
+            "script": asdict(pool.script),
+            "folder": pool.folder and str(pool.folder),
+            "threads": pool.threads,
             "node": ray.get_runtime_context().get_node_id(),
             "mark": this_host.mark(),
-            "door": door and door.name,
+            "door": pool.door and pool.door.name,
             "key": self._key,
         }
-        servers = () if published.servers is None else published.servers.actors
+        servers = () if pool.servers is None else pool.servers.actors
         news = serve.remote(packed(told), *servers)
         self._listener = threading.Thread(
             target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
@@ -126,23 +99,11 @@ class RayWorkerHandle(WorkerHandle):
 
     @property
     def pid(self) -> int | None:
-        """The number of its process, if that is one of this host."""
+        """The id of a process of this host; else None."""
         return None if self.is_elsewhere else self._pid
 
-    @property
-    def tells_exit(self) -> bool:
-        """Whether its end is told: it is, by Ray."""
-        return True
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether nothing more will come from it."""
-        return self._is_cut if self._near is None else self._near.line.wire.is_cut
-
-    def watch(
-        self, selector: BaseSelector, hear: Callable[[], None], look: Callable[[], None]
-    ) -> None:
-        """Have a selector tell when it was heard from, and when it ended."""
+    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
+        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
         is_watched = False
 
         def both() -> None:
@@ -156,52 +117,40 @@ class RayWorkerHandle(WorkerHandle):
         self._bell = Alarm(selector, both)
         self._bell.ring()  # it may have been heard from before
 
-    def deaf(self) -> None:
-        """Listen no more to a worker of this node; another's agent has nothing more to say."""
-        if self._near is not None:
-            self._near.line.deaf()
-
-    def flush(self) -> None:
-        """Send what waits for a worker of this node; else Ray has it. Does not block."""
-        if self._near is not None:
-            self._near.line.flush()
-
     def arrived(self) -> list[Message]:
-        """Return all messages that are here. Does not block."""
+        """Return all arrived messages. Does not block."""
         messages = []
         for _ in range(len(self._inbox)):
             message, slot, image = self._inbox.popleft()
             if image is not None:
-                image_of(self._arena, Part.RESULT, slot)[:] = image
+                image_of(self._pool.arena, Part.RESULT, slot)[:] = image
             messages.append(message)
-        if self._near is not None:
-            messages += map(self._placed, self._near.line.wire.arrived())
-        return messages
+        return messages + [self._placed(message) for message in super().arrived()]
 
     def has_ended(self) -> bool:
-        """Return whether it is gone, and all it said is here. Does not block."""
+        """Return whether the worker is gone, and all messages have arrived. Does not block."""
         # A worker of this node writes to the coordinator's memory until it is gone itself.
         return self._ending is not None and (self._near is None or self._near.has_ended())
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it ends in time. Blocks."""
+        """Return whether the worker ends in time. Blocks."""
         self._listener.join(timeout_s)
         return self.has_ended()
 
     def kill(self) -> None:
-        """End its actor, and so its process. Does not block."""
+        """End the actor, and so the worker's process. Does not block."""
         if self._near is not None:
             self._near.kill()
         with suppress(RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 
     def ending(self) -> Ending:
-        """Return how it ended. It must have ended."""
+        """Return how the worker ended, after the end."""
         assert self._ending is not None
         return self._ending
 
     def close(self) -> None:
-        """End it, and wait until nothing of it is to come any more."""
+        """End the worker, and wait until nothing more can come."""
         if self._is_closed:  # Ray kills nobody any more, but its agent may be there
             self._order({"kind": "end"})
             self._listener.join(EXIT_REPORT_S)
@@ -223,52 +172,52 @@ class RayWorkerHandle(WorkerHandle):
     # --- what is sent -----------------------------------------------------------------------------
 
     def post(self, message: Message, *fds: int) -> None:
-        """Send it a message, with images of what the message is about. Does not block for long."""
-        if self._near is not None:
-            self._near.line.post(message, *fds)
+        """Send a message, with images of the memory concerned. Does not block for long."""
+        if self.line is not None:
+            super().post(message, *fds)
             return
         parts, refs = list[Part](), list[Ref]()
         if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
             self._frozen = message["amendments"]["frozen"]
-            parts, refs = [Part.FROZEN], self._published.refs([Part.FROZEN], self._frozen)
+            parts, refs = [Part.FROZEN], self._pool.published.refs([Part.FROZEN], self._frozen)
         if (shared := message.get("shared")) is not None and shared["tensors"] is not None:
-            refs = [*refs, *self._published.shared(shared["stored"], fds[0])]
+            refs = [*refs, *self._pool.published.shared(shared["stored"], fds[0])]
             parts, fds = [*parts, Part.SHARED], fds[1:]
         match message["kind"]:
             case "arena":
-                message = {**message, **described(self._arena)}
-                parts, refs = [Part.FROZEN], self._published.refs([Part.FROZEN], self._frozen)
+                message = {**message, **described(self._pool.arena)}
+                parts, refs = [Part.FROZEN], self._pool.published.refs([Part.FROZEN], self._frozen)
             case "open":
                 self._jobs[message["job"]] = OpenJob.of(message)
                 if fds:
                     parts = [*parts, Part.START]
-                    refs = [*refs, self._own_node.put(image_in(fds[0]))]
+                    refs = [*refs, self._pool.node.put(image_in(fds[0]))]
             case "close":
                 self._jobs.pop(message["job"], None)
             case "compute":
                 job = self._jobs[message["job"]]
                 order = job.order(message)
-                if self._published.servers is not None:  # it is they who add
+                if self._pool.servers is not None:  # it is they who add
                     order = order._replace(shards=1)
                 self._orders[message["ticket"]] = order
-                self._results.ordered(self, order)
+                self._pool.results.ordered(self, order)
                 message = {**message, "next": job.next(message)}
                 own, values = self._given.missing(message["snapshot"], averaged=job.averaged)
                 parts, refs = [*parts, *own], [*refs, *values]
         self._order({**message, "images": parts}, refs)
 
     def leave(self, why: str) -> None:
-        """Report that it is to go, once. Any thread may.
+        """Report once that the worker has to go. Thread-safe.
 
         Args:
-            why: of its node or actor: "because Ray drains the node".
+            why: a fact about the node or actor: "because Ray drains the node".
         """
         if not self._leaves:
             self._leaves = True
             self.take({"kind": "leaves", "message": f"has left {self._node}, {why}"})
 
     def lose(self) -> None:
-        """Report that it cannot be reached any more, nor can Ray. Any thread may."""
+        """Report the loss of the worker, and of Ray. Thread-safe."""
         if self._ending is None:
             self._is_closed = True  # whatever comes is too late
             if self._near is not None:
@@ -277,17 +226,13 @@ class RayWorkerHandle(WorkerHandle):
             self._ring()
 
     def cancel(self, ticket: int) -> None:
-        """Tell its agent of a ticket that is cancelled, if it does not see this arena."""
+        """Report a cancelled shard, if the worker does not see the coordinator's arena."""
         if self._near is None:
             self._order({"kind": "cancel", "ticket": ticket})
 
     def add(self, refs: Mapping[int, Ref], shards: int) -> Ref:
-        """Return what will be the sum of results that are on its node."""
+        """Return a reference to the sum of results on the worker's node."""
         return self._add.remote(packed({"of": [*refs], "shards": shards}), *refs.values())
-
-    def _withdraw(self, **named: object) -> bool:
-        """Take back a message that waits; what was sent to an agent is Ray's."""
-        return self._near is not None and self._near.line.wire.withdraw(**named)
 
     def _order(self, message: Message, refs: list[Ref] | None = None) -> None:
         number, self._ordered = self._ordered, self._ordered + 1
@@ -301,13 +246,13 @@ class RayWorkerHandle(WorkerHandle):
         try:
             while self._hears:
                 if not ray.wait([news], timeout=STAGE_POLL_S, fetch_local=False)[0]:
-                    self._own_node.require()
+                    self._pool.node.require()
                     continue
                 if (ref := next(news, None)) is None:
                     break
                 if self._is_closed:
                     return
-                told = unpacked(self._own_node.get(ref))
+                told = unpacked(self._pool.node.get(ref))
                 image = next(news) if told["has_image"] else None
                 if told["doing"] is not None:
                     self._note(Doing(*told["doing"]), told["ahead"])
@@ -332,13 +277,13 @@ class RayWorkerHandle(WorkerHandle):
         self._ring()
 
     def take(self, message: Message, slot: int | None = None, image: Any = None) -> None:
-        """Take an answer, and the image that the coordinator's thread copies to the slot."""
+        """Take an answer, with an image for the coordinator's thread to copy to the slot."""
         self._inbox.append((self._placed(message), slot, image))
         self._ring()
 
     def _forget_orders(self) -> None:
         for order in list(self._orders.values()):
-            self._results.lost(self, order)
+            self._pool.results.lost(self, order)
 
     def _hear(self, message: Message, image: Ref | None) -> None:
         match message["kind"]:
@@ -347,8 +292,9 @@ class RayWorkerHandle(WorkerHandle):
                 return
             case "started":
                 self._pid = message["pid"]
-                if message["near"] and self._door is not None:
-                    self._near = self._door.take(self._key)
+                if message["near"] and self._pool.door is not None:
+                    near = self._pool.door.take(self._key)
+                    self.line, self._near = near.line, near
                     self._ring()
                 else:
                     self.place = self.node_id
@@ -363,24 +309,24 @@ class RayWorkerHandle(WorkerHandle):
             case "done" | "failed" | "left off":
                 order = self._orders.pop(message["ticket"])
                 if image is not None:
-                    self._results.done(self, order, message, image)
+                    self._pool.results.done(self, order, message, image)
                     return
-                self._results.lost(self, order)
+                self._pool.results.lost(self, order)
         self.take(message)
 
     def _placed(self, message: Message) -> Message:
-        """Return a message, with a note of the worker's node if it is of an error."""
+        """Return a message, with a note of the worker's node in case of an error."""
         if "error" in message:
             message["error"]["notes"].append(f"quorate: worker {self.number} is on {self._node}")
         return message
 
     def _meet(self, hello: Message) -> None:
-        """Take note of where it is, and refuse a node that would compute something else."""
+        """Note the worker's node, and refuse a node that would compute something else."""
         self.node_id = hello["node"]
         self._node = f"{hello['host']} (node {hello['node'][:8]})"
         self.is_elsewhere = hello["mark"] != this_host.mark()
         self.host = hello["host"] if self.is_elsewhere else None
-        differs = difference(self._same, hello["same"])
+        differs = difference(self._pool.same, hello["same"])
         if differs is not None:
             fix = "every node needs the same, at the same path"
             self.take({"kind": "refuses", "message": f"cannot use {self._node}: {differs}; {fix}"})
@@ -390,16 +336,16 @@ class RayWorkerHandle(WorkerHandle):
 
     def _note(self, doing: Doing, ahead: list[int] | None) -> None:
         here = doing._replace(since=time.monotonic() - doing.since)
-        self._arena.take_doing(self.number, here)
-        self._arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
+        self._pool.arena.take_doing(self.number, here)
+        self._pool.arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
 
     def _out_of_reach(self) -> Ending:
-        """Return the ending of a worker that neither Ray nor anybody else reaches."""
+        """Return the ending of a worker out of everybody's reach."""
         return Ending(1, node=self._node, lost="the Ray cluster")
 
     def _lost(self, error: RayError) -> Ending:
         """Return the ending of a worker whose agent ended otherwise than by itself."""
-        if self._own_node.gone is not None:  # its agent ended with the raylet
+        if self._pool.node.gone is not None:  # its agent ended with the raylet
             return self._out_of_reach()
         if isinstance(error, ActorDiedError) and error.actor_init_failed:
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))

@@ -7,8 +7,8 @@ next shard is dealt.
 from __future__ import annotations
 
 from quorate.engines import Transport
+from quorate.engines.processes.transport import servers_of
 from quorate.engines.servers import Servers
-from quorate.engines.worker_processes import servers_of
 from quorate.errors import ServerError
 from quorate.training.collective import share
 from quorate.training.serving.served import ServedOptimizer
