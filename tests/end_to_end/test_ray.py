@@ -141,7 +141,9 @@ def test_nodes_come_are_killed_and_are_drained(
         stop.touch()
         assert said.ended() == 0, said.all
     assert sum("is lost with its" in line for line in said.lines) == 1, said.all
-    times = [json.loads(line)["at"] for line in (run_dir / "metrics.jsonl").open()]
+    times = [
+        json.loads(line)["at"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
     longest_s = max(after - before for before, after in pairwise(times[10:]))
     assert longest_s < 60.0  # it waits for nobody; seconds, if busy
     has_the_bits_of_a_tower(run_dir, references)
