@@ -16,8 +16,8 @@ from support.messages import expect_error
 from quorate.errors import UserError
 from quorate.machine import shared_memory
 from quorate.machine.atomic_file import write_atomically
-from quorate.machine.printable import printable
 from quorate.machine.shared_memory import Segment
+from quorate.machine.text import printable
 
 # --- files that are whole or as before ------------------------------------------------------------
 

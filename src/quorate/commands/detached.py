@@ -109,8 +109,7 @@ def listed(address: str) -> int:
     """
     require_ray()
     from quorate.engines.ray.detached import running
-    from quorate.machine.columns import aligned
-    from quorate.machine.printable import printable
+    from quorate.machine.text import aligned, printable
 
     with running(address) as runs:
         if not runs:

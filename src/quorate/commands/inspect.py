@@ -142,8 +142,7 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
 
 
 def _print(rows: Iterable[tuple[str, str]]) -> None:
-    from quorate.machine.columns import aligned
-    from quorate.machine.printable import printable
+    from quorate.machine.text import aligned, printable
 
     lines = [(name.ljust(NAME_WIDTH), printable(line, MOST_CHARACTERS)) for name, line in rows]
     print(aligned(lines))
@@ -190,8 +189,7 @@ def _step(record: dict[str, Any], run: RunFacts) -> str:
 
 def _metrics(measured: Measured) -> str:
     """``step 400: loss 0.0004  accuracy 1.0000``."""
-    from quorate.machine.columns import in_four_places
-    from quorate.machine.printable import printable
+    from quorate.machine.text import in_four_places, printable
 
     shown = [f"{printable(n, 40)} {in_four_places(v)}" for n, v in measured.metrics.items()]
     if more := len(shown[MOST_METRICS:]):
@@ -204,7 +202,7 @@ def _measured(measured: Measured) -> dict[str, Any]:
 
 
 def _best(best: dict[str, Any] | None) -> str:
-    from quorate.machine.columns import in_four_places
+    from quorate.machine.text import in_four_places
 
     if best is None:
         return "none kept; Validation(best='min:loss') keeps the best checkpoint"
@@ -277,7 +275,7 @@ def _phase(phase: dict[str, Any]) -> str:
 
 def _line(saved: Listed, best: dict[str, Any] | None) -> str:
     """``step 1,200  13,204,512 bytes  2026-11-21 10:02:11  sound``."""
-    from quorate.machine.columns import in_four_places
+    from quorate.machine.text import in_four_places
 
     state = "sound" if saved.wrong is None else saved.wrong
     if best is not None and best["global_step"] == saved.global_step:

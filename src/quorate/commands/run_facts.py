@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from quorate.commands.newest_metrics import newest_update
 from quorate.errors import CheckpointError, UserError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 from quorate.services.checkpoints import files
 from quorate.services.run_status import FINISHED, KILLED, NAME, RUNNING, STOPPED, status_of
 

@@ -49,7 +49,7 @@ def command(folder: Path, sort: str, as_json: bool) -> int:
         SettingError: there is no such folder.
     """
     from quorate.commands.run_facts import runs_below
-    from quorate.machine.columns import table
+    from quorate.machine.text import table
     from quorate.settings import one_of
 
     one_of("sort", sort, SORTS)
@@ -97,8 +97,7 @@ def _record(run: RunFacts, now: float) -> dict[str, Any]:
 
 
 def _cells(run: RunFacts, now: float) -> tuple[str, ...]:
-    from quorate.machine.columns import in_four_places
-    from quorate.machine.printable import printable
+    from quorate.machine.text import in_four_places, printable
 
     step = "" if run.global_step is None else f"{run.global_step:,}"
     if run.last_step is not None:

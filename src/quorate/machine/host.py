@@ -85,7 +85,7 @@ def host() -> Host:
     cores = os.cpu_count() or 1
     nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     return Host(
-        processor=_processor(),
+        processor=processor_field("model name"),
         cores=cores,
         cores_physical=_or_none(partial(psutil.cpu_count, logical=False)),
         cores_allowed=allowed or cores,
@@ -105,10 +105,11 @@ def _or_none(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def _processor() -> str | None:
+def processor_field(field: str) -> str | None:
+    """Return a field of the first processor in /proc/cpuinfo; None if the system has no such."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+    except OSError:  # not Linux
         return None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None)
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(field))
+    return next(values, None)

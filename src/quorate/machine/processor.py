@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
 from quorate.machine.environment import kernel_environment
+from quorate.machine.host import processor_field
 
 
 def processors(devices: Iterable[torch.device]) -> list[str]:
@@ -20,7 +20,7 @@ def processors(devices: Iterable[torch.device]) -> list[str]:
 
     The CPU is among them always: it adds gradients and makes updates.
     """
-    maker = _maker() or platform.machine()
+    maker = processor_field("vendor_id") or platform.machine()
     chosen = [f"{name}={value}" for name, value in kernel_environment().items()]
     cpu = " ".join([maker, torch.backends.cpu.get_cpu_capability(), *chosen])
     return [cpu, *sorted({_name(device) for device in devices if device.type != "cpu"})]
@@ -31,12 +31,3 @@ def _name(device: torch.device) -> str:
     if hasattr(module, "get_device_name"):
         return str(module.get_device_name(device))
     return device.type
-
-
-def _maker() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return None
-    makers = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
-    return next(makers, None)

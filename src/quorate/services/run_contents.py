@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quorate.errors import SettingError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 
 # What of a run directory is ours, and of which kind it is.
 LOGS = (

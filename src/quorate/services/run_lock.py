@@ -30,7 +30,7 @@ from typing import NamedTuple
 import psutil
 
 from quorate.errors import SettingError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 from quorate.services.checkpoints.record import parsed_json
 
 if sys.platform != "win32":

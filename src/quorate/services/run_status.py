@@ -22,8 +22,8 @@ import psutil
 from quorate.errors import UserError
 from quorate.machine import this_host
 from quorate.machine.atomic_file import write_atomically
-from quorate.machine.printable import printable
 from quorate.machine.regular_file import read_regular
+from quorate.machine.text import printable
 from quorate.services.checkpoints.record import parsed_json
 
 NAME = "status.json"

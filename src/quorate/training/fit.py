@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from quorate.coordination.run_event import END, EVALUATION, NOTE, SAVE, SLOW, RunEvent, is_shown
 from quorate.engines import Transport
 from quorate.errors import ServerError, cut
-from quorate.machine.printable import printable
 from quorate.machine.standard_streams import steady
+from quorate.machine.text import printable
 from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy

@@ -9,7 +9,7 @@ from typing import Any
 from quorate.coordination.epochs import Course
 from quorate.coordination.run_event import NOTE, RESUME, RunEvent
 from quorate.errors import MisfitError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 from quorate.replica.kernels import TORCH
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import Sound

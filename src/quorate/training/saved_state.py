@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import CheckpointError, MisfitError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 from quorate.services.checkpoints import shared_values
 from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quorate.engines.stages.handed import Hand, received
+from quorate.engines.stages.devices import Hand, received
 from quorate.replica.transfer import move
 
 SIZE = 1 << 16

@@ -160,7 +160,7 @@ def _measured(
 ) -> dict[Contender, list[Measured]]:
     """Run everything, one after the other, and say how it goes, as errors beside JSON."""
     from quorate.commands.bench.runs import run
-    from quorate.machine.columns import three_digits
+    from quorate.machine.text import three_digits
 
     say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
     by_contender: dict[Contender, list[Measured]] = {contender: [] for contender in order[0]}

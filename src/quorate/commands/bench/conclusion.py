@@ -7,7 +7,7 @@ from statistics import median
 
 from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS, compute_s
-from quorate.machine.columns import three_digits
+from quorate.machine.text import three_digits
 
 ALIKE = 0.05  # speeds that differ by less are called equal
 EFFICIENT = 0.8  # speed-up per device from which on no reason is given

@@ -9,7 +9,7 @@ from pathlib import Path
 from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS
 from quorate.machine.atomic_file import write_atomically
-from quorate.machine.columns import three_digits
+from quorate.machine.text import three_digits
 
 # Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = dict(

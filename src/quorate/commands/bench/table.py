@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quorate.commands.bench.results import Proof, Result
 from quorate.commands.bench.split import PARTS
-from quorate.machine.columns import aligned, three_digits
+from quorate.machine.text import aligned, three_digits
 from quorate.services.display.shard_time import duration
 
 SPREAD = 0.2  # that is worth a word

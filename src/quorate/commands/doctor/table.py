@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Facts, Gpu
 from quorate.commands.doctor.verdict import FAILS, Verdict
-from quorate.machine.columns import aligned
+from quorate.machine.text import aligned
 
 GIB = 1 << 30
 MIB = 1 << 20

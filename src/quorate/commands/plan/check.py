@@ -15,8 +15,8 @@ from quorate.commands.plan.measurements import WORK, Measurement, read_bench
 from quorate.commands.plan.trace import Line, read_trace
 from quorate.coordination.rules import parse
 from quorate.errors import CheckpointError, DataError
-from quorate.machine.columns import aligned, three_digits
 from quorate.machine.regular_file import exists
+from quorate.machine.text import aligned, three_digits
 from quorate.services.checkpoints import files
 from quorate.services.display.shard_time import duration
 from quorate.simulation.inputs import Failures, Stragglers

@@ -222,7 +222,7 @@ def _require_close(
     Raises:
         DataError: the replay is more than ``MOST_OFF`` off.
     """
-    from quorate.machine.columns import three_digits
+    from quorate.machine.text import three_digits
 
     if abs(off := _off(measured, of_itself)) <= MOST_OFF:
         return
@@ -248,7 +248,7 @@ def _off(measured: Measurement, of_itself: Prediction) -> float:
 
 
 def _known(file: Path, measured: Measurement, of_itself: Prediction) -> str:
-    from quorate.machine.columns import three_digits
+    from quorate.machine.text import three_digits
 
     return (
         f"from {file}, {_workers(measured)}, {measured.engine}: shards of "

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from quorate.coordination.rules import parse
 from quorate.errors import DataError, SettingError, cure
-from quorate.machine.printable import printable
 from quorate.machine.regular_file import read_regular
+from quorate.machine.text import printable
 from quorate.services.checkpoints.record import parsed_json
 from quorate.simulation.inputs import ENGINES, MOST
 from quorate.simulation.simulate import rule_for

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from quorate.commands.plan.advice import best_spares, bound, saving
-from quorate.machine.columns import table as table_of
-from quorate.machine.columns import three_digits
+from quorate.machine.text import table as table_of
+from quorate.machine.text import three_digits
 from quorate.services.display.shard_time import duration
 from quorate.simulation.inputs import Network, ShardTimes, Stragglers
 from quorate.simulation.prediction import Prediction

@@ -28,7 +28,7 @@ from quorate.commands.report.sessions import Sessions, sessions, worker_totals
 from quorate.commands.report.style import STYLE_SHEET
 from quorate.coordination.run_event import LOST, SLOW, WARNING
 from quorate.engines.worker_status import PHASES
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 
 MOST_WORKERS, MOST_CHECKPOINTS = 128, 100  # rows of a table
 MOST_VALUE = 200  # characters of a setting

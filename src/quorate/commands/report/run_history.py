@@ -23,8 +23,8 @@ from quorate.coordination import rules
 from quorate.coordination.run_event import WARNING
 from quorate.engines.worker_status import PHASES
 from quorate.errors import CheckpointError, SettingError, UserError
-from quorate.machine.printable import printable
 from quorate.machine.regular_file import open_regular, size_of
+from quorate.machine.text import printable
 from quorate.machine.valid_json import number
 from quorate.services import event_log
 from quorate.services.checkpoints import files

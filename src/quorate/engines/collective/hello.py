@@ -20,7 +20,7 @@ from quorate.engines.collective.place import Place
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 
 
 class Hello(NamedTuple):

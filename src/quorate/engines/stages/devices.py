@@ -14,22 +14,24 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from quorate.engines.processes.endings import Ending
-from quorate.engines.stages.handed import Hand, received
 from quorate.engines.stages.links import Arrivals, Ends, Links
 from quorate.engines.stages.process import PARENT, Shared, packed_values
 from quorate.machine import this_host
 from quorate.machine.descriptors import require_for_stages
+from quorate.machine.devices import has_streams
 from quorate.machine.forked_child import ForkedChild, end_children
 from quorate.machine.limits import STAGE_EXIT_S, THREAD_EXIT_S
 from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.resources import oom_kills
 from quorate.replica.beside.values import Values
 from quorate.replica.compute_thread import CPU, become_compute_thread, interrupt
+from quorate.replica.nested import leaves, mapped_leaves, tensors
+from quorate.replica.transfer import copied
 
 
 class Devices(ABC):
@@ -165,16 +167,16 @@ class Queues(Arrivals):
         super().__init__()
         self._device = device
         self._others: Mapping[int, Queues] = {}
-        self._hands: dict[int, Hand] = {}
+        self._copiers: dict[int, DeviceCopier] = {}
 
     def link(self, others: Mapping[int, Queues]) -> None:
         """Have these at the other ends."""
         self._others = others
-        self._hands = {number: Hand(other._device) for number, other in others.items()}
+        self._copiers = {number: DeviceCopier(other._device) for number, other in others.items()}
 
     def send(self, to: int, key: Hashable, value: Any) -> None:
         """Send a copy of a value, on the device of who is there."""
-        self._others[to].put(key, self._hands[to].over(value))
+        self._others[to].put(key, self._copiers[to].over(value))
 
     def take_soon(
         self, *keys: Hashable, within_s: float | None = None
@@ -243,3 +245,91 @@ class StageThreads(Devices):
         for thread in self._threads:
             thread.join(STAGE_EXIT_S)
         return not any(thread.is_alive() for thread in self._threads)
+
+
+# --- values between threads, each of which computes on a device of its own -----------------------
+
+# On the host values are copied: a stage may write in place to a value that an earlier stage has
+# saved for the backward pass. Between GPUs values are copied on two extra streams, one at each end,
+# so that no stage waits in the queue of another; an event marks the arrival, and both streams note
+# their use of the memory, which the allocator would hand out again else.
+#
+# Strides stay the same: kernels, and so bits, may go by strides.
+
+
+class ValueInTransit(NamedTuple):
+    """A value on its way to a GPU."""
+
+    value: Any
+    arrived: Any  # the event
+
+
+class DeviceCopier:
+    """Copies values for a thread on a device.
+
+    Args:
+        device: of the receiving thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sides: dict[torch.device, torch.Stream] = {}  # of the ends
+
+    def over(self, value: Any) -> Any:
+        """Return a copy on the way; ``received`` returns the copy in the receiving thread."""
+        source = next((t.device for t in tensors(value) if has_streams(t.device)), None)
+        if source is None or not has_streams(self._device):
+            return mapped_leaves(value, self._copied)
+        return self._between_gpus(value, source)
+
+    def _copied(self, leaf: Any) -> Any:
+        # A tensor of the host goes to a GPU when it is wanted there, and not before.
+        if not isinstance(leaf, torch.Tensor) or leaf.device in (CPU, self._device):
+            return copied(leaf)
+        return _with_strides(leaf, lambda tensor: tensor.to(self._device))
+
+    def _between_gpus(self, value: Any, source: torch.device) -> ValueInTransit:
+        begin, end = self._side(source), self._side(self._device)
+        begin.wait_event(torch.accelerator.current_stream(source).record_event())
+
+        def moved(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or leaf.device != source:
+                return copied(leaf)
+            leaf.record_stream(begin)
+            return _with_strides(leaf, lambda t: t.to(self._device, non_blocking=True, copy=True))
+
+        with end, begin:
+            there = mapped_leaves(value, moved)
+            if end is not begin:  # what torch has it wait for, if devices have no way of their own
+                end.wait_event(begin.record_event())
+            return ValueInTransit(there, end.record_event())
+
+    def _side(self, device: torch.device) -> torch.Stream:
+        if device not in self._sides:
+            self._sides[device] = torch.Stream(device)
+        return self._sides[device]
+
+
+def received(value: Any) -> Any:
+    """Return a copy that has arrived, for the calling thread's current streams."""
+    if not isinstance(value, ValueInTransit):
+        return value
+    for leaf in leaves(value.value):
+        if isinstance(leaf, torch.Tensor) and has_streams(leaf.device):
+            current = torch.accelerator.current_stream(leaf.device)
+            current.wait_event(value.arrived)
+            leaf.record_stream(current)
+    return value.value
+
+
+def _with_strides(
+    tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return a moved tensor with the same strides, also with gaps or repeated elements."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_nested:
+        return move(tensor)
+    extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    if extent > 2 * tensor.numel():
+        return move(tensor)
+    window = move(tensor.as_strided((extent,), (1,)))
+    return window.as_strided(tensor.shape, tensor.stride())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quorate.machine.columns import aligned
+from quorate.machine.text import aligned
 from quorate.replica.nested import tensors
 from quorate.replica.placement.call_site import CallSites
 from quorate.replica.torch_internals import OperatorMode

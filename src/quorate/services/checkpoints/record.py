@@ -29,7 +29,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from quorate.coordination import epochs, rules
 from quorate.errors import SettingError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 
 FORMAT = 2
 MOST_BYTES = 64 << 20  # of a record: 200,000 parameters with 100 bytes each are 20 MB

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import MisfitError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 from quorate.replica.beside.shared import SIMPLE, Simple, everyone, live, tensors_of
 from quorate.services.checkpoints.files import tensors
 

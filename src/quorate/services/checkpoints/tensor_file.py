@@ -23,8 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from quorate.errors import CheckpointError
-from quorate.machine.printable import printable
 from quorate.machine.regular_file import open_regular, size_of
+from quorate.machine.text import printable
 from quorate.services.checkpoints.record import abridged, parsed_json
 
 MOST_HEADER_BYTES = 64 << 20

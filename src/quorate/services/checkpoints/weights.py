@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from quorate.errors import CheckpointError
-from quorate.machine.printable import printable
 from quorate.machine.regular_file import exists, is_folder, open_regular, size_of
 from quorate.machine.resources import too_large
+from quorate.machine.text import printable
 from quorate.services.checkpoints import files, tensor_file
 
 Model = TypeVar("Model", bound=torch.nn.Module)

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from quorate.engines.worker_status import WorkerStatus
-from quorate.machine.columns import in_four_places
 from quorate.machine.standard_streams import Steady
+from quorate.machine.text import in_four_places
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.live_view import LiveView
 from quorate.services.display.shown import DATED, JSON, Shown, clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quorate.engines.worker_status import WorkerStatus
-from quorate.machine.columns import aligned
+from quorate.machine.text import aligned
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.shard_time import duration, shard_time
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import MisfitError, SettingError
-from quorate.machine.printable import printable
+from quorate.machine.text import printable
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from quorate.commands.doctor.model.measured import Measured
-from quorate.machine.columns import aligned
+from quorate.machine.text import aligned
 from quorate.replica.pipeline.balance import memory
 from quorate.replica.pipeline.chosen import size
 from quorate.replica.pipeline.measure import Cost
