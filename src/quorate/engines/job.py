@@ -56,9 +56,6 @@ class Original(NamedTuple):
     changes: Callable[[], int]  # another number if what is no trained parameter and no buffer is
 
 
-UNCHANGED = Original(Amendments, dict, lambda: 0)  # of a model that no user code changes
-
-
 class Job(ABC):
     """One pass over data, divided into steps and shards.
 

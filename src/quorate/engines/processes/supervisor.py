@@ -209,8 +209,7 @@ class Supervisor:
         self._clock = clock
         self._open_jobs: list[int] = []
         self._gather_until: float | None = None  # no update was made yet
-        self._short_since: float | None = None  # since when there are too few workers to go on
-        self._has_said_short = False
+        self._report_shortage_at: float | None = None  # infinity: the user knows
         self._raised: set[str] = set()  # by the script, in workers that were starting
         self._oom_kills = oom_kills()  # as far as they are explained
         # While all workers compute or wait for a shard no limit is set for any of them, so that
@@ -468,8 +467,8 @@ class Supervisor:
         times = [self._due(life, computing) for life in self.workers]
         if self._gather_until is not None and self._shortage() is None:
             times.append(self._gather_until)
-        if self._short_since is not None and not self._has_said_short:
-            times.append(self._short_since + limits.FIRST_WORKERS_S)
+        if self._report_shortage_at is not None:
+            times.append(self._report_shortage_at)
         return min(times, default=math.inf)
 
     def tick(self) -> None:
@@ -568,10 +567,10 @@ class Supervisor:
             if self._gather_until is not None and self._gather_until <= now:
                 self._let_join()
             else:
-                self._short_since, self._has_said_short = None, False
-        elif self._short_since is None:
-            self._short_since = now
-        elif self._short_since + limits.FIRST_WORKERS_S <= now and not self._has_said_short:
-            self._has_said_short = True
+                self._report_shortage_at = None
+        elif self._report_shortage_at is None:
+            self._report_shortage_at = now + limits.FIRST_WORKERS_S
+        elif self._report_shortage_at <= now:
+            self._report_shortage_at = math.inf
             pending = sum(not process.handle.is_placed for process in self._processes())
             self._say(endings.too_few(*shortage, pending, self._elastic.room))
