@@ -26,7 +26,8 @@ from seed_network import Net, data, loss, sgd
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.engines.processes.wire import Message, Wire
+from quorate.engines.messages import Message
+from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker import here
 
 CONTENDERS = {"1 worker": 1, "2 workers": 2}

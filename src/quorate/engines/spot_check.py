@@ -4,12 +4,11 @@ A replica in stages computes the shard twice through its stages, as in training,
 piece: all four results have to be equal, too.
 
 It is a job of its own between two updates, from the parameters as they are. What it computes is
-thrown away. What a worker has found goes to the coordinator as a text, in the place of totals.
+thrown away. What a worker has found goes to the coordinator as the output of the shard.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -26,17 +25,15 @@ from quorate.engines.stages.given import Given, Rows
 from quorate.engines.stages.pipelined import Pipelined
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
+from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
-from quorate.replica.totals import Counts
 from quorate.replica.witness.again import Computed, Shard, doubts, result_of
 from quorate.replica.witness.kept import Kept, kept
 from quorate.replica.witness.module_trace import Event, ModuleTrace
 from quorate.replica.witness.values import tensor_text
-
-_TEXT = "spot check"  # among totals
 
 
 @dataclass(frozen=True)
@@ -50,27 +47,16 @@ class Answer:
     gradient: dict[str, str] = field(default_factory=dict)  # likewise, by parameter
     kept: Kept = field(default_factory=dict)  # likewise
 
-    def totals(self) -> Counts:
-        """Return it in the form in which workers hand over totals."""
-        text = json.dumps(asdict(self)).encode()
-        return {_TEXT: torch.tensor(list(text), dtype=torch.int64)}
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Answer:
+        """Return the answer of these fields, as a message brings them."""
+        return cls(**{**fields, "forward": [Event(**event) for event in fields["forward"]]})
 
     @classmethod
-    def from_totals(cls, totals: Counts) -> Answer:
-        """Return what ``totals`` was made of."""
-        return cls.from_text(text_of(totals))
-
-    @classmethod
-    def from_text(cls, text: bytes) -> Answer:
-        """Return what the text among totals was made of."""
-        fields = json.loads(text)
-        fields["forward"] = [Event(**event) for event in fields["forward"]]
-        return cls(**fields)
-
-
-def text_of(totals: Counts) -> bytes:
-    """Return the text of an answer."""
-    return bytes(totals[_TEXT].tolist())
+    def in_sum(cls, total: ShardSum) -> Answer:
+        """Return the answer that a worker has handed over as the output of the shard."""
+        (piece,) = total.outputs
+        return cls.of(piece.value)
 
 
 class SpotCheck(Job):
@@ -182,7 +168,9 @@ class SpotCheck(Job):
         raise NotImplementedError  # compute() does not ask for it
 
     def _answer(self, answer: Answer) -> ShardSum:
-        return ShardSum(weight=1.0, metrics={"loss": 0.0}, totals=answer.totals())
+        return ShardSum(
+            weight=1.0, metrics={"loss": 0.0}, outputs=[Piece(*self._ticket, asdict(answer))]
+        )
 
     def _looked_closer(self, replica: Replica, shard: Shard, answer: Answer) -> Answer:
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):

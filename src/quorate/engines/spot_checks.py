@@ -190,7 +190,7 @@ class _Asking:
         self._computing.discard(worker)
         self._channel.send(Keep(worker, step, shard))
         for _, total in self._channel.collect(step, [worker]):
-            self._answers[worker] = Answer.from_totals(total.totals)
+            self._answers[worker] = Answer.in_sum(total)
         self._channel.publish()
         if self._first_s is None:
             self._first_s = time.monotonic() - self._begun

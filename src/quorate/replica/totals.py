@@ -7,7 +7,6 @@ add up to the same total in any order, on any number of workers, to the last bit
 
 from __future__ import annotations
 
-import base64
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
@@ -176,21 +175,16 @@ def add(left: Counts, right: Counts) -> None:
         total += right[name]
 
 
-def to_json(totals: Counts) -> dict[str, Any]:
-    """Return what a worker process sends: shape and bytes. Most of a large matrix is zeros."""
-    return {
-        name: [list(t.shape), base64.b64encode(zlib.compress(t.numpy().tobytes(), 1)).decode()]
-        for name, t in totals.items()
-    }
+def packed_totals(totals: Counts) -> dict[str, Any]:
+    """Return totals for a message: shape and bytes. Most of a large matrix is zeros."""
+    return {n: [list(t.shape), zlib.compress(t.numpy().tobytes(), 1)] for n, t in totals.items()}
 
 
-def from_json(sent: Mapping[str, Any]) -> Counts:
-    """Return totals from what ``to_json`` returned."""
+def unpacked_totals(packed: Mapping[str, Any]) -> Counts:
+    """Return totals from what ``packed_totals`` returned."""
     return {
-        name: torch.from_numpy(
-            np.frombuffer(zlib.decompress(base64.b64decode(data)), np.int64).copy().reshape(shape)
-        )
-        for name, (shape, data) in sent.items()
+        name: torch.from_numpy(np.frombuffer(zlib.decompress(data), np.int64).copy()).view(shape)
+        for name, (shape, data) in packed.items()
     }
 
 

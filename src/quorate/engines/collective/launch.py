@@ -12,11 +12,11 @@ from pathlib import Path
 
 from quorate.engines.collective.board import FileBoard
 from quorate.engines.collective.place import Place
+from quorate.engines.messages import Message
 from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import RAISED, raised_in
-from quorate.engines.processes.wire import Message
 from quorate.machine.limits import BUSY_EXIT_S, FILE_POLL_S
 from quorate.machine.resources import oom_kills
 

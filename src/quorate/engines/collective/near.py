@@ -6,7 +6,6 @@ under /proc. So it has no name that could be left behind, and nobody else can op
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Collection, Sequence
@@ -41,13 +40,13 @@ class Near:
             "key": text,
             "can": len(segments) == 1 + len(own) and ranks.device.type == "cpu",
         }
-        offers = [json.loads(each) for each in ranks.gather(json.dumps(offer).encode())]
+        offers = ranks.gather(offer)
         self.hosts = ranks.hosts
         self.host = self.hosts.of[ranks.rank]
         self.ranks = self.hosts.ranks[self.host]
         mapped = {rank: _mapped(offers[rank], own) for rank in self.ranks if rank != ranks.rank}
         can = all(flats is not None for flats in mapped.values()) and offer["can"]
-        agreed = [json.loads(each) for each in ranks.gather(json.dumps([can, *one]).encode())]
+        agreed = ranks.gather([can, *one])
         # Whether ranks read each other's memory; if not, they send what is in it.
         self.shares = all(agreed[rank][0] for rank in self.ranks)
         # Whether those of this host have one vector together in the place of one each; by which.

@@ -6,7 +6,6 @@ directly, from the memory where they are to the memory where they are wanted.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +25,11 @@ from quorate.engines.collective.pipes import Pipes, pipes
 from quorate.engines.collective.place import Place
 from quorate.engines.collective.tensor_group import Addressed, TensorGroup
 from quorate.engines.collective.watch import GO_ON
+from quorate.engines.messages import Message, pack, unpack
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on
 
-Record = dict[str, Any]
+Record = Message
 
 _FOR_EVER = timedelta(days=365)  # what rank 0 does between two steps has no bound
 _SMALL = 1024  # bytes of a record that travel with its length
@@ -189,7 +189,7 @@ class Ranks:
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
-        text = json.dumps(record).encode()
+        text = pack(record)
         if self._all is not None:
             with self._lost_is_an_error("to hear what comes next"):
                 self._all.spread(text)
@@ -206,7 +206,7 @@ class Ranks:
         """Return the next record of rank 0. Blocks until there is one, for however long."""
         if self._all is not None:
             with self._lost_is_an_error("to say what comes next"):
-                said: Record = json.loads(self._all.spread(None))
+                said: Record = unpack(self._all.spread(None))
             return said
         head = torch.empty(8 + _SMALL, dtype=torch.uint8)
         with self._lost_is_an_error("to say what comes next"):
@@ -217,28 +217,30 @@ class Ranks:
                 rest = torch.empty(size - _SMALL, dtype=torch.uint8)
                 self._control.broadcast(rest, 0)
                 text += rest.numpy().tobytes()
-        record: Record = json.loads(text)
+        record: Record = unpack(text)
         return record
 
-    def gather(self, own: bytes, *, beside: bool = False) -> list[bytes]:
+    def gather(self, own: Any, *, beside: bool = False) -> list[Any]:
         """Return what each rank has given, in the order of ranks. All ranks call it. Blocks.
 
         Args:
+            own: what this rank gives, of the kinds of values that messages hold.
             beside: whether a thread beside the main one calls it, of which there is one.
         """
         if self._all is not None and not beside:
             with self._lost_is_an_error("to end the step"):
-                return self._all.gather(own)
+                return [unpack(each) for each in self._all.gather(pack(own))]
         return self._gathered_by_gloo(own, beside)
 
-    def _gathered_by_gloo(self, own: bytes, beside: bool = False) -> list[bytes]:
+    def _gathered_by_gloo(self, value: Any, beside: bool = False) -> list[Any]:
+        own = pack(value)
         heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, beside)
         sizes = [int.from_bytes(head[:8], "little") for head in heads]
         texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
         if (rest := max(sizes) - _SMALL) > 0:
             more = self._gathered(own[_SMALL:], rest, beside)
             texts = [text + each for text, each in zip(texts, more, strict=True)]
-        return [text[:size] for text, size in zip(texts, sizes, strict=True)]
+        return [unpack(text[:size]) for text, size in zip(texts, sizes, strict=True)]
 
     def _gathered(self, own: bytes, size: int, beside: bool) -> list[bytes]:
         given = torch.zeros(size, dtype=torch.uint8)

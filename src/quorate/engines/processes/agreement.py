@@ -19,11 +19,10 @@ import torch
 
 from quorate.coordination.epochs import Course
 from quorate.coordination.plan import abridged
-from quorate.engines import remote_error
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import Job, Training
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.wire import Message
 from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
@@ -140,7 +139,7 @@ class Agreement:
                     "engine='towers'",
                 )
         if "error" in answer:
-            error = remote_error.from_json(answer["error"])
+            error = answer["error"]
             error.add_note(
                 f"quorate: worker {worker}, in the shard that it is compared by: step 0, shard 0, "
                 f"rows {abridged(job.plan.shard(0, 0))}; the coordinator has computed it"

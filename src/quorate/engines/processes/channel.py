@@ -27,12 +27,10 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.coordination.tree import Node, TreeSum
-from quorate.engines import remote_error
 from quorate.engines.job import Job, Training, class_name
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.results import Result, Running, result_of, summed
-from quorate.engines.processes.tensors import deal_out, packed
-from quorate.engines.processes.wire import Message
 from quorate.engines.servers import Held, Servers
 from quorate.errors import WorkerError
 from quorate.replica.buffers import Buffers
@@ -237,7 +235,6 @@ class ProcessesChannel:
             for number, own in message.get("group", [(worker, message)]):
                 if (spans := own.pop("spans", None)) is not None:
                     trace.take_batch(number, spans)
-        deal_out(message)
         match message["kind"]:
             case "done":
                 self.done(worker, message)
@@ -304,7 +301,7 @@ class ProcessesChannel:
         running = self._running.pop(worker)
         step, shard = running.step, message.get("shard", running.shard)
         self._end(worker, running)
-        self._errors[worker, step, shard] = remote_error.from_json(message["error"])
+        self._errors[worker, step, shard] = message["error"]
         self._events.append(Failed(worker, step, shard))
 
     def left_off(self, worker: int, message: Message) -> None:
@@ -336,7 +333,8 @@ class ProcessesChannel:
         run: Message = {"more": more} if more else {}  # slots of the shards after the first
         shards = range(effect.shard, effect.shard + effect.count)
         beside = [self.job.beside(effect.step, shard) for shard in shards]
-        run |= packed([tensors for tensors in beside if tensors is not None]) if any(beside) else {}
+        if any(beside):
+            run["beside"] = beside
         self._transport.tell(
             effect.worker,
             {

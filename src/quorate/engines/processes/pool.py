@@ -16,11 +16,12 @@ from typing import IO, Protocol
 
 from quorate.engines.amendments import Amendments
 from quorate.engines.collective.place import Place
+from quorate.engines.messages import Message
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.process_start import Starter, new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import facts_of_own_process
-from quorate.engines.processes.wire import Message, WatchedWire, Wire
+from quorate.engines.processes.wire import WatchedWire, Wire
 from quorate.engines.servers import Servers
 from quorate.machine.descriptors import require_for_workers
 from quorate.machine.limits import KILLED_EXIT_S

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quorate.coordination.tree import Node, TreeSum, leaves
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.wire import Message
 from quorate.engines.servers import Held
 from quorate.errors import WorkerError
-from quorate.replica import totals
 from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.sparse.rows import Rows
+from quorate.replica.totals import unpacked_totals
+from quorate.replica.whole_batch.represented import Represented
 
 
 class Running(NamedTuple):
@@ -110,7 +112,7 @@ def result_of(
     missing = message["missing"]
     gradient = None if slot is None else slot.flat
     if gradient is not None and arena.parameters.layout.by_rows:
-        gradient.rows = message.get("rows", {})
+        gradient.rows = {name: Rows(*pair) for name, pair in message.get("rows", {}).items()}
         for name, rows in gradient.rows.items():
             parameter = arena.parameters.views.get(name)
             if (
@@ -136,8 +138,8 @@ def result_of(
             integer_buffers=slot.integer_buffers if slot is not None and has_integers else None,
             missing=None if missing is None else frozenset(missing),
             written=None if slot is None else slot.written,
-            represented=message.get("represented", []),
-            totals=totals.from_json(message["totals"]),
+            represented=[Represented(*each) for each in message.get("represented", ())],
+            totals=unpacked_totals(message["totals"]),
             outputs=outputs,
         ).computed_by(worker, shard),
         number,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from quorate.engines import remote_error, worker_role
+from quorate.engines import worker_role
 from quorate.engines.processes.script import Script
 from quorate.engines.users_line import line_of_caller, line_of_error
 from quorate.errors import InputError, UserError, WorkerError
@@ -52,7 +52,7 @@ def run_script(
         send(
             {
                 "kind": RAISED,
-                "error": remote_error.to_json(error),
+                "error": error,
                 "line": line_of_error(error),
                 "printed": _printed(),
             }
@@ -205,7 +205,7 @@ class Raised:
 
 def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
     """Return the exception of a worker's message."""
-    error = remote_error.from_json(message["error"])
+    error = message["error"]
     named = "" if isinstance(error, WorkerError) else type(error).__name__  # else the text does
     said = (str(error).splitlines() or [""])[0]
     text = f"{': '.join(part for part in (named, said) if part)} ({message['line']})"

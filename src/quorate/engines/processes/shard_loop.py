@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from quorate.coordination.ownership import whole_subtrees
 from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
 from quorate.data.loader_processes import Told
 from quorate.data.source import Source, length
-from quorate.engines import remote_error
 from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import (
@@ -24,18 +24,19 @@ from quorate.engines.job import (
     Task,
     class_of,
 )
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
-from quorate.engines.processes.tensors import by_row, sums_of, unpacked
-from quorate.engines.processes.wire import Message, Wire
+from quorate.engines.processes.wire import Wire
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.values import NO_VALUES
+from quorate.replica.outputs import parcel
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, Vectors
 from quorate.replica.streams import Stream
-from quorate.replica.totals import to_json
+from quorate.replica.totals import packed_totals
 
 
 class _OpenJob:
@@ -150,7 +151,7 @@ class ShardLoop:
             if start is not None:
                 answer["gradient"] = self._gradient(start, source, stream)
         except Exception as error:  # the coordinator has computed it
-            answer["error"] = remote_error.to_json(error)
+            answer["error"] = error
         self._wire.send(answer)
 
     def _gradient(self, start: int, source: Source, stream: Stream) -> str:
@@ -197,8 +198,7 @@ class ShardLoop:
             )
             for shard, into in enumerate(slots, start=first)
         ]
-        if "blob" in message:
-            beside = unpacked(message)
+        if (beside := message.get("beside")) is not None:
             tasks = [t._replace(beside=b) for t, b in zip(tasks, beside, strict=True)]
         try:
             at(first, "fetching")
@@ -218,17 +218,22 @@ class ShardLoop:
             return
         except BaseException as error:  # the edge of the process: the coordinator decides
             open_job.job.annotate(error, tasks[now - first], self._replica.device)
-            answer |= {"kind": "failed", "shard": now, "error": remote_error.to_json(error)}
+            answer |= {"kind": "failed", "shard": now, "error": error}
             self._wire.send({**answer, **self._arena.recorded(self._number)})
             return
         said, *more = map(_said, results)
         run: Message = {"more": more} if more else {}
-        if more and slots[0] is not None:
-            run |= sums_of(results, first, open_job.job.plan.shards_of(step))
-        rows, memory = by_row(results)
-        fds = [] if memory is None else [memory.fd]
+        if more and slots[0] is not None and any(result.gradient is None for result in results):
+            shards = range(first, first + len(results))
+            run["sums"] = whole_subtrees(shards, open_job.job.plan.shards_of(step))
+        fds = []
+        if results[0].outputs:
+            (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs
+            run["outputs"], memory = parcel.packed(piece.value)
+            if memory is not None:
+                run["memory"], fds = True, [memory.fd]
         spans = self._arena.recorded(self._number)
-        self._wire.send({"kind": "done", **answer, **said, **run, **rows, **spans}, fds)
+        self._wire.send({"kind": "done", **answer, **said, **run, **spans}, fds)
 
 
 def _put(result: ShardSum, into: Vectors) -> None:
@@ -243,6 +248,14 @@ def _put(result: ShardSum, into: Vectors) -> None:
 
 def _said(result: ShardSum) -> Message:
     """Return what is said of a shard that is done."""
-    missing = None if result.missing is None else sorted(result.missing)
-    said: Message = {"weight": result.weight, "metrics": result.metrics, "missing": missing}
-    return {**said, "totals": to_json(result.totals)}
+    said: Message = {
+        "weight": result.weight,
+        "metrics": result.metrics,
+        "missing": None if result.missing is None else sorted(result.missing),
+        "totals": packed_totals(result.totals),
+    }
+    if result.represented:
+        said["represented"] = result.represented
+    if result.gradient is not None and result.gradient.rows:
+        said["rows"] = result.gradient.rows
+    return said

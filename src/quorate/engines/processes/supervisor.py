@@ -27,11 +27,11 @@ from selectors import BaseSelector
 from typing import Protocol
 
 from quorate.coordination.run_event import BACK, JOINED, LOST, RunEvent
+from quorate.engines.messages import Message
 from quorate.engines.processes import endings
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerHandle, WorkerPool
 from quorate.engines.processes.script_as_worker import RAISED, Raised, raised_in
-from quorate.engines.processes.wire import Message
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine import limits

@@ -17,6 +17,7 @@ from typing import Any
 from quorate.engines import Transport, selection
 from quorate.engines.amendments import Amendments
 from quorate.engines.job import Job, Training, place
+from quorate.engines.messages import Message
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena
@@ -24,7 +25,6 @@ from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.pool import LocalPool, WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.supervisor import ElasticSize, Supervisor
-from quorate.engines.processes.wire import Message
 from quorate.engines.ray.demand import demanded
 from quorate.engines.servers import Servers
 from quorate.engines.worker_status import Doing, WorkerStatus

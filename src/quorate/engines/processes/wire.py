@@ -1,7 +1,7 @@
 """The wire between the coordinator and one worker: small messages over a pair of sockets.
 
 What is large lies in shared memory, whose descriptors travel with a message. A message: its length
-in 4 bytes, then a record if it is one of the messages that every shard costs, else JSON.
+in 4 bytes, then what ``messages.pack`` makes of it.
 
 Why not records in shared memory, and a descriptor to wake who waits: it is faster by some 5 us of
 the 15 that a word and its answer take, and the order beside messages that stay on the sockets, one
@@ -11,7 +11,6 @@ that is killed while it writes, and one that sleeps are then ours to see to, not
 from __future__ import annotations
 
 import array
-import json
 import os
 import socket
 import struct
@@ -20,11 +19,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
-from quorate.engines.processes import records
+from quorate.engines.messages import Message, pack, unpack
 from quorate.machine.descriptors import receive_descriptors
 from quorate.machine.shared_memory import Segment
-
-Message = records.Message
 
 _HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16
@@ -175,8 +172,8 @@ class Wire:
             return None
         payload = bytes(self._received[_HEADER.size : end])
         del self._received[:end]
-        message = records.unpacked(payload)
-        return json.loads(payload) if message is None else message
+        message: Message = unpack(payload)
+        return message
 
 
 class WatchedWire:
@@ -248,5 +245,5 @@ class _Unsent:
 
 
 def _framed(message: Message) -> bytes:
-    payload = records.packed(message) or json.dumps(message).encode()
+    payload = pack(message)
     return _HEADER.pack(len(payload)) + payload

@@ -20,13 +20,13 @@ from typing import Any
 
 import ray
 
+from quorate.engines.messages import Message, pack, unpack
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, Image
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import SpawnStarter
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.wire import Message
 from quorate.engines.ray.adding import Adder
 from quorate.engines.ray.guess import Guess, guessed
 from quorate.engines.ray.near import hand_over
@@ -35,16 +35,13 @@ from quorate.engines.ray.relayed import (
     Part,
     arena_like,
     image_of,
-    packed,
     same_everywhere,
-    unpacked,
 )
 from quorate.engines.servers import Slicing
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.resources import oom_kills, usable_cores
 from quorate.machine.shared_memory import Segment
-from quorate.replica.outputs.parcel import as_text
 
 ANSWERS = ("done", "failed", "left off")  # to a shard
 
@@ -93,14 +90,14 @@ class Agent:
 
     def tell(self, number: int, message: bytes, *images: Image) -> None:
         """Take an order, whose number says when its turn is: calls may overtake each other."""
-        self._told[number] = unpacked(message), images
+        self._told[number] = unpack(message), images
         self._alarm.ring()
 
     def add(self, told: bytes, *images: Image) -> Image:
         """Return the sum of results of workers of this node."""
         assert self._arena is not None  # one of them is this worker's
         self._adder = self._adder or Adder(self._arena)
-        message = unpacked(told)
+        message = unpack(told)
         return self._adder.sum(dict(zip(message["of"], images, strict=True)), message["shards"])
 
     def serve(self, start: bytes, *servers: Any) -> Iterator[News]:
@@ -111,7 +108,7 @@ class Agent:
                 worker's intra-op threads, and where the coordinator is.
             servers: actors that gradients are pushed to; none: to the coordinator.
         """
-        told = unpacked(start)
+        told = unpack(start)
         self._pushed = Pushed(servers, self._alarm.ring) if servers else None
         self._servers = len(servers)
         script = there = Script(**told["script"])
@@ -162,7 +159,7 @@ class Agent:
         process.flush()
         for message in process.arrived():
             if "memory" in message:  # of outputs, which another host cannot map
-                message["memory"] = as_text(message["memory"])
+                message["memory"] = message["memory"].map[:]
             yield from self._passed_on(process, message)
         if process.is_cut and not self._is_cut:
             self._is_cut = True
@@ -336,7 +333,7 @@ class Agent:
             age_s = time.monotonic() - doing.since  # clocks of two hosts have nothing in common
             news["doing"] = doing._replace(since=age_s)
             news["ahead"] = self._arena.loaded_ahead(self._number)
-        return packed(news)
+        return pack(news)
 
 
 class AgentOfRay(Agent):

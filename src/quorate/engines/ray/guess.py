@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quorate.coordination.plan import Plan
-from quorate.engines.processes.wire import Message
+from quorate.engines.messages import Message
 
 _TOLD = {"amendments", "shared"}  # what user code changed, which no guess knows
 

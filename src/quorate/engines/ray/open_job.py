@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.engines.job import Evaluation, Job, Training, class_of
-from quorate.engines.processes.wire import Message
+from quorate.engines.messages import Message
 from quorate.engines.ray.guess import likely_next
 from quorate.engines.ray.results import Order
 

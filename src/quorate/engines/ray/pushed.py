@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Image
-from quorate.engines.processes.wire import Message
 from quorate.engines.ray.servers import WORK
 from quorate.engines.servers import Slicing
 from quorate.replica.flat import Flat

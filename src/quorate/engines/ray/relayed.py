@@ -1,14 +1,11 @@
-"""What travels between the coordinator and an agent: messages as JSON, images of memory as bytes.
+"""What travels between the coordinator and an agent: messages, and images of memory as bytes.
 
-Behind the JSON of a message lie bytes that are in it: of tensors, whose sizes are the user's. A
-call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
+A call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import struct
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
@@ -17,15 +14,13 @@ from typing import Any
 
 import torch
 
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena, Image
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.wire import Message
 
 RESULTS = 2  # slots of a node's arena: one is written while the other's result is passed on
 
 _PACKAGE = Path(__file__).parents[2]
-_HEADER = struct.Struct("<Q")  # the length of the JSON
-_BLOB = "\0bytes"  # the only name in the place of bytes: where they begin, and how many they are
 
 
 Ref = Any  # ray.ObjectRef of an image
@@ -44,35 +39,6 @@ class Part(StrEnum):
     REST = "rest"  # of such a slot, where the gradient goes to servers
     SHARED = "shared"  # tensors of ``Shared``; in no arena
     START = "start"  # parameters and buffers that workers are compared from; in no arena
-
-
-def packed(message: Message) -> bytes:
-    """Return a message as bytes: as JSON, and behind it, as they are, the bytes that are in it."""
-    blobs: list[bytes] = []
-
-    def placed(value: object) -> Message:
-        if not isinstance(value, bytes):
-            raise TypeError(f"no message has a {type(value).__name__}")
-        blobs.append(value)
-        return {_BLOB: [sum(map(len, blobs[:-1])), len(value)]}
-
-    text = json.dumps(message, default=placed).encode()
-    return b"".join([_HEADER.pack(len(text)), text, *blobs])
-
-
-def unpacked(text: bytes) -> Message:
-    """Return the message that was packed."""
-    (length,) = _HEADER.unpack_from(text)
-    begin = _HEADER.size + length
-
-    def found(value: dict[str, Any]) -> Any:
-        if _BLOB not in value:
-            return value
-        start, size = value[_BLOB]
-        return text[begin + start : begin + start + size]
-
-    message: Message = json.loads(text[_HEADER.size : begin], object_hook=found)
-    return message
 
 
 def described(arena: Arena) -> Message:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from ray.exceptions import RayError
 
 from quorate.coordination.ownership import together
+from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena, Image
-from quorate.engines.processes.wire import Message
 from quorate.engines.ray.own_node import OwnNode
 from quorate.engines.ray.relayed import Part, Ref, image_of
 from quorate.errors import UserError

@@ -12,8 +12,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from quorate.engines.messages import pack, unpack
 from quorate.engines.ray.own_node import OwnNode
-from quorate.engines.ray.relayed import Ref, difference, packed, same_packages, unpacked
+from quorate.engines.ray.relayed import Ref, difference, same_packages
 from quorate.engines.servers import NO_IMAGE, Answer, Image, Told, handler_of
 from quorate.errors import ServerError, UserError, cut
 from quorate.machine import this_host
@@ -81,12 +82,12 @@ class RayServers:
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
         """Ask each for something of its own, and return the answers. Blocks."""
-        return [(unpacked(text), image) for text, image in self._got(self._asked(told, images))]
+        return [(unpack(text), image) for text, image in self._got(self._asked(told, images))]
 
     def renew(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Told]:
         """Likewise, for images that workers compute from as long as they are the newest. Blocks."""
         refs = self._asked(told, images, returns=2)
-        answers = [unpacked(text) for text in self._got([text for text, _ in refs])]
+        answers = [unpack(text) for text in self._got([text for text, _ in refs])]
         self._refs = [image for _, image in refs]  # the older ones go with their last reader
         self.have_newest = True
         return answers
@@ -123,7 +124,7 @@ class RayServers:
         self._node.require()
         values = images or [NO_IMAGE] * self.count
         return [
-            actor.do.options(concurrency_group=WORK, num_returns=returns).remote(packed(own), image)
+            actor.do.options(concurrency_group=WORK, num_returns=returns).remote(pack(own), image)
             for actor, own, image in zip(self.actors, told, values, strict=True)
         ]
 
@@ -203,5 +204,5 @@ class Server:
 
     def do(self, told: bytes, image: Image) -> tuple[bytes, Image]:
         """Do what the coordinator asks for."""
-        answer, values = self._handler.do(unpacked(told), np.asarray(image))
-        return packed(answer), values  # Ray copies them before the next call
+        answer, values = self._handler.do(unpack(told), np.asarray(image))
+        return pack(answer), values  # Ray copies them before the next call

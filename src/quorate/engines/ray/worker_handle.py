@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
+from quorate.engines.messages import Message, pack, unpack
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, WorkerHandle
-from quorate.engines.processes.wire import Message
 from quorate.engines.ray.near import Near
 from quorate.engines.ray.open_job import OpenJob
 from quorate.engines.ray.published import Given, image_in
@@ -29,8 +29,6 @@ from quorate.engines.ray.relayed import (
     described,
     difference,
     image_of,
-    packed,
-    unpacked,
 )
 from quorate.engines.ray.results import Order
 from quorate.engines.worker_status import Doing
@@ -91,7 +89,7 @@ class RayWorkerHandle(WorkerHandle):
             "key": self._key,
         }
         servers = () if pool.servers is None else pool.servers.actors
-        news = serve.remote(packed(told), *servers)
+        news = serve.remote(pack(told), *servers)
         self._listener = threading.Thread(
             target=self._listen, args=(news,), name=f"quorate-listens-to-{number}", daemon=True
         )
@@ -232,12 +230,12 @@ class RayWorkerHandle(WorkerHandle):
 
     def add(self, refs: Mapping[int, Ref], shards: int) -> Ref:
         """Return a reference to the sum of results on the worker's node."""
-        return self._add.remote(packed({"of": [*refs], "shards": shards}), *refs.values())
+        return self._add.remote(pack({"of": [*refs], "shards": shards}), *refs.values())
 
     def _order(self, message: Message, refs: list[Ref] | None = None) -> None:
         number, self._ordered = self._ordered, self._ordered + 1
         with suppress(RayError):  # it is gone, and the listener says so
-            self._tell.remote(number, packed(message), *(refs or ()))
+            self._tell.remote(number, pack(message), *(refs or ()))
 
     # --- what comes: in the listener's thread -----------------------------------------------------
 
@@ -252,7 +250,7 @@ class RayWorkerHandle(WorkerHandle):
                     break
                 if self._is_closed:
                     return
-                told = unpacked(self._pool.node.get(ref))
+                told = unpack(self._pool.node.get(ref))
                 image = next(news) if told["has_image"] else None
                 if told["doing"] is not None:
                     self._note(Doing(*told["doing"]), told["ahead"])

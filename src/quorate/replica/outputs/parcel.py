@@ -6,7 +6,6 @@ nested, and what is no tensor, is JSON in the message itself.
 
 from __future__ import annotations
 
-import base64
 import math
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from quorate.machine.shared_memory import Segment
 
 _ALIGNMENT = 64  # bytes: torch's, of what it allocates
-Memory = Segment | str  # base64, where a worker is on another host
+Memory = Segment | bytes  # bytes, where a worker is on another host
 
 
 def packed(value: Any) -> tuple[Any, Segment | None]:
@@ -55,8 +54,8 @@ def packed(value: Any) -> tuple[Any, Segment | None]:
 def unpacked(description: Any, memory: Memory | None) -> Any:
     """Return what was packed; tensors are views of the memory, and keep it."""
     whole: torch.Tensor | None = None
-    if isinstance(memory, str):
-        whole = torch.frombuffer(bytearray(base64.b64decode(memory)), dtype=torch.uint8)
+    if isinstance(memory, bytes):
+        whole = torch.frombuffer(bytearray(memory), dtype=torch.uint8)
     elif memory is not None:
         whole = memory.tensor(torch.uint8, memory.nbytes, 0)
 
@@ -78,11 +77,6 @@ def unpacked(description: Any, memory: Memory | None) -> Any:
         return whole[start : start + nbytes].view(dtype).view(shape)
 
     return value_of(description)
-
-
-def as_text(memory: Segment) -> str:
-    """Return the bytes of memory as a text, for a message that goes to another host."""
-    return base64.b64encode(memory.map[:]).decode()
 
 
 def _up(nbytes: int) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 from quorate.data.source import Source
 from quorate.engines.collective.ranks import Ranks, Record
 from quorate.engines.job import Task
-from quorate.engines.spot_check import Answer, SpotCheck, text_of
+from quorate.engines.spot_check import Answer, SpotCheck
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.training.collective.member import Member
@@ -38,13 +39,13 @@ def checked(ranks: Ranks, member: Member, job: SpotCheck) -> dict[int, Answer]:
 
     task = Task(ranks.rank, ranks.rank, 0, at=at)
 
-    def computed(replica: Replica, stream: Stream) -> bytes:
+    def computed(replica: Replica, stream: Stream) -> dict[str, Any]:
         with closing(job.feed()) as feed:
-            return text_of(job.compute(replica, stream, feed, task).totals)
+            return asdict(Answer.in_sum(job.compute(replica, stream, feed, task)))
 
     try:
-        own = member.beside(computed)
+        own: dict[str, Any] | None = member.beside(computed)
     except Exception:  # of user code: in its shard it is reported
-        own = b""
+        own = None
     found = enumerate(ranks.gather(own))
-    return {rank: Answer.from_text(text) for rank, text in found if text}
+    return {rank: Answer.of(fields) for rank, fields in found if fields}

@@ -12,7 +12,6 @@ rank 0's alone, and a batch's representations cross the network once in each dir
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -21,7 +20,6 @@ import torch
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
-from quorate.engines import remote_error
 from quorate.engines.collective.ranks import Ranks
 from quorate.engines.collective.slices import Slices
 from quorate.errors import RankError
@@ -30,7 +28,7 @@ from quorate.replica.loss import Outcome
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.totals import from_json, to_json
+from quorate.replica.totals import packed_totals, unpacked_totals
 from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.training.crew import Crew
 from quorate.training.state import State
@@ -129,8 +127,8 @@ class Contrasting:
             raise
         except Exception as raised:  # of user code: on every rank it is raised as one
             error = raised
-        header = json.dumps(_header(shards, own, error)).encode()
-        given = [_Given.of(text) for text in self._ranks.gather(header)]
+        header = _header(shards, own, error)
+        given = [_Given(**each) for each in self._ranks.gather(header)]
         for each in given:
             if each.error is not None:
                 raise each.error
@@ -160,7 +158,7 @@ class Contrasting:
         except RankError:
             raise
         except Exception as raised:  # of user code, too
-            ranks.tell({"kind": CONTRASTED, "error": remote_error.to_json(raised)})
+            ranks.tell({"kind": CONTRASTED, "error": raised})
             raise
         ranks.tell({"kind": CONTRASTED, **_described(found)})
         gradients = of_shards(found, self._plan, step)
@@ -182,7 +180,7 @@ class Contrasting:
         ranks.swap([(0, part) for each in own for part in self._parts(each.tensors)], [])
         record = ranks.hear()
         if "error" in record:
-            raise remote_error.from_json(record["error"])
+            raise record["error"]
         of_parameters = {
             name: torch.empty(views[name].shape, dtype=views[name].dtype, device=ranks.device)
             for name in record["parameters"]
@@ -212,13 +210,6 @@ class _Given(NamedTuple):
     tensors: list[list[tuple[str, str, list[int]]]]  # likewise: names, dtypes, shapes
     error: BaseException | None  # what it has raised instead
 
-    @staticmethod
-    def of(text: bytes) -> _Given:
-        header = json.loads(text)
-        raised = header["error"]
-        error = None if raised is None else remote_error.from_json(raised)
-        return _Given(header["shards"], header["kinds"], header["tensors"], error)
-
     def memory(self, device: torch.device) -> dict[int, Represented]:
         """Return memory for what the shards represent."""
         return {
@@ -234,7 +225,7 @@ class _Given(NamedTuple):
 
 
 def _header(shards: range, own: Sequence[Represented], error: Exception | None) -> dict[str, Any]:
-    """Return what ``_Given.of`` takes, in another process."""
+    """Return the fields of a ``_Given`` in another process."""
     return {
         "shards": [] if error is not None else [*shards],
         "kinds": [each.kind for each in own],
@@ -245,7 +236,7 @@ def _header(shards: range, own: Sequence[Represented], error: Exception | None) 
             ]
             for each in own
         ],
-        "error": None if error is None else remote_error.to_json(error),
+        "error": error,
     }
 
 
@@ -254,7 +245,7 @@ def _described(found: Contrasted) -> dict[str, Any]:
     return {
         "metrics": found.outcome.metrics,
         "weight": found.outcome.weight,
-        "totals": to_json(found.outcome.totals),
+        "totals": packed_totals(found.outcome.totals),
         "parameters": [*found.of_parameters],
         "representations": [*found.gradients[0]],
     }
@@ -263,7 +254,7 @@ def _described(found: Contrasted) -> dict[str, Any]:
 def _outcome(record: Mapping[str, Any]) -> Outcome:
     metrics = record["metrics"]
     loss = torch.tensor(metrics["loss"])
-    return Outcome(loss, metrics, record["weight"], from_json(record["totals"]))
+    return Outcome(loss, metrics, record["weight"], unpacked_totals(record["totals"]))
 
 
 def contrasting_of(ranks: Ranks, crew: Crew, state: State, source: Source) -> Contrasting | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ def fill(
     folder: Path,
     rows: Sequence[Row],
     writes: Sequence[bool],
-) -> tuple[File, list[str]]:
+) -> tuple[File, list[tuple[int, str]]]:
     """Write, and send to rank 0, what this rank has of some rows. All ranks call it. Blocks.
 
     Args:
@@ -156,38 +155,37 @@ class File:
         self._stack.close()
 
 
-def answer(rank: int, error: Exception | None, nbytes: int = 0) -> bytes:
+def answer(rank: int, error: Exception | None, nbytes: int = 0) -> dict[str, Any]:
     """Return what a rank says to the others of what it has done."""
     told: dict[str, Any] = {"nbytes": nbytes}
     if error is not None:
         why = getattr(error, "strerror", None) or error
         number = getattr(error, "errno", None) or errno.EIO
         told |= {"error": f"rank {rank} on {this_host.name()}: {why}", "errno": number}
-    return json.dumps(told).encode()
+    return told
 
 
-def require_done(wrong: Sequence[str], path: Path) -> None:
+def require_done(wrong: Sequence[tuple[int, str]], path: Path) -> None:
     """Raise if something is wrong.
 
     Raises:
         OSError: it is what the first rank says.
     """
-    for text in wrong:
-        raise OSError(*json.loads(text), str(path))
+    for number, text in wrong:
+        raise OSError(number, text, str(path))
 
 
-def wrong_in(answers: Sequence[bytes]) -> list[str]:
+def wrong_in(answers: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     """Return what ranks could not do, as ``require_done`` takes it."""
-    said = map(json.loads, answers)
-    return [json.dumps([each["errno"], each["error"]]) for each in said if "error" in each]
+    return [(each["errno"], each["error"]) for each in answers if "error" in each]
 
 
-def _wrong(ranks: Ranks, file: File, nbytes: int) -> list[str]:
+def _wrong(ranks: Ranks, file: File, nbytes: int) -> list[tuple[int, str]]:
     """Return what is wrong, of all ranks: a fault, or bytes that nobody has written. Blocks."""
     answers = ranks.gather(answer(ranks.rank, file.error, file.nbytes))
     if wrong := wrong_in(answers):
         return wrong
-    written = sum(json.loads(each)["nbytes"] for each in answers)
+    written = sum(each["nbytes"] for each in answers)
     if written == nbytes:
         return []
-    return [json.dumps([errno.EIO, f"ranks have written {written:,} bytes of {nbytes:,}"])]
+    return [(errno.EIO, f"ranks have written {written:,} bytes of {nbytes:,}")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -93,7 +92,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         )
     state, source = _opened(crew, dataset, plan, record, make_state)
     optimizer = state.optimizer
-    misfits = ranks.gather(share.misfit(ranks, record["state"], state).encode())
+    misfits = ranks.gather(share.misfit(ranks, record["state"], state))
     if any(misfits):  # rank 0 says which
         return 2
     share.take(ranks, record["state"], state)
@@ -113,7 +112,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     ranks.watch.sheet = member.sheet
     with closing(member):
         member.read(shared.take(record))
-        ranks.gather(json.dumps(identity(member, source, crew)).encode())
+        ranks.gather(identity(member, source, crew))
         saves = state.save_with(ranks)
         if (worker := here()) is not None:
             for line in worker.found():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from typing import Any
 
 from quorate.data.source import Source
 from quorate.engines.fingerprints import data_fingerprint
@@ -17,7 +17,7 @@ _KEPT = "kept"  # not compared: the names in it say why something else differs
 MOST_NAMED = 3
 
 
-def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
+def identity(member: Member, source: Source, crew: Crew) -> dict[str, Any]:
     """Return what has to be the same on all ranks, in words and hashes."""
     workers, optimize = crew.recipe.workers, crew.recipe.optimize
     facts = {
@@ -30,11 +30,11 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, str]:
         **{name: repr(value) for name, value in facts.items()},
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": member.fingerprint(),
-        _KEPT: json.dumps(kept(crew.model, crew.recipe.loss)),
+        _KEPT: kept(crew.model, crew.recipe.loss),
     }
 
 
-def compare(given: list[bytes], reads: Sequence[str] = ()) -> None:
+def compare(given: list[dict[str, Any]], reads: Sequence[str] = ()) -> None:
     """Compare what each rank gave, by rank.
 
     Args:
@@ -43,7 +43,7 @@ def compare(given: list[bytes], reads: Sequence[str] = ()) -> None:
     Raises:
         UserError: one differs from rank 0.
     """
-    first, *others = (json.loads(text) for text in given)
+    first, *others = given
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
             if name != _KEPT and other[name] != value:
@@ -56,9 +56,9 @@ def compare(given: list[bytes], reads: Sequence[str] = ()) -> None:
                 )
 
 
-def _why(first: dict[str, str], other: dict[str, str], reads: Sequence[str]) -> str:
+def _why(first: dict[str, Any], other: dict[str, Any], reads: Sequence[str]) -> str:
     """Return which values that code reads two ranks differ in, in words; nothing if in none."""
-    names = changed(json.loads(first[_KEPT]), json.loads(other[_KEPT]))
+    names = changed(first[_KEPT], other[_KEPT])
     if not names:
         return f"; {reads[0]}" if reads else ""
     return f", where {', '.join(names[:MOST_NAMED])} {'is' if len(names) == 1 else 'are'} another"

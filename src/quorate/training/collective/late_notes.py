@@ -6,8 +6,6 @@ again, a spot check) goes with that of the next step, and after the last one the
 
 from __future__ import annotations
 
-import json
-
 from quorate.engines.collective.ranks import Ranks
 from quorate.replica.notes import Note, Notes
 
@@ -24,5 +22,4 @@ def ask(ranks: Ranks, notes: Notes) -> None:
 
 def gathered(ranks: Ranks, own: list[Note]) -> list[list[Note]]:
     """Return what each rank gives. All ranks call it. Blocks."""
-    texts = ranks.gather(json.dumps(own).encode())
-    return [[Note(*note) for note in json.loads(text)] for text in texts]
+    return [[Note(*note) for note in notes] for notes in ranks.gather(own)]

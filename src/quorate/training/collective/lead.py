@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -61,7 +60,7 @@ def leading(
             member = stack.enter_context(closing(opened))
             ranks.watch.sheet = member.sheet
             ranks.watch.on_lost = partial(_lost, stops, member)
-            identities = ranks.gather(json.dumps(identity(member, source, crew)).encode())
+            identities = ranks.gather(identity(member, source, crew))
             saves = state.save_with(ranks, say, company.naming)
             if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
                 saves.rehearse(Path(path))
@@ -122,7 +121,7 @@ def _opened(
     values = state.user_changes.amendments.shared
     shared_values.put(values, record)
     ranks.tell(record)
-    if misfits := [text.decode() for text in ranks.gather(b"") if text]:
+    if misfits := [text for text in ranks.gather("") if text]:
         raise UserError(misfits[0])
     share.send(ranks, given, state)
     if optimizer.is_sharded:

@@ -170,8 +170,8 @@ class Member:
             if any(each.sends_again for each in handed):
                 exchange.outbox.go_again()
                 gradient = self._sum(v, through, waits=False)
-                found = exchange.ranks.gather(b"1" if are_finite(gradient) else b"0")
-                exchange.is_finite = all(each == b"1" for each in found)
+                found = exchange.ranks.gather(are_finite(gradient))
+                exchange.is_finite = all(found)
             else:
                 exchange.is_finite = all(each.is_finite for each in handed)
         except RankError:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -82,7 +81,7 @@ class Saves:
             file.flush()
             os.fsync(file.fileno())
         self._ranks.tell({"kind": FOLDER, "path": str(path), "token": token.hex()})
-        answers = [each.decode() for each in self._ranks.gather(b"")]
+        answers = self._ranks.gather("")
         writes = [True]
         with path.open("rb") as file:
             for rank in range(1, self._ranks.size):
@@ -109,8 +108,8 @@ class Saves:
         """
         with self._naming():
             self._ranks.tell({"kind": OUTLINE})
-            texts = self._ranks.gather(json.dumps(self._optimizer.described()).encode())
-        described = [each for text in texts for each in json.loads(text)]
+            gathered = self._ranks.gather(self._optimizer.described())
+        described = [each for own in gathered for each in own]
         with self._optimizer.outlined(described):
             yield partial(self._fill, described)
 
@@ -154,10 +153,10 @@ class Saves:
         """Do what a record of rank 0 asks for. Blocks."""
         ranks = self._ranks
         if record["kind"] == OUTLINE:
-            ranks.gather(json.dumps(self._optimizer.described()).encode())
+            ranks.gather(self._optimizer.described())
         elif record["kind"] == FOLDER:
             token = bytes.fromhex(record["token"])
-            ranks.gather(_signed(Path(record["path"]), token, ranks.rank).encode())
+            ranks.gather(_signed(Path(record["path"]), token, ranks.rank))
         elif record["kind"] == SAVE:
             rows = [Row(*row) for row in record["rows"]]
             folder, writes = Path(record["folder"]), record["writes"]

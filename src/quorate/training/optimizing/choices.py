@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quorate.errors import SettingError
 from quorate.replica.phases.losses import PhaseLosses
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quorate.replica.loss import Loss
     from quorate.training.optimizing.optimizer import OptimizerFactory
 
-    Optimizers = OptimizerFactory | Optimize | Mapping[str, OptimizerFactory | Optimize]
+    Optimizers: TypeAlias = OptimizerFactory | Optimize | Mapping[str, OptimizerFactory | Optimize]
 
 
 class OptimizeByPhase:

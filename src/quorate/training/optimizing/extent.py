@@ -6,7 +6,6 @@ the same number wherever vectors are cut.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -158,8 +157,7 @@ class Sliced:
         return root(by_vector)
 
     def _gathered(self, own: object) -> list[Any]:
-        packed = json.dumps(own).encode()
-        return [json.loads(text) for text in self._slices.ranks.gather(packed)]
+        return self._slices.ranks.gather(own)
 
 
 def root(vectors: Sequence[Sequence[float]]) -> float:

@@ -6,7 +6,6 @@ are given the whole gradient on every rank, and do the same there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,7 +193,7 @@ class SlicedOptimizer(CutOptimizer):
                 rows = unread.rows(self.held, self._unread_entries())
                 record["unread"] = {"path": str(unread.path), "mark": unread.mark(), "rows": rows}
             ranks.tell(record)
-            reads = [each == b"1" for each in ranks.gather(b"1")]
+            reads = ranks.gather(True)
             for tensor, value in values:
                 for rank in range(1, ranks.size):
                     places = self._places(tensor, rank)
@@ -216,7 +215,7 @@ class SlicedOptimizer(CutOptimizer):
         unread = record.get("unread", {"path": "", "mark": "", "rows": []})
         path, rows = Path(unread["path"]), [Row(*row) for row in unread["rows"]]
         is_seen = bool(rows) and sees(path, unread["mark"])
-        reads = [each == b"1" for each in ranks.gather(b"1" if is_seen else b"0")]
+        reads = ranks.gather(is_seen)
         are_unread = {(row.number, row.entry) for row in rows}
         for number, entry, dtype, plain, on in record["state"]:
             pieces = self._own_pieces[tensors[number]]
@@ -294,7 +293,7 @@ class SlicedOptimizer(CutOptimizer):
                     header.append([number, which, entry, *described(value, piece)])
                     if isinstance(value, torch.Tensor):
                         own.append(value.contiguous())
-        headers = [json.loads(text) for text in ranks.gather(json.dumps(header).encode())]
+        headers = ranks.gather(header)
         if not ranks.leads:
             ranks.swap([(0, value) for value in own], [])
             return

@@ -1,0 +1,97 @@
+"""Messages between any two parties of a run: plain values and tensors, as MessagePack.
+
+A message is a dict of numbers, texts, bytes, lists, dicts, tensors and exceptions, as deep as the
+sender likes. Tuples arrive as lists. An exception of user code is rebuilt as ``remote_error`` says.
+No object of a foreign class is ever constructed: bytes from a network cannot run code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from msgspec.msgpack import Ext
+
+from quorate.engines import remote_error
+
+Message = dict[str, Any]
+
+_TENSOR, _ERROR, _TEXT, _INTEGER, _DICT = range(5)  # codes of MessagePack's extension types
+
+
+def pack(message: Any) -> bytes:
+    """Return the bytes of a message. Waits for the device of a tensor.
+
+    Raises:
+        TypeError: a value of another kind.
+    """
+    try:
+        return _ENCODER.encode(message)
+    except (UnicodeEncodeError, OverflowError):  # the name of a file may be no UTF-8
+        return _ENCODER.encode(_with_extensions(message))
+
+
+def unpack(packed: bytes | memoryview) -> Any:
+    """Return the message that was packed.
+
+    Raises:
+        msgspec.DecodeError: bytes that ``pack`` did not make.
+    """
+    return _DECODER.decode(packed)
+
+
+def _as_extension(value: object) -> Any:
+    if isinstance(value, torch.Tensor):
+        head = _ENCODER.encode([str(value.dtype).removeprefix("torch."), value.shape])
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        raw = flat.view(torch.uint8).numpy().tobytes()
+        return Ext(_TENSOR, b"".join([bytes([len(head)]), head, raw]))
+    if isinstance(value, BaseException):
+        return Ext(_ERROR, pack(remote_error.to_json(value)))
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return plain(value)
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+def _from_extension(code: int, data: memoryview) -> Any:
+    if code == _TENSOR:
+        begin = 1 + data[0]
+        dtype, shape = msgspec.msgpack.decode(data[1:begin])
+        # In memory that torch aligns: the bits that kernels return may depend on alignment.
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data[begin:], np.uint8)
+        return tensor
+    if code == _ERROR:
+        return remote_error.from_json(unpack(data))
+    if code == _TEXT:
+        return bytes(data).decode(errors="surrogatepass")
+    if code == _INTEGER:
+        return int.from_bytes(data, signed=True)
+    if code == _DICT:
+        return dict(unpack(data))
+    raise ValueError(f"a message has an extension of unknown code {code}")
+
+
+def _with_extensions(value: Any) -> Any:
+    """Return a value with extensions for what MessagePack lacks.
+
+    These are texts with lone surrogates, and integers beyond 64 bits. Texts are all replaced, and
+    dicts, as an extension cannot be a key.
+    """
+    if isinstance(value, str):
+        return Ext(_TEXT, value.encode(errors="surrogatepass"))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Ext(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, signed=True))
+    if isinstance(value, dict):
+        pairs = [[_with_extensions(each) for each in pair] for pair in value.items()]
+        return Ext(_DICT, _ENCODER.encode(pairs))
+    if isinstance(value, list | tuple):
+        return [_with_extensions(each) for each in value]
+    return value
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_extension)
+_DECODER = msgspec.msgpack.Decoder(ext_hook=_from_extension)

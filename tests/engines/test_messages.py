@@ -1,0 +1,52 @@
+"""Messages arrive as they were sent: plain values, tensors, exceptions of user code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from quorate.engines.messages import pack, unpack
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.binary()
+TEXTS = st.text(st.characters(codec=None))  # with lone surrogates
+VALUES = st.recursive(
+    SCALARS | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS | st.integers(-9, 9), inner),
+    max_leaves=8,
+)
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+
+
+@given(VALUES)
+def test_plain_values_arrive_as_they_were(value: Any) -> None:
+    assert unpack(pack({"it": value})) == {"it": value}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_tensors_arrive_in_aligned_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    sent = torch.randint(0, 2, shape).to(dtype).mT if len(shape) == 2 else torch.ones(shape)
+    arrived = unpack(pack(["x", {"deep": [sent]}]))[1]["deep"][0]
+    assert arrived.dtype == sent.dtype
+    assert torch.equal(arrived, sent)
+    assert arrived.data_ptr() % 64 == 0
+    arrived.zero_()  # its own memory, to write to
+
+
+def test_exceptions_keep_their_type_and_notes_and_foreign_classes_are_refused() -> None:
+    error = ValueError("no such label \udc80")
+    error.add_note("shard 3")
+    arrived = unpack(pack({"error": error, "loss": math.nan}))
+    assert math.isnan(arrived["loss"])
+    assert type(arrived["error"]) is ValueError
+    assert str(arrived["error"]) == str(error)
+    assert arrived["error"].__notes__ == ["shard 3"]
+    with pytest.raises(TypeError, match="a message cannot hold a object"):
+        pack([object()])
+    with pytest.raises(msgspec.DecodeError):
+        unpack(b"\xc1")
