@@ -19,9 +19,10 @@ import torch
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.data.feed import Feed
-from quorate.engines.desk import Desk, Results
-from quorate.engines.inline import InlineChannel
 from quorate.engines.job import Job
+from quorate.engines.local.step_sums import StepSums
+from quorate.engines.local.towers import TowersChannel
+from quorate.engines.local.worker import LocalWorker
 from quorate.replica.flat import Flat
 from quorate.replica.quick import torch_calls
 from quorate.replica.replica import Replica
@@ -31,8 +32,8 @@ from quorate.training.user_changes import UserChanges
 
 # (depth, what it is, owner, name)
 TIMED: list[tuple[int, str, Any, str]] = [
-    (0, "the shards of a run, and what is around them", InlineChannel, "receive"),
-    (1, "computing what was dealt", Desk, "compute"),
+    (0, "the shards of a run, and what is around them", TowersChannel, "receive"),
+    (1, "computing what was dealt", LocalWorker, "compute"),
     (2, "rows", Feed, "take_run"),
     (2, "a shard", Job, "_computed"),
     (3, "forward, backward and their frame", Replica, "_run"),
@@ -43,7 +44,7 @@ TIMED: list[tuple[int, str, Any, str]] = [
     (3, "the gradient into its vector", Flat, "fill"),
     (3, "has it written what it must not?", Witness, "end"),
     (0, "the coordinator", Coordinator, "handle"),
-    (0, "sums of shards", Results, "add"),
+    (0, "sums of shards", StepSums, "add_kept"),
     (0, "the update", Update, "apply"),
     (0, "what user code changed in the model", UserChanges, "look"),
 ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from quorate.engines.messages import pack, unpack
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.binary()

@@ -8,9 +8,8 @@ from typing import Any
 
 from quorate.coordination.protocol import Effect, Event
 from quorate.engines import Channel, Transport
-from quorate.engines.inline import Inline
 from quorate.engines.job import Job, Training
-from quorate.engines.towers import Towers
+from quorate.engines.local.towers import Towers
 from quorate.engines.wrapped import WrappedTransport
 from quorate.errors import SettingError
 from quorate.testing.contract import check_transport
@@ -44,7 +43,7 @@ def in_memory(
     happened: list[Event | Effect] = []
 
     def replace(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-        if not isinstance(transport, Towers | Inline):
+        if not isinstance(transport, Towers):
             transport.close()
             raise SettingError(
                 "engine", facts["engine"], "towers", "workers in memory take the place of towers"

@@ -16,6 +16,7 @@ from quorate.coordination import rules
 from quorate.data.source import Source
 from quorate.engines import Transport, process_group, selection
 from quorate.engines.collective.company import Company
+from quorate.engines.local.towers import Towers
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.process_start import end_standby, fork_server_starting
@@ -24,7 +25,6 @@ from quorate.engines.processes.transport import Processes
 from quorate.engines.processes.worker import here
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.engines.spot_checks import Ask, SpotChecks
-from quorate.engines.towers import workers_here
 from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.limits import COMPILE_S
@@ -342,7 +342,7 @@ class Crew:
                 raise
             # The state is on the CPU, and nobody else uses the model now.
             make = partial(self.replicas.alone, state)
-            return workers_here(
+            return Towers(
                 [Group([self.master_device])],
                 lambda group: make(group[0]),
                 state.buffers,
@@ -366,6 +366,4 @@ class Crew:
         make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
         original = state.user_changes.original
         groups = self.groups[: self.least_workers]
-        return workers_here(
-            groups, make, state.buffers, threads=threads, original=original, say=say
-        )
+        return Towers(groups, make, state.buffers, threads=threads, original=original, say=say)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from quorate.coordination.tree import Node
 from quorate.engines.collective.ranks import Ranks
+from quorate.engines.messages import Message
 from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.notes import Note

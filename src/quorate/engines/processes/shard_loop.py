@@ -18,16 +18,12 @@ from quorate.data.loader_processes import Told
 from quorate.data.source import Source, length
 from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
-from quorate.engines.job import (
-    Job,
-    NotWanted,
-    Task,
-    class_of,
-)
+from quorate.engines.job import Job, class_of
 from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.wire import Wire
+from quorate.engines.shard_runner import ShardFailure, ShardRunner
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.values import NO_VALUES
@@ -89,6 +85,12 @@ class ShardLoop:
         self._replica = replica
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
+        self._runner = ShardRunner(
+            number,
+            replica,
+            partial(arena.tell, number),
+            waits_for=partial(arena.waits_for, number),
+        )
         self._shared = NO_VALUES
         self._follower = Follower(
             replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
@@ -176,51 +178,30 @@ class ShardLoop:
             None if slot is None else self._arena.slot(slot)
             for slot in (message["slot"], *message.get("more", ()))
         ]
-        now = first  # the shard that it is at
-
-        def at(shard: int, phase: str) -> None:
-            nonlocal now
-            now = shard
-            # Between two phases a shard may be left off: the coordinator cancels a ticket, which no
-            # other shard will ever have, so that a cancellation that comes late means nothing.
-            if self._arena.is_cancelled(self._number, ticket):
-                raise NotWanted
-            self._arena.tell(self._number, phase, *open_job.job.ticket(step, shard))
-
-        tasks = [
-            Task(
-                self._number,
-                step,
-                shard,
-                None if into is None else into.flat,
-                partial(at, shard),
-                waits_for=partial(self._arena.waits_for, self._number),
-            )
-            for shard, into in enumerate(slots, start=first)
-        ]
-        if (beside := message.get("beside")) is not None:
-            tasks = [t._replace(beside=b) for t, b in zip(tasks, beside, strict=True)]
-        try:
-            at(first, "fetching")
-            results = open_job.job.compute_run(
-                self._replica,
-                stream,
-                open_job.feed(tuple(message["rank_of"]), step, first),
-                tasks,
-                snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
-                is_only=True,
-            )
-            for result, into in zip(results, slots, strict=True):
-                if into is not None:
-                    _put(result, into)
-        except NotWanted:
+        results = self._runner.run(
+            open_job.job,
+            lambda: open_job.feed(tuple(message["rank_of"]), step, first),
+            stream,
+            step,
+            first,
+            [None if slot is None else slot.flat for slot in slots],
+            # The coordinator cancels a ticket, which no other shard will ever have, so that a
+            # cancellation that comes late means nothing.
+            is_cancelled=partial(self._arena.is_cancelled, self._number, ticket),
+            beside=message.get("beside"),
+            snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
+            is_only=True,
+        )
+        if results is None:
             self._wire.send({"kind": "left off", **answer, **self._arena.recorded(self._number)})
             return
-        except BaseException as error:  # the edge of the process: the coordinator decides
-            open_job.job.annotate(error, tasks[now - first], self._replica.device)
-            answer |= {"kind": "failed", "shard": now, "error": error}
+        if isinstance(results, ShardFailure):
+            answer |= {"kind": "failed", **results._asdict()}
             self._wire.send({**answer, **self._arena.recorded(self._number)})
             return
+        for result, into in zip(results, slots, strict=True):
+            if into is not None:
+                _put(result, into)
         said, *more = map(_said, results)
         run: Message = {"more": more} if more else {}
         if more and slots[0] is not None and any(result.gradient is None for result in results):
