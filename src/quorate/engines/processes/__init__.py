@@ -20,5 +20,4 @@ On both:
 arena           what is in shared memory
 wire            messages between the two
 script          the script that is running, and how to run it once more
-remote_error    exceptions that travel
 """

@@ -315,7 +315,7 @@ class RayWorkerHandle(WorkerHandle):
     def _placed(self, message: Message) -> Message:
         """Return a message, with a note of the worker's node in case of an error."""
         if "error" in message:
-            message["error"]["notes"].append(f"quorate: worker {self.number} is on {self._node}")
+            message["error"].add_note(f"quorate: worker {self.number} is on {self._node}")
         return message
 
     def _meet(self, hello: Message) -> None:
