@@ -17,7 +17,7 @@ from torch import fx
 
 from quorate.engines.stages.given import Rows
 from quorate.engines.stages.staged import Staged
-from quorate.machine.devices import Group, current, has_streams
+from quorate.machine.devices import Group, has_streams
 from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline import checks
@@ -64,7 +64,6 @@ class Part(Staged):
     @contextmanager
     def _on_stage(self) -> Iterator[Stream | DeviceStream]:
         with ExitStack() as stack:
-            stack.enter_context(current(self.device))
             stream = stack.enter_context(Stream())
             # Its backward passes are this thread's too, with its stream of random numbers, and not
             # those of torch's one thread for the device.
@@ -73,7 +72,7 @@ class Part(Staged):
             if not has_streams(self.device):
                 yield stream
                 return
-            # A queue of its own: two stages may be on one GPU.
+            # A queue of its own, as two stages may be on one GPU, which is the current one then.
             stack.enter_context(torch.Stream(self.device))
             yield DeviceStream(stream, self.device)
 

@@ -71,7 +71,7 @@ class Following(TorchFunctionMode):
     def _moved(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if tensor.device == device:
             return tensor
-        return tensor.to(device, non_blocking=device.type != "cpu")
+        return tensor.to(device, non_blocking=True)  # no stage here is on the host
 
     def _keep_one_position(self) -> None:
         """Have random numbers go on from one position on all devices: the one that has changed."""
