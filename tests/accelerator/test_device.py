@@ -32,7 +32,7 @@ pytestmark = [
 def tested(test: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a test to its end. Blocks."""
     build.library()
-    words = [sys.executable, "-m", "pytest", str(test), "-p", "no:cacheprovider"]
+    words = [sys.executable, "-m", "pytest", "-x", str(test), "-p", "no:cacheprovider"]
     return subprocess.run(
         words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

@@ -25,6 +25,8 @@ Batch = list[torch.Tensor]  # inputs, classes, and the weights of rows where the
 def classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Return the mean cross entropy over rows, or over their weights where the batch has them."""
     logits = model(batch[0])
+    own = batch[1].device.index  # "cuda" without a number means this device, in whatever thread
+    assert own is None or torch.accelerator.current_device_index() == own
     right = (logits.argmax(1) == batch[1]).float()
     if len(batch) == 2:
         return {"loss": F.cross_entropy(logits, batch[1]), "accuracy": right.mean()}

@@ -7,8 +7,27 @@
 #include <atomic>
 #include <sstream>
 
+// Of Python, whose headers are not everywhere.
+extern "C" {
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+void PyErr_Fetch(void**, void**, void**);
+void PyErr_Restore(void*, void*, void*);
+}
+
 namespace sim {
 namespace {
+
+// Puts aside what Python is raising: memory is freed meanwhile, and names of frames need Python.
+struct Unraised {
+  Unraised() { PyErr_Fetch(&error[0], &error[1], &error[2]); }
+  ~Unraised() {
+    PyErr_Restore(error[0], error[1], error[2]);
+    PyGILState_Release(gil);
+  }
+  int gil = PyGILState_Ensure();
+  void* error[3];
+};
 
 std::mutex reports;
 std::vector<std::string> waiting;
@@ -40,6 +59,7 @@ std::string to_string(const Place& place) {
   std::ostringstream text;
   text << place.name << "\n";
   if (!place.stack) return text.str();
+  const Unraised unraised;
   const auto symbols = torch::symbolize({place.stack.get()});
   for (auto index : symbols.tracebacks.at(0)) {
     const auto& frame = symbols.all_frames.at(index);

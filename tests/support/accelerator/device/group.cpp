@@ -64,12 +64,11 @@ struct Exchange {
       if (fault.empty()) return;
       communicator.fault = fault;
       report(fault);
-      // What each rank hears when it calls next. Who hears it never is not waited for.
-      static auto& kept = *new std::vector<std::pair<at::Tensor, c10::intrusive_ptr<c10d::Work>>>;
+      // What each rank hears when it calls next.
       for (int rank = 0; rank < group->getSize(); rank++) {
         if (rank == group->getRank()) continue;
         auto text = as_tensor(FAULT + fault);
-        kept.emplace_back(text, send(text, rank, CALLS));
+        keep(text, send(text, rank, CALLS));
       }
       end_unless_raised(fault);
     } catch (const std::exception& error) {  // a rank is gone; what NCCL runs does not end by that
@@ -81,6 +80,14 @@ struct Exchange {
   }
 
  private:
+  // What may not have been sent yet, and is not waited for: nobody may ever hear it.
+  static void keep(at::Tensor text, c10::intrusive_ptr<c10d::Work> work) {
+    static auto& kept = *new std::vector<std::pair<at::Tensor, c10::intrusive_ptr<c10d::Work>>>;
+    static std::mutex mutex;
+    std::lock_guard<std::mutex> lock(mutex);
+    kept.emplace_back(std::move(text), std::move(work));
+  }
+
   // Return the fault that was found, if any; data goes between all ranks that fit.
   std::string exchange() {
     std::string fault;
@@ -100,6 +107,7 @@ struct Exchange {
         fits.insert(peers[i]);
         works.push_back(calls[i]);
       } else {
+        keep(texts[i], calls[i]);
         fault = theirs[0] == FAULT ? theirs.substr(1)
                                    : c10::str("ranks call what does not fit: rank ", me, " ", says[i], "; rank ",
                                               peers[i], " ", theirs);
