@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, nextafter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -26,8 +26,8 @@ from quorate.coordination.protocol import (
     Left,
     Replace,
 )
-from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Job, Task
+from quorate.engines.local.step_sums import StepSums
 from quorate.errors import WorkerError
 from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.replica import Replica
@@ -63,14 +63,6 @@ class _Given:
     is_hung: bool = False
 
 
-@dataclass
-class _Held:
-    """What one worker holds: a result that is not decided on, and sums of those kept by step."""
-
-    pending: dict[tuple[int, int], ShardSum] = field(default_factory=dict)
-    sums: dict[int, TreeSum[ShardSum]] = field(default_factory=dict)
-
-
 class InMemoryChannel:
     """A ``Channel``: one job's conversation with workers in memory."""
 
@@ -80,7 +72,7 @@ class InMemoryChannel:
         self._script = script
         self._feed = job.feed(moves_to=transport.replicas[0].device)
         self._tasks: dict[int, _Given] = {}  # by worker, in the order in which they were dealt
-        self._held = {worker: _Held() for worker in range(len(transport.replicas))}
+        self._sums = [StepSums(job.plan, replica) for replica in transport.replicas]
         self._errors: dict[tuple[int, int, int], BaseException] = {}
         self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
         self._posted: SimpleQueue[Event] = SimpleQueue()
@@ -88,7 +80,7 @@ class InMemoryChannel:
         self._next: deque[Event] = deque(map(Joined, sorted(transport.present)))
         self._snapshots: Snapshots | None = None
         if job.on_snapshots:
-            buffers, numbers = transport.buffers, range(len(self._held) + 1)
+            buffers, numbers = transport.buffers, range(len(self._sums) + 1)
             slots = {number: new_vectors(job.parameters, buffers) for number in numbers}
             self._snapshots = Snapshots(job.parameters, buffers, slots)
 
@@ -109,15 +101,11 @@ class InMemoryChannel:
                 due = self.now() + self._transport.time_s(worker, step, shard)
                 lent = None if self._snapshots is None else self._snapshots.lend(worker)
                 self._tasks[worker] = _Given(step, shard, due, lent)
-            case Keep(_, step, shard):
-                held = self._held[worker]
-                if step not in held.sums:
-                    add = self._transport.replicas[worker].add
-                    held.sums[step] = TreeSum(self._job.plan.shards_of(step), add)
-                held.sums[step].put((0, shard), held.pending.pop((step, shard)))
-            case Discard(_, step, shard):
-                result = self._held[worker].pending.pop((step, shard))
-                self._transport.replicas[worker].recycle(result)
+            case Keep():
+                self._sums[worker].keep(effect)
+                self._sums[worker].add_kept()
+            case Discard():
+                self._sums[worker].discard(effect)
             case Cancel(_, step, shard):
                 task = self._tasks.get(worker)
                 if task is not None and (task.step, task.shard) == (step, shard):
@@ -149,7 +137,7 @@ class InMemoryChannel:
         """Return what the holders hold of a step, and hold it no longer."""
         parts: list[Part] = []
         for worker in holders:
-            for node, value in self._held[worker].sums.pop(step).parts.items():
+            for node, value in self._sums[worker].take(step):
                 self._collected.append((self._transport.replicas[worker], value))
                 parts.append((node, value))
         return parts
@@ -268,7 +256,7 @@ class InMemoryChannel:
             f"{task.step}"
             for worker, task in self._tasks.items()
         )
-        absent = sorted(self._held.keys() - self._transport.present)
+        absent = sorted({*range(len(self._sums))} - self._transport.present)
         return f"{tasks or 'nobody has a shard'}; absent: {absent or 'nobody'}"
 
     # --- what workers do --------------------------------------------------------------------------
@@ -294,7 +282,7 @@ class InMemoryChannel:
         finally:
             sheet.tell("waiting")
         self._end(worker)
-        self._held[worker].pending[step, shard] = result.computed_by(worker, shard)
+        self._sums[worker].pending[step, shard] = result.computed_by(worker, shard)
         return Done(worker, step, shard)
 
     def _fail(self, worker: int, given: _Given, error: BaseException) -> Failed:
@@ -314,7 +302,7 @@ class InMemoryChannel:
             error = WorkerError(f"worker {worker} ended: {reason}")
             self._errors[worker, task.step, task.shard] = error
         if not stay:
-            self._held[worker] = _Held()
+            self._sums[worker] = StepSums(self._job.plan, self._transport.replicas[worker])
         self._transport.present.discard(worker)
         return Left(worker, reason, crashed=crashed, results_stay=stay)
 
