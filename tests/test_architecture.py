@@ -169,6 +169,7 @@ def test_the_environment_is_read_and_written_in_one_file() -> None:
 
 # What torch offers for NVIDIA's GPUs alone. All other code is written for any accelerator.
 NAMES_CUDA = {
+    "machine.device_names": "the type that TensorFlow calls gpu",
     "machine.devices": "the default devices, and why there are none",
     "machine.gpu_identity": "NVML",
     "services.device_use": "NVML",

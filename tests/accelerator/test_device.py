@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-def tested(test: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run_alone(test: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a test to its end. Blocks."""
     build.library()
     words = [sys.executable, "-m", "pytest", "-x", str(test), "-p", "no:cacheprovider"]
@@ -40,7 +40,7 @@ def tested(test: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProc
 
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_the_device(file: Path) -> None:
-    ended = tested(file, environment((0.5, 300, 0)))
+    ended = run_alone(file, environment((0.5, 300, 0)))
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -50,6 +50,6 @@ def test_a_fault_is_reported(patch: Path, tmp_path: Path) -> None:
     head = dict(line.split(": ", 1) for line in lines if line.startswith(("test: ", "says: ")))
     shutil.copytree(Path(quorate.__file__).parent, tmp_path / "src/quorate")
     subprocess.run(["git", "apply", str(patch)], cwd=tmp_path, check=True)
-    ended = tested(HERE / head["test"], {**os.environ, "PYTHONPATH": str(tmp_path / "src")})
+    ended = run_alone(HERE / head["test"], {**os.environ, "PYTHONPATH": str(tmp_path / "src")})
     assert ended.returncode == 1, ended.stdout
     assert head["says"] in ended.stdout, ended.stdout

@@ -8,7 +8,6 @@ TensorFlow's names (``gpu:1``, ``/device:GPU:1``) are understood.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 
 from quorate.errors import SettingError, nearest
+from quorate.machine.device_names import in_torch
 from quorate.machine.environment import device_environment
 from quorate.machine.resources import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.visible_devices import VARIABLE, why_none
@@ -186,16 +186,3 @@ def _why_none(kind: str) -> str:
     if not DRIVER.exists() and torch.version.hip is None:
         reasons.append("no NVIDIA driver is loaded")
     return f"{said}: {'; '.join(reasons or ['no reason is known'])}; see quorate doctor"
-
-
-# "gpu", "gpu:1", "/gpu:1", "/device:GPU:1", and the same of the CPU.
-TENSORFLOW_NAME = re.compile(r"/?(?:device:)?(gpu|cpu)(:[0-9]+)?", re.IGNORECASE)
-
-
-def in_torch(name: str) -> str:
-    """Return the name that torch has for what TensorFlow may call otherwise."""
-    match = TENSORFLOW_NAME.fullmatch(name)
-    if match is None:
-        return name
-    kind, number = match.groups(default="")
-    return ("cuda" if kind.lower() == "gpu" else "cpu") + number

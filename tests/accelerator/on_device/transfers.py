@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quorate.engines.stages.devices import Hand, received
+from quorate.engines.stages.devices import DeviceCopier, received
 from quorate.replica.transfer import move
 
 SIZE = 1 << 16
@@ -20,10 +20,10 @@ def test_a_batch_is_read_after_it_has_arrived() -> None:
 
 
 def test_memory_that_is_handed_over_is_used_again_after_the_copy() -> None:
-    hand = Hand(torch.device("sim:1"))
+    copier = DeviceCopier(torch.device("sim:1"))
     for value in range(20):
         values = torch.full((SIZE,), float(value), device="sim:0")
-        handed = hand.over(values)
+        handed = copier.over(values)
         del values
         torch.full((SIZE,), -1.0, device="sim:0")  # may get the same memory
         assert received(handed)[-1] == value

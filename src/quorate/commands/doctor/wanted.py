@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quorate.commands.doctor.facts import Accelerator, Facts
-from quorate.machine.devices import in_torch
+from quorate.machine.device_names import in_torch
 from quorate.machine.resources import MOST_CPU_WORKERS
 
 
