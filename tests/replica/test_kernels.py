@@ -230,8 +230,9 @@ def test_one_digest_on_all_engines_and_a_resume_keeps_the_choice(tmp_path: Path)
     whole, kernels, said = ended(tmp_path / "whole", tower, "--kernels", MEASURED)
     assert kernels == ONEDNN
     assert "sync, products by oneDNN" in said
-    slow = ended(tmp_path / "slow", f"processes {two}", "--kernels", MEASURED, times=1.1)
-    assert (slow[0] != whole, slow[1]) == (True, TORCH)
+    # Whose bits are others on most processors, and not on all.
+    _, kernels, _ = ended(tmp_path / "slow", f"processes {two}", "--kernels", MEASURED, times=1.1)
+    assert kernels == TORCH
     # Gone on with elsewhere: where it would not be chosen, and nobody asks for it.
     ended(tmp_path / "half", f"processes {two}", "--kernels", MEASURED, steps=1)
     digest, kernels, said = ended(tmp_path / "half", f"collective {two}", times=1.1)
