@@ -16,7 +16,7 @@ from support import hosts as several
 from support.heard import Heard
 from support.hosts import end_all, torchrun
 from support.references import References
-from support.runs import command, digests, inspected, soon
+from support.runs import LIMIT_S, command, digests, inspected, soon
 
 pytestmark = pytest.mark.slow
 RANKS = pytest.mark.skipif(not torch.distributed.is_available(), reason="without distributed")
@@ -46,7 +46,7 @@ def of_ranks(run_dir: Path, nodes: str, steps: int = 16, restarts: int = 0) -> l
     return torchrun(nodes, 1, *words[1:], at=where, restarts=restarts)
 
 
-def wait_for(heard: Sequence[Heard], word: str, limit_s: float = 90.0) -> None:
+def wait_for(heard: Sequence[Heard], word: str, limit_s: float = LIMIT_S) -> None:
     """Wait until one of several processes says it."""
     soon(
         lambda: any(word in each.all for each in heard),
