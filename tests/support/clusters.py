@@ -27,6 +27,7 @@ class RayCluster:
         self._process = process
         self.env = env
         self.address = self._answer()
+        self.objects_before = 0  # in the object store, when a test began
 
     def options(self, workers: int) -> tuple[str, ...]:
         """Return the options of ``quorate run`` that run a script on it."""
