@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
+import sys
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quorate.coordination.keys import key
 from quorate.replica.host_draws import FUSED
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
+from quorate.replica.turns import Turns, drawn_outside
 
 LSTM = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
 ONES = torch.ones(2, 3, 4, 4)
@@ -132,3 +136,25 @@ def test_a_key_is_made_of_its_parts_when_it_is_wanted() -> None:
         assert torch.rand(3).equal(by_parts)
         stream.reseed(("update", 0, 8))
         assert not torch.rand(3).equal(by_parts)
+
+
+def test_draws_in_turns_are_not_seen_from_other_threads() -> None:
+    turns = Turns()
+
+    def draw_in_turns() -> None:
+        for _ in range(1500):
+            turns.run(lambda reseed: (reseed(5), random.random()))
+
+    thread, before, interval_s = (
+        Thread(target=draw_in_turns),
+        drawn_outside(),
+        sys.getswitchinterval(),
+    )
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        while thread.is_alive():
+            assert drawn_outside() == before
+    finally:
+        thread.join()
+        sys.setswitchinterval(interval_s)

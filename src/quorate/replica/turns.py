@@ -129,14 +129,14 @@ class Turns:
             self.draws = True
             _turn.drawers += 1
             self.reasons += [f"a shard changes {name} and does not restore it" for name in names]
-        try:
-            with _turn.taken():
+        self._first = False
+        with _turn.taken():
+            try:
                 switches.restore(stand)
                 return work(generators.reseed)
-        finally:
-            self._first = False
-            generators.restore(states)
-            switches.restore(stand)
+            finally:  # within the turn: after its end other threads read the generators' positions
+                generators.restore(states)
+                switches.restore(stand)
 
 
 class _Beside:
@@ -229,8 +229,8 @@ class _Turn:
         """Have the turn within the block; the lock must be held."""
         if not self._active:
             self._at_rest = (generators.mark(), switches.settings())
+        self._active += 1  # first: ``look`` of another thread may come between these two lines
         self._begun += 1
-        self._active += 1
         try:
             yield
         finally:
