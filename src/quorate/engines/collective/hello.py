@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from quorate.engines.collective.place import Place
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
+from quorate.machine.limits import FILE_POLL_S, RANK_SILENCE_S
 from quorate.machine.text import printable
 
 
@@ -32,6 +35,7 @@ class Hello(NamedTuple):
     torch: str  # the build
     script: str  # a hash of its text
     workers: int | None  # as many as were asked for
+    pid: int
 
 
 ALIKE = {
@@ -54,6 +58,7 @@ def hello(place: Place, device: torch.device, workers: int | None) -> Hello:
         torch.__version__,
         _script_hash(),
         workers,
+        os.getpid(),
     )
 
 
@@ -68,12 +73,24 @@ def said_by_all(store: Any, place: Place, own: Hello) -> list[Hello]:
     return [Hello(*json.loads(text)) for text in given]
 
 
-def require_alike(hellos: Sequence[Hello]) -> None:
-    """Refuse ranks that do not fit together.
+def require_alike(hellos: Sequence[Hello], place: Place) -> None:
+    """Refuse ranks that do not fit together. Blocks until the first rank of the host has said so.
 
     Raises:
         UserError: they do not; the same one on every rank.
     """
+    try:
+        _require_alike(hellos)
+    except UserError:
+        # torchrun ends all ranks as soon as one has ended, and only the first of a host prints.
+        until = time.monotonic() + RANK_SILENCE_S
+        first = hellos[place.rank - place.local_rank].pid
+        while place.local_rank and not this_host.has_ended(first) and time.monotonic() < until:
+            time.sleep(FILE_POLL_S)
+        raise
+
+
+def _require_alike(hellos: Sequence[Hello]) -> None:
     size = len(hellos)
     for each in hellos:
         if each.workers not in (None, size):

@@ -157,7 +157,7 @@ class Ranks:
     def _listening(self, store: Any, own: Hello) -> Iterator[None]:
         """Within the block gloo listens where the others reach this rank, if they all fit."""
         hellos = said_by_all(store, self._place, own)
-        require_alike(hellos)
+        require_alike(hellos, self._place)
         self.hosts = Hosts([each.host for each in hellos])
         if sys.platform == "linux":
             addresses = [each.address for each in hellos]
