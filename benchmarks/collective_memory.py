@@ -31,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.engines.collective.place import own_place
+from quorate.engines.collective.rank_place import own_place
 
 WIDTH = 5000
 LIMIT_S = 600.0

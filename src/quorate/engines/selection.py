@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.engines.collective.place import own_place
+from quorate.engines.collective.rank_place import own_place
 from quorate.engines.processes.script import Script, current
 from quorate.errors import SettingError, cure
 from quorate.replica.shared.copies import FIX, refused

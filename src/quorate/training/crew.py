@@ -15,7 +15,7 @@ import torch
 from quorate.coordination import rules
 from quorate.data.source import Source
 from quorate.engines import Transport, process_group, selection
-from quorate.engines.collective.company import Company
+from quorate.engines.collective.rank_group import RankGroup
 from quorate.engines.local.towers import Towers
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.arena import Arena
@@ -73,10 +73,10 @@ class Crew:
         engine = selection.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
         self.rule = rules.parse(recipe.update)
         require_servers_fit(recipe.workers, self.rule)
-        self.company: Company | None = None
+        self.rank_group: RankGroup | None = None
         if engine.name == selection.COLLECTIVE:
-            self.company = Company(self.groups, recipe.workers, self.rule)
-            self.groups = self.company.groups
+            self.rank_group = RankGroup(self.groups, recipe.workers, self.rule)
+            self.groups = self.rank_group.groups
         self.devices = [device for group in self.groups for device in group]
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
@@ -121,13 +121,13 @@ class Crew:
     def master_device(self) -> torch.device:
         """Where the coordinator keeps parameters and makes updates."""
         is_host = self.has_processes or self.replicas.spread is not None
-        rank = 0 if self.company is None else self.company.rank
+        rank = 0 if self.rank_group is None else self.rank_group.rank
         return torch.device("cpu") if is_host else self.groups[rank][0]
 
     @property
     def shares_parameters(self) -> bool:
         """Whether other processes read the parameters where the coordinator has them."""
-        is_rank = self.company is not None and self.company.shares_memory
+        is_rank = self.rank_group is not None and self.rank_group.shares_memory
         is_rank = is_rank and self.master_device.type == "cpu"
         return self.has_processes or is_rank or self.replicas.are_in_stages
 
@@ -187,14 +187,14 @@ class Crew:
         global _loop_was_run
         self.note_use()
         process_group.require_none()
-        if self.company is not None and self.company.is_of_torchrun:
+        if self.rank_group is not None and self.rank_group.is_of_torchrun:
             reads = reads_of_shards(self.model, self.recipe.loss, process_group.MAKERS)
             process_group.require_none_made(reads)
         self.recipe = self.recipe.with_loading(data.loading)
         given = {"dataset": data, "validation": validated or data._replace(dataset=None)}
         datasets = {name: each.dataset for name, each in given.items()}
         self.taken = [each.line for each in (data, validated) if each and each.line]
-        if self.company is not None:
+        if self.rank_group is not None:
             if _loop_was_run:
                 why = (
                     "this training loop computes on towers (threads), because ranks compute only "
@@ -242,7 +242,7 @@ class Crew:
 
     def begin_prediction(self, data: Taken) -> None:
         """Do as ``begin_loop`` does, for a prediction; ranks have no part in it."""
-        if self.company is None:
+        if self.rank_group is None:
             self.begin_loop(data)
 
     # --- ranks ------------------------------------------------------------------------------------
@@ -254,18 +254,18 @@ class Crew:
         the one loop that ranks have a part in.
         """
         global _loop_was_run
-        if self.company is not None:
+        if self.rank_group is not None:
             _loop_was_run = True
-            self.company.begin(self.script, self.recipe.workers.threads)
+            self.rank_group.begin(self.script, self.recipe.workers.threads)
 
     @property
     def follows(self) -> bool:
         """Whether this process is a rank other than 0."""
-        return self.company is not None and self.company.rank > 0
+        return self.rank_group is not None and self.rank_group.rank > 0
 
     def stay_alone(self, why: str) -> None:
         """Go on with towers of this process: the other ranks have ended."""
-        self.company, self.engine, self.script, self.why = None, selection.TOWERS, None, why
+        self.rank_group, self.engine, self.script, self.why = None, selection.TOWERS, None, why
 
     # --- engines ----------------------------------------------------------------------------------
 

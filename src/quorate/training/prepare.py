@@ -116,12 +116,12 @@ def prepare(
         notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
         stack.enter_context(crew.starting())
         # 2. The state, tried on one shard and restored.
-        if crew.company is not None:
+        if crew.rank_group is not None:
             refuse_ranks()
-            stack.callback(crew.company.leave)
+            stack.callback(crew.rank_group.leave)
             at("starting the other ranks: each runs the script up to its training loop")
             crew.start_ranks()
-            crew.company.meet(crew.master_device, crew.timeout_s)
+            crew.rank_group.meet(crew.master_device, crew.timeout_s)
         is_first = not prepared.was_trained
         reports: list[str] = []  # of this fit alone, where notes are said once for all fits
         state = _trainable_state(crew, prepared, source, notes, reports, say, at)
@@ -153,8 +153,8 @@ def prepare(
         )
         if crew.why is not None:
             first.append(crew.why)
-        if crew.company is not None:
-            first.append(crew.company.bound)
+        if crew.rank_group is not None:
+            first.append(crew.rank_group.bound)
         say(as_note(first.pop(0)))
         for line in (*first, *crew.taken, *notes):
             once(say)(as_note(line))
@@ -177,7 +177,7 @@ def prepare(
         look(state, source)
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
-        begun = looping if crew.company is None else leading
+        begun = looping if crew.rank_group is None else leading
         yield stack.enter_context(begun(loop, crew, source, facts, stops, say))
 
 
@@ -257,7 +257,7 @@ def _probed(
             shared=crew.shares_parameters,
             optimize=recipe.optimize,
             notes=crew.replicas.notes,
-            exchanging=None if crew.company is None else crew.company.exchanging,
+            exchanging=None if crew.rank_group is None else crew.rank_group.exchanging,
             served=recipe.workers.servers is not None,
             parts=crew.parts,
         )

@@ -16,7 +16,7 @@ from quorate.coordination.epochs import SHORT, Course
 from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
 from quorate.data import dataloader
 from quorate.data.source import length
-from quorate.engines.collective.place import note_done, was_done_before
+from quorate.engines.collective.rank_place import note_done, was_done_before
 from quorate.errors import SettingError
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files

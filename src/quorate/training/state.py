@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from quorate.coordination.tally import Tally
-from quorate.engines.collective.exchange import Exchange
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.collective.rank_control import RankControl
 from quorate.errors import SettingError
 from quorate.replica.buffers import Buffers
 from quorate.replica.compiling import as_given
@@ -63,7 +63,7 @@ class State:
         by_rows: frozenset[str] = frozenset(),
         optimize: Optimize | OptimizeByPhase,
         notes: Notes | None = None,
-        exchanging: Callable[[Layout], Exchange] | None = None,
+        exchanging: Callable[[Layout], GradientExchange] | None = None,
         served: bool = False,
         parts: int = 1,
     ) -> None:
@@ -173,7 +173,7 @@ class State:
 
     def save_with(
         self,
-        ranks: Ranks,
+        ranks: RankControl,
         say: Callable[[str], None] = lambda _: None,
         naming: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Saves | None:

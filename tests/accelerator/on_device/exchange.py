@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from quorate.engines.collective.exchange import Exchange
+from quorate.engines.collective.exchange import GradientExchange
 
 DEVICE = torch.device("sim:0")
 
 
 def test_a_sum_is_exchanged_after_it_was_written_and_before_it_is_read() -> None:
-    exchange: Any = object.__new__(Exchange)  # of no ranks
+    exchange: Any = object.__new__(GradientExchange)  # of no ranks
     exchange._stream, exchange.ranks = torch.Stream(DEVICE), SimpleNamespace(device=DEVICE)
     outbox, total = torch.zeros(4096, device=DEVICE), torch.zeros(4096, device=DEVICE)
     for step in range(5):

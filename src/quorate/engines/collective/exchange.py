@@ -16,10 +16,10 @@ import torch
 
 from quorate.coordination.ownership import slowest_factor
 from quorate.coordination.tree import Node, TreeSum
-from quorate.engines.collective.near import Near
-from quorate.engines.collective.outbox import Outbox
-from quorate.engines.collective.ranks import MOST_UNDER_WAY, Ranks, Swap
-from quorate.engines.collective.slices import Bucket, Slices
+from quorate.engines.collective.gradient_buckets import GradientBuckets
+from quorate.engines.collective.host_memory import HostMemory
+from quorate.engines.collective.rank_control import MOST_UNDER_WAY, RankControl, TensorTransfer
+from quorate.engines.collective.rank_slices import Bucket, RankSlices
 from quorate.replica.flat import Flat, Layout
 
 OUTBOX, PARAMETERS = 0, 1  # what ranks of a host read of each other
@@ -27,7 +27,7 @@ OUTBOX, PARAMETERS = 0, 1  # what ranks of a host read of each other
 _Part = tuple[Node, torch.Tensor]
 
 
-class Exchange:
+class GradientExchange:
     """What ranks send each other of vectors of one layout. ``open`` it before it is used.
 
     Args:
@@ -36,12 +36,12 @@ class Exchange:
         bucket_bytes: how much is exchanged at a time.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int) -> None:
+    def __init__(self, ranks: RankControl, layout: Layout, bucket_bytes: int) -> None:
         self.ranks = ranks
-        self.slices = Slices(ranks, layout, bucket_bytes)
+        self.slices = RankSlices(ranks, layout, bucket_bytes)
         # Backward makes the gradients of the last layers first.
         self.order = [*reversed(range(len(self.slices.buckets)))]
-        self._pool = _Pool()
+        self._pool = _TensorPool()
         self._has_seen = False
         self.is_finite = True  # whether the last sum is, all of its slices
 
@@ -55,8 +55,8 @@ class Exchange:
         """
         layout, device = self.slices.whole, self.ranks.device
         memory = layout.new(device) if parameters.segment is None else layout.shared()
-        self.outbox = Outbox(memory, self.slices.buckets)
-        self._near = Near(self.ranks, [memory, parameters], [PARAMETERS] if by_owners else [])
+        self.outbox = GradientBuckets(memory, self.slices.buckets)
+        self._near = HostMemory(self.ranks, [memory, parameters], [PARAMETERS] if by_owners else [])
         self._parameters = parameters
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._total = self.slices.layout.new(device)
@@ -97,7 +97,7 @@ class Exchange:
             The sum, in memory that the next one takes.
         """
         dealt = self.dealt(shards)
-        under_way: deque[_Adding] = deque()
+        under_way: deque[_BucketSum] = deque()
         with self._beside():
             for number in self.order:
                 if waits and dealt[self.ranks.rank] is not None:
@@ -123,11 +123,11 @@ class Exchange:
             yield
         computes.wait_stream(self._stream)
 
-    def _begin(self, number: int, dealt: Sequence[Node | None], shards: int) -> _Adding:
+    def _begin(self, number: int, dealt: Sequence[Node | None], shards: int) -> _BucketSum:
         """Add what this host has of a bucket, and send it to those that own it."""
         bucket, hosts = self.slices.buckets[number], self._near.hosts
         own, me = self._near.host, self.ranks.rank
-        adding = _Adding(self._pieces[number], shards, self._pool)
+        adding = _BucketSum(self._pieces[number], shards, self._pool)
         sends: list[tuple[int, torch.Tensor]] = []
         parts = self._near_parts(bucket, dealt, adding)
         adding.take(parts.pop(me))
@@ -143,7 +143,7 @@ class Exchange:
         return adding
 
     def _near_parts(
-        self, bucket: Bucket, dealt: Sequence[Node | None], adding: _Adding
+        self, bucket: Bucket, dealt: Sequence[Node | None], adding: _BucketSum
     ) -> dict[int, list[_Part]]:
         """Return what the ranks of this host have for each rank that this one deals with."""
         near, me = self._near, self.ranks.rank
@@ -229,16 +229,16 @@ def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> N
         target.copy_(source)
 
 
-class _Adding:
+class _BucketSum:
     """The sum of one bucket's slice, while it comes about.
 
     Args:
         into: where it goes.
     """
 
-    swap: Swap
+    swap: TensorTransfer
 
-    def __init__(self, into: torch.Tensor, shards: int, pool: _Pool) -> None:
+    def __init__(self, into: torch.Tensor, shards: int, pool: _TensorPool) -> None:
         self._into, self._shards, self._pool = into, shards, pool
         self._own: list[torch.Tensor] = []  # memory from the pool
         self._writable: set[int] = set()
@@ -286,7 +286,7 @@ class _Adding:
         self._pool.give(self._own)
 
 
-class _Pool:
+class _TensorPool:
     """Memory that is used again: pages that are new to a process cost more than a copy."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Links: the connections of this process to other ranks, so that they can be cut.
+"""Gloo sockets: the connections of this process to other ranks, so that they can be cut.
 
 Whoever waits in gloo for a rank that says nothing more waits for ever: there is no other way out of
 it. It takes a connection that was shut for one that the other end has closed, and raises.
@@ -15,7 +15,7 @@ from pathlib import Path
 _FOLDERS = (Path("/proc/self/fd"), Path("/dev/fd"))
 
 
-class Links:
+class GlooSockets:
     """The connections that were made while it was looked."""
 
     def __init__(self) -> None:

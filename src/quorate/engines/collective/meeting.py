@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from quorate.engines.collective.beat import Member
-from quorate.engines.collective.board import Board, FileBoard, StoreBoard
-from quorate.engines.collective.judge import Times
-from quorate.engines.collective.place import Place
-from quorate.engines.collective.watch import Watch
+from quorate.engines.collective.failure_detector import SilenceLimits
+from quorate.engines.collective.heartbeat import RankIdentity
+from quorate.engines.collective.heartbeat_store import (
+    FileHeartbeats,
+    HeartbeatStore,
+    StoreHeartbeats,
+)
+from quorate.engines.collective.liveness_monitor import LivenessMonitor
+from quorate.engines.collective.rank_place import RankPlace
 from quorate.errors import RankError
 from quorate.machine import this_host
 from quorate.machine.limits import FILE_POLL_S
@@ -27,33 +31,33 @@ _dist: Any = dist  # documented, and not declared to be exported
 class Met(NamedTuple):
     """What a rank has when all are there."""
 
-    watch: Watch
+    watch: LivenessMonitor
     store: Any  # of torch.distributed, for these ranks alone
 
 
 def meet(
-    place: Place, device: torch.device, timeout_s: float, ended: Callable[[], str | None]
+    place: RankPlace, device: torch.device, timeout_s: float, ended: Callable[[], str | None]
 ) -> Met:
     """Return when all ranks are there. Blocks, but not in torch: signals are heard.
 
     Args:
-        timeout_s: how long a rank may take for a shard; see ``Times``.
+        timeout_s: how long a rank may take for a shard; see ``SilenceLimits``.
         ended: says which rank that this process has started has ended, if one has.
 
     Raises:
         RankError: one does not come.
     """
-    times = Times.of(timeout_s)
+    times = SilenceLimits.of(timeout_s)
     timeout = timedelta(seconds=times.most_s)
     store, _, _ = next(_dist.rendezvous(place.meet, place.rank, place.size, timeout=timeout))
-    board: Board
+    board: HeartbeatStore
     if place.board is None:
         where = place.where
-        board = StoreBoard(store, place.rank, place.size, times, where)
+        board = StoreHeartbeats(store, place.rank, place.size, times, where)
     else:
-        board = FileBoard(Path(place.board), place.rank, place.size)
-    own = Member(place.rank, this_host.name(), this_host.mark(), os.getpid(), str(device))
-    watch = Watch(board, own, place.size, times, is_told=place.board is not None)
+        board = FileHeartbeats(Path(place.board), place.rank, place.size)
+    own = RankIdentity(place.rank, this_host.name(), this_host.mark(), os.getpid(), str(device))
+    watch = LivenessMonitor(board, own, place.size, times, is_told=place.board is not None)
     try:
         _wait(watch, place, times.most_s, ended)
     except BaseException as error:
@@ -62,7 +66,9 @@ def meet(
     return Met(watch, _dist.PrefixStore(f"quorate-{watch.session}", store))
 
 
-def _wait(watch: Watch, place: Place, timeout_s: float, ended: Callable[[], str | None]) -> None:
+def _wait(
+    watch: LivenessMonitor, place: RankPlace, timeout_s: float, ended: Callable[[], str | None]
+) -> None:
     until = time.monotonic() + timeout_s
     while missing := watch.missing():
         if watch.verdict is not None:

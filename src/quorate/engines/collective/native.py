@@ -12,25 +12,25 @@ from collections.abc import Callable
 
 import torch
 
-from quorate.engines.collective.exchange import Exchange
-from quorate.engines.collective.ranks import MOST_UNDER_WAY, Swap
+from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.collective.rank_control import MOST_UNDER_WAY, TensorTransfer
 from quorate.replica.flat import Flat
 
 
-class NativeExchange(Exchange):
+class NativeExchange(GradientExchange):
     """What ranks send each other, as torch.distributed does it."""
 
     def open(self, parameters: Flat, *, by_owners: bool = False) -> None:  # noqa: ARG002
-        """Make memory for what is sent: see ``Exchange``. Each rank has parameters of its own."""
+        """Make memory for gradients: see ``GradientExchange``. Each rank has its own parameters."""
         super().open(parameters)  # torch.distributed writes to all of them, also what is there
 
     def sum(self, shards: int, *, waits: bool = True) -> Flat:
-        """Return this rank's slices of the sum over a step's shards: see ``Exchange``."""
+        """Return this rank's slices of the sum over a step's shards: see ``GradientExchange``."""
         owns = self.dealt(shards)[self.ranks.rank] is not None
         if not owns:
             for vector in self.outbox.vectors:
                 vector.zero_()
-        under_way: deque[Swap] = deque()
+        under_way: deque[TensorTransfer] = deque()
         with self._beside():
             for number in self.order:
                 if waits and owns:

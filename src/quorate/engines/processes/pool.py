@@ -15,7 +15,7 @@ from selectors import EVENT_READ, BaseSelector
 from typing import IO, Protocol
 
 from quorate.engines.amendments import Amendments
-from quorate.engines.collective.place import Place
+from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import Message
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.process_start import Starter, new_starter
@@ -176,7 +176,7 @@ class WorkerProcess(WorkerHandle):
     line: WatchedWire
 
     def __init__(
-        self, number: int, script: Script, starter: Starter, *, place: Place | None = None
+        self, number: int, script: Script, starter: Starter, *, place: RankPlace | None = None
     ) -> None:
         super().__init__(number)
         self._selector: BaseSelector | None = None

@@ -15,7 +15,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from quorate.engines.collective.place import Place, take
+from quorate.engines.collective.rank_place import RankPlace, take
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.script import Script
@@ -68,7 +68,7 @@ def run(*, wire: int, output: int) -> None:
     ignore_job_signals(before=OF_PYTHON)  # the script's own children do not
     _here = Worker(start["number"], end, output)
     if start["place"] is not None:
-        take(Place(**start["place"]))
+        take(RankPlace(**start["place"]))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a rank is asked to end as any other is
     with steady():  # also while it is hidden: a full disk for temporary files is no news
         run_script(Script(**start["script"]), start["own"], end.send)

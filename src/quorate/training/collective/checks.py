@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from quorate.data.source import Source
-from quorate.engines.collective.ranks import Ranks, Record
+from quorate.engines.collective.rank_control import RankControl, Record
 from quorate.engines.job import Task
 from quorate.engines.spot_check import Answer, SpotCheck
 from quorate.replica.replica import Replica
@@ -19,19 +19,21 @@ from quorate.training.state import State
 CHECK = "check"  # the kind of a record: all ranks call ``checked``
 
 
-def ask(ranks: Ranks, member: Member, job: SpotCheck) -> Mapping[int, Answer]:
+def ask(ranks: RankControl, member: Member, job: SpotCheck) -> Mapping[int, Answer]:
     """Have all ranks compute a check, and return what they found. Rank 0 calls it. Blocks."""
     ranks.tell({"kind": CHECK, **job.options()})
     return checked(ranks, member, job)
 
 
-def check_asked(record: Record, ranks: Ranks, member: Member, state: State, source: Source) -> None:
+def check_asked(
+    record: Record, ranks: RankControl, member: Member, state: State, source: Source
+) -> None:
     """Compute the check that a record of rank 0 asks for. Blocks."""
     options: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
     checked(ranks, member, SpotCheck(source, state.parameters, range(0), **options))
 
 
-def checked(ranks: Ranks, member: Member, job: SpotCheck) -> dict[int, Answer]:
+def checked(ranks: RankControl, member: Member, job: SpotCheck) -> dict[int, Answer]:
     """Compute a check, and return what each rank found that could. All ranks call it. Blocks."""
 
     def at(phase: str) -> None:

@@ -20,8 +20,8 @@ import torch
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
-from quorate.engines.collective.ranks import Ranks
-from quorate.engines.collective.slices import Slices
+from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.rank_slices import RankSlices
 from quorate.errors import RankError
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome
@@ -62,7 +62,7 @@ class Through(NamedTuple):
     contrasted: Contrasted  # without its gradients by shard
     rows: int  # of the batch
 
-    def add_to(self, own: Flat, slices: Slices) -> None:
+    def add_to(self, own: Flat, slices: RankSlices) -> None:
         """Add what the loss gives parameters to this rank's slices of the sum."""
         for name, gradient in self.contrasted.of_parameters.items():
             section = slices.whole.sections[name]
@@ -93,7 +93,7 @@ class Contrasting:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankControl,
         plan: Plan,
         parameters: Flat,
         contrast: Contrast,
@@ -257,7 +257,9 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
     return Outcome(loss, metrics, record["weight"], unpacked_totals(record["totals"]))
 
 
-def contrasting_of(ranks: Ranks, crew: Crew, state: State, source: Source) -> Contrasting | None:
+def contrasting_of(
+    ranks: RankControl, crew: Crew, state: State, source: Source
+) -> Contrasting | None:
     """Return this rank's part in the loss over whole batches; None if the loss is another.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Section
@@ -23,7 +23,7 @@ from quorate.training.optimizing.runs import Run, is_by_rows
 
 
 def fill(
-    ranks: Ranks,
+    ranks: RankControl,
     optimizer: CutOptimizer,
     folder: Path,
     rows: Sequence[Row],
@@ -86,7 +86,7 @@ def fill(
 
 
 def _whole(
-    ranks: Ranks,
+    ranks: RankControl,
     row: Row,
     which: int,
     section: Section,
@@ -180,7 +180,7 @@ def wrong_in(answers: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
     return [(each["errno"], each["error"]) for each in answers if "error" in each]
 
 
-def _wrong(ranks: Ranks, file: File, nbytes: int) -> list[tuple[int, str]]:
+def _wrong(ranks: RankControl, file: File, nbytes: int) -> list[tuple[int, str]]:
     """Return what is wrong, of all ranks: a fault, or bytes that nobody has written. Blocks."""
     answers = ranks.gather(answer(ranks.rank, file.error, file.nbytes))
     if wrong := wrong_in(answers):

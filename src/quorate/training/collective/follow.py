@@ -13,9 +13,9 @@ import torch
 
 from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
-from quorate.engines.collective.company import END
-from quorate.engines.collective.parts import Handed
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.rank_group import END
+from quorate.engines.collective.step_contribution import StepContribution
 from quorate.engines.process_group import refused_call
 from quorate.engines.processes.worker import here
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
@@ -44,13 +44,13 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
 
     Nothing of the script runs after this: what follows a training loop is rank 0's.
     """
-    assert crew.company is not None
+    assert crew.rank_group is not None
     code, why = 1, "its loop is over"
     try:
         end_by_signals()
         code = _follow(crew, dataset, make_state)
     except RankError as error:
-        named = crew.company.named(error)
+        named = crew.rank_group.named(error)
         if here() is None:  # else whoever started it says so
             print(named.line, file=Steady(sys.stderr))
         why = str(named)
@@ -67,16 +67,16 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
         else:
             sys.excepthook(*sys.exc_info())
             why = type(error).__name__
-    crew.company.part(why)
+    crew.rank_group.part(why)
     flush_standard_streams()
     os._exit(code)
 
 
 def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     """Return the exit code that rank 0 says."""
-    assert crew.company is not None
-    ranks = crew.company.meet(crew.master_device, crew.timeout_s)
-    asked = Asked(ranks.watch.ask)
+    assert crew.rank_group is not None
+    ranks = crew.rank_group.meet(crew.master_device, crew.timeout_s)
+    asked = Asked(ranks.monitor.ask)
     record = ranks.hear()
     if record["kind"] == END:
         return int(record["code"])
@@ -109,7 +109,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         loader_workers=crew.recipe.loading.processes,
         threads=crew.recipe.workers.threads,
     )
-    ranks.watch.sheet = member.sheet
+    ranks.monitor.sheet = member.sheet
     with closing(member):
         member.read(shared.take(record))
         ranks.gather(identity(member, source, crew))
@@ -122,7 +122,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         between = crew.replicas.between(state)
         notes = crew.replicas.notes
 
-        def tell(own: Handed) -> Handed:
+        def tell(own: StepContribution) -> StepContribution:
             between.end()
             return own._replace(stop=asked.by, notes=notes.take())
 
@@ -166,13 +166,13 @@ def _opened(
 
 
 def _step(
-    ranks: Ranks,
+    ranks: RankControl,
     state: State,
     member: Member,
     record: dict[str, Any],
     shared: share.Taker,
     between: Between,
-    tell: Callable[[Handed], Handed],
+    tell: Callable[[StepContribution], StepContribution],
 ) -> None:
     """Make a step, or leave it where rank 0 hears what was raised."""
     if "buckets" in record:

@@ -6,13 +6,13 @@ again, a spot check) goes with that of the next step, and after the last one the
 
 from __future__ import annotations
 
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
 from quorate.replica.notes import Note, Notes
 
 NOTES = "notes"  # the kind of a record: all ranks call ``gathered``
 
 
-def ask(ranks: Ranks, notes: Notes) -> None:
+def ask(ranks: RankControl, notes: Notes) -> None:
     """Take in what the other ranks note, to be said and kept. Rank 0 calls it. Blocks."""
     ranks.tell({"kind": NOTES})
     for rank, found in enumerate(gathered(ranks, [])):
@@ -20,6 +20,6 @@ def ask(ranks: Ranks, notes: Notes) -> None:
             notes.put(note, f"rank {rank}")
 
 
-def gathered(ranks: Ranks, own: list[Note]) -> list[list[Note]]:
+def gathered(ranks: RankControl, own: list[Note]) -> list[list[Note]]:
     """Return what each rank gives. All ranks call it. Blocks."""
     return [[Note(*note) for note in notes] for notes in ranks.gather(own)]

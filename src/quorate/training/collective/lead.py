@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from quorate.data.source import Source
-from quorate.engines.collective.company import STOP_CODE, Company
-from quorate.engines.collective.parts import Handed
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
+from quorate.engines.collective.step_contribution import StepContribution
 from quorate.engines.spot_check import Answer, SpotCheck
 from quorate.errors import RankError, UserError
 from quorate.replica.witness.places import place_doubts
@@ -46,27 +46,27 @@ def leading(
         UserError: a rank computes something else, or has other data.
         RankError: a rank is gone.
     """
-    state, plan, company = loop.state, loop.plan, crew.company
-    assert company is not None
-    ranks = company.meet(crew.master_device, crew.timeout_s)
+    state, plan, rank_group = loop.state, loop.plan, crew.rank_group
+    assert rank_group is not None
+    ranks = rank_group.meet(crew.master_device, crew.timeout_s)
     state.user_changes.look()
     state.user_changes.refuse()
     with ExitStack() as stack:
-        stack.callback(_leave, crew, company, state, stops, say)
-        ranks.watch.on_asked = partial(_asked, stops)
-        with company.naming(), _in_step(ranks):
+        stack.callback(_leave, crew, rank_group, state, stops, say)
+        ranks.monitor.on_asked = partial(_asked, stops)
+        with rank_group.naming(), _in_step(ranks):
             shared = share.Sender(ranks)
             opened = _opened(loop, crew, source, facts, shared)
             member = stack.enter_context(closing(opened))
-            ranks.watch.sheet = member.sheet
-            ranks.watch.on_lost = partial(_lost, stops, member)
+            ranks.monitor.sheet = member.sheet
+            ranks.monitor.on_lost = partial(_lost, stops, member)
             identities = ranks.gather(identity(member, source, crew))
-            saves = state.save_with(ranks, say, company.naming)
+            saves = state.save_with(ranks, say, rank_group.naming)
             if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
                 saves.rehearse(Path(path))
-        company.have_met()
+        rank_group.have_met()
         places: list[str] = []
-        if company.is_of_torchrun:
+        if rank_group.is_of_torchrun:
             places = place_doubts(state.model, crew.recipe.loss)
         compare(identities, places)
         for doubt in places:
@@ -76,26 +76,26 @@ def leading(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest rank computes "
                 f"{factor:.2f} times an equal share; a power of two for shards or ranks gives 1"
             )
-        if (order := company.native_order) is not None:
+        if (order := rank_group.native_order) is not None:
             crew.replicas.notes.doubt(order)
         state.user_changes.settle()
         between = crew.replicas.between(state)
         rests = between.begin, between.end
 
         def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, Answer]:
-            with company.naming(), _in_step(ranks):
+            with rank_group.naming(), _in_step(ranks):
                 return checks.ask(ranks, member, job)
 
         spot_checks = crew.spot_checks(state, source, ask)
         updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
-        lead = _Lead(member, company, ranks, updates, stops, shared)
+        lead = _Lead(member, rank_group, ranks, updates, stops, shared)
         stops.begin()
         with closing(updates.reports(lead.updates(), lead)) as reports:
-            yield loop._replace(transport=Status(ranks.watch), reports=reports)
+            yield loop._replace(transport=Status(ranks.monitor), reports=reports)
 
 
 @contextmanager
-def _in_step(ranks: Ranks) -> Iterator[None]:
+def _in_step(ranks: RankControl) -> Iterator[None]:
     """Within the block the others wait for an exchange, and not for what comes next."""
     try:
         yield
@@ -155,7 +155,7 @@ def _lost(stops: Stops, member: Member, why: str) -> None:
 
 
 def _leave(
-    crew: Crew, company: Company, state: State, stops: Stops, say: Callable[[str], None]
+    crew: Crew, rank_group: RankGroup, state: State, stops: Stops, say: Callable[[str], None]
 ) -> None:
     """End the other ranks; what they have of the state comes here first."""
     is_whole = False
@@ -165,11 +165,11 @@ def _leave(
         state.leave_ranks()
         is_whole = True
 
-    if state.update.under_way and company.ranks is not None:
+    if state.update.under_way and rank_group.ranks is not None:
         # It raised in the middle of an update, maybe here alone: the others wait for another word.
-        company.ranks.break_off()
+        rank_group.ranks.break_off()
     try:
-        company.leave(take_all, stops.exit_code or 0)
+        rank_group.leave(take_all, stops.exit_code or 0)
     except RankError as error:
         say(f"{error}: resume from the newest checkpoint")
     state.saves = None
@@ -189,13 +189,13 @@ class _Lead:
     def __init__(
         self,
         member: Member,
-        company: Company,
-        ranks: Ranks,
+        rank_group: RankGroup,
+        ranks: RankControl,
         updates: Updates,
         stops: Stops,
         shared_values: share.Sender,
     ) -> None:
-        self._company = company
+        self._rank_group = rank_group
         self._state = state = updates.state
         self.first_step = state.global_step
         self.reason = "all steps are done"
@@ -211,13 +211,13 @@ class _Lead:
         """Yield the updates, until there are enough or somebody wants to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
-            with self._company.naming():
+            with self._rank_group.naming():
                 self._ranks.require_all()  # else the reason to stop is that one is gone
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
                 break
             yield self._made(state.global_step)
-        with self._company.naming():
+        with self._rank_group.naming():
             late_notes.ask(self._ranks, self._updates.crew.replicas.notes)
 
     def _made(self, step: int) -> tuple[Ready, Applied]:
@@ -237,14 +237,14 @@ class _Lead:
         self._shared.put(amendments.shared, record)
         _, end_rest = self._updates.rests
 
-        def tell(own: Handed) -> Handed:
+        def tell(own: StepContribution) -> StepContribution:
             # Before the others hear of this rank's shards: they make the update then, and ranks of
             # a host may have one memory for the parameters.
             end_rest()
             return own
 
         try:
-            with self._company.naming():
+            with self._rank_group.naming():
                 if self._optimizer.is_lent:
                     self._optimizer.scatter()  # user code may have changed it
                 self._ranks.tell(record)
@@ -276,7 +276,7 @@ class _Lead:
     def _take_mark(self) -> None:
         self._mark = share.mark(self._state)
 
-    def _hear(self, rank: int, handed: Handed) -> None:
+    def _hear(self, rank: int, handed: StepContribution) -> None:
         """Hear what a rank has to say beside its gradient."""
         self._member.take_spans(rank, handed)
         if handed.stop is not None:

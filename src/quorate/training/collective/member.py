@@ -12,8 +12,8 @@ import torch
 
 from quorate.coordination.tree import leaves, tree_sum
 from quorate.data.source import Source
-from quorate.engines.collective.parts import Handed, handed_over
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.step_contribution import StepContribution, exchange_contributions
 from quorate.engines.fingerprints import probe_fingerprint
 from quorate.engines.job import drawing
 from quorate.errors import RankError
@@ -52,7 +52,7 @@ class Member:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankControl,
         state: State,
         make_replica: Callable[[Callable[[Buffers], None]], Replica],
         source: Source,
@@ -98,7 +98,7 @@ class Member:
         """Have the next shards read these values of ``Shared``."""
         self._replica.called.shared.take(values)
 
-    def take_spans(self, rank: int, handed: Handed) -> None:
+    def take_spans(self, rank: int, handed: StepContribution) -> None:
         """Take what a rank was at into the trace, if there is one."""
         if handed.spans is not None:
             self._shards.take_spans(rank, handed.spans)
@@ -129,8 +129,8 @@ class Member:
         self,
         step: int,
         *,
-        tell: Callable[[Handed], Handed] = lambda own: own,
-        hear: Callable[[int, Handed], None] = lambda _rank, _handed: None,
+        tell: Callable[[StepContribution], StepContribution] = lambda own: own,
+        hear: Callable[[int, StepContribution], None] = lambda _rank, _handed: None,
     ) -> list[Part]:
         """Compute what this rank owns of a step, and exchange it. Blocks.
 
@@ -142,7 +142,7 @@ class Member:
             RankError: another rank is gone.
             Whatever user code raised on any rank: on every rank.
         """
-        own, exchange, ask, through = Handed(), self.exchange, None, None
+        own, exchange, ask, through = StepContribution(), self.exchange, None, None
         self._keep_buffers()
         v, shards = self.shards_of(step), self._shards.of(step)
         if self._contrasting is not None and v > 1:  # one shard is a whole batch
@@ -153,11 +153,11 @@ class Member:
         gradient = self._sum(v, through)
         if ask is not None:
             try:
-                own = Handed(*ask())
+                own = StepContribution(*ask())
             except RankError:
                 raise
             except Exception as error:  # of user code: on every rank it is raised as one
-                own = Handed(error=error)
+                own = StepContribution(error=error)
         self.restore()  # first of all: others are about to look at the model
         self.sheet.tell("pushing")
         try:
@@ -166,7 +166,7 @@ class Member:
                 sends_again=exchange.outbox.is_to_go_again,
                 spans=self._shards.spans(),
             )
-            parts, handed = handed_over(exchange.ranks, own, self._written, hear)
+            parts, handed = exchange_contributions(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
                 exchange.outbox.go_again()
                 gradient = self._sum(v, through, waits=False)

@@ -10,7 +10,7 @@ from typing import Any
 from quorate.coordination.tree import Node, TreeSum, leaves
 from quorate.data.feed import Feed
 from quorate.data.source import Source
-from quorate.engines.collective.exchange import Exchange
+from quorate.engines.collective.exchange import GradientExchange
 from quorate.engines.job import Task, Training
 from quorate.engines.tracing import Batch
 from quorate.engines.worker_status import Timesheet
@@ -70,7 +70,7 @@ class OwnShards:
         self,
         rank_of: tuple[int, int],
         replica: Replica,
-        exchange: Exchange,
+        exchange: GradientExchange,
         source: Source,
         parameters: Flat,
         steps: range,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
 from quorate.errors import CheckpointError
 from quorate.machine.regular_file import open_regular
 from quorate.replica.digest import flat_bytes
@@ -70,7 +70,7 @@ def sees(path: Path, mark: str) -> bool:
 
 
 def read(
-    ranks: Ranks,
+    ranks: RankControl,
     optimizer: CutOptimizer,
     path: Path,
     rows: Sequence[Row],

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.engines.collective.ranks import Ranks, Record
+from quorate.engines.collective.rank_control import RankControl, Record
 from quorate.machine import this_host
 from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
@@ -43,7 +43,7 @@ class Saves:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankControl,
         optimizer: CutOptimizer,
         say: Callable[[str], None] = lambda _: None,
         naming: Callable[[], AbstractContextManager[None]] = nullcontext,

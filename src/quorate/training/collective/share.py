@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quorate.engines.amendments import Amendments
-from quorate.engines.collective.ranks import Ranks, Record
+from quorate.engines.collective.rank_control import RankControl, Record
 from quorate.replica.beside.values import NO_VALUES, Values
 from quorate.replica.digest import flat_bytes
 from quorate.services.checkpoints.draft import Contents
@@ -39,7 +39,7 @@ def header(shared: Contents, state: State) -> Record:
     }
 
 
-def send(ranks: Ranks, shared: Contents, state: State) -> None:
+def send(ranks: RankControl, shared: Contents, state: State) -> None:
     """Send the tensors of a state to all other ranks. Blocks.
 
     Parameters are sent from the vectors that they lie in, and arrive in the others' own. Of what an
@@ -57,7 +57,7 @@ def send(ranks: Ranks, shared: Contents, state: State) -> None:
                     ranks.swap([(rank, on) for rank in others], [])
 
 
-def misfit(ranks: Ranks, described: Record, state: State) -> str:
+def misfit(ranks: RankControl, described: Record, state: State) -> str:
     """Return how this rank's model is another than rank 0's, or nothing."""
     model, own = described["files"]["model.safetensors"], state.tensors()
     for key in [*own, *(model.keys() - own.keys())]:
@@ -71,7 +71,7 @@ def misfit(ranks: Ranks, described: Record, state: State) -> str:
     return ""
 
 
-def take(ranks: Ranks, described: Record, state: State) -> None:
+def take(ranks: RankControl, described: Record, state: State) -> None:
     """Bring a state to what rank 0 sends. Blocks."""
     for vector in state.parameters.vectors:
         for piece in torch.split(vector, _PIECE):
@@ -105,7 +105,7 @@ class Sender:
         ranks: all of them.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RankControl) -> None:
         self.ranks = ranks
         self._sent = NO_VALUES
         self._vectors: list[torch.Tensor] = []  # that the others wait for
@@ -133,7 +133,7 @@ class Taker:
         ranks: all of them.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RankControl) -> None:
         self._ranks = ranks
         self.values = NO_VALUES
 
@@ -154,7 +154,7 @@ class Taker:
         return self.values
 
 
-def take_changes(ranks: Ranks, sent: Record, state: State) -> None:
+def take_changes(ranks: RankControl, sent: Record, state: State) -> None:
     """Bring a model to what user code made of rank 0's between two updates. Blocks."""
     for value in values(state):
         taken = value.contiguous()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quorate.engines import Channel
-from quorate.engines.collective.watch import Watch
+from quorate.engines.collective.liveness_monitor import LivenessMonitor
 from quorate.engines.job import Job
 from quorate.engines.worker_status import WorkerStatus
 from quorate.errors import RankError
@@ -15,7 +15,7 @@ class Status:
     can_replace = False
     takes_runs = False
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: LivenessMonitor) -> None:
         self._watch = watch
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from quorate.engines.collective.slices import Piece, Slices
+from quorate.engines.collective.rank_slices import RankSlices, SlicePart
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.entries import copied, cut, end, is_like, part, told
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
@@ -32,7 +32,7 @@ class CutOptimizer(FlatOptimizer):
         factory: OptimizerFactory,
         model: torch.nn.Module,
         parameters: Flat,
-        slices: Slices,
+        slices: RankSlices,
         names: Collection[str] | None = None,
     ) -> None:
         super().__init__(factory, model, parameters, names)
@@ -164,7 +164,7 @@ class CutOptimizer(FlatOptimizer):
     def _all_pieces(self) -> list[torch.nn.Parameter]:
         return [piece for pieces in self._own_pieces.values() for piece in pieces]
 
-    def _places(self, tensor: torch.Tensor, rank: int) -> list[Piece]:
+    def _places(self, tensor: torch.Tensor, rank: int) -> list[SlicePart]:
         """Return what of an optimizer's tensor lies in a rank's slice, as stretches of it."""
         section = self.flat_parameters.layout.sections[self._held[tensor][0]]
         span = range(section.start, section.start + tensor.numel())

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from quorate.engines.collective.slices import Piece
+from quorate.engines.collective.rank_slices import SlicePart
 from quorate.replica.torch_internals import version
 
 
-def part(value: torch.Tensor, place: Piece) -> torch.Tensor:
+def part(value: torch.Tensor, place: SlicePart) -> torch.Tensor:
     """Return a stretch of a vector."""
     return value[place.start : place.start + place.length]
 
 
-def cut(value: torch.Tensor, place: Piece, piece: torch.Tensor) -> torch.Tensor:
+def cut(value: torch.Tensor, place: SlicePart, piece: torch.Tensor) -> torch.Tensor:
     """Return a stretch of an entry in memory of its own; one that is still to be read has none."""
     if value.is_meta:
         return torch.empty(place.length, dtype=value.dtype, device=piece.device)

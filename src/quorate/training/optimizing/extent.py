@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.coordination.ownership import BLOCK
-from quorate.engines.collective.exchange import Exchange
+from quorate.engines.collective.exchange import GradientExchange
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.mean import Addition, make_mean, squares
@@ -98,7 +98,7 @@ class Sliced:
         exchange: that they come from.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: GradientExchange) -> None:
         self._exchange, self._slices = exchange, exchange.slices
 
     def mean(

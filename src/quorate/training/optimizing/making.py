@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from quorate.engines.collective.exchange import Exchange
+from quorate.engines.collective.exchange import GradientExchange
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.training.optimizing.extent import Sliced, Whole
@@ -24,7 +24,7 @@ class Making(NamedTuple):
 
     model: torch.nn.Module
     parameters: Flat  # of which the model's trainable parameters are views
-    exchange: Exchange | None = None  # of ranks, if they make updates together
+    exchange: GradientExchange | None = None  # of ranks, if they make updates together
     serving: Serving | None = None  # of servers, if they do
     parts: int = 1  # processes that make an update, each of its part; parameters are shared then
     notes: Notes | None = None  # for the user

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from quorate.engines.collective.slices import Piece
+from quorate.engines.collective.rank_slices import SlicePart
 from quorate.replica.flat import Section
 
 
@@ -20,7 +20,7 @@ class Run(NamedTuple):
     at: int  # in the parameter, in the order of memory
 
 
-def runs(places: Sequence[Piece], sections: Sequence[Section]) -> Iterator[Run]:
+def runs(places: Sequence[SlicePart], sections: Sequence[Section]) -> Iterator[Run]:
     """Yield the runs of some pieces of an optimizer's tensor.
 
     Args:

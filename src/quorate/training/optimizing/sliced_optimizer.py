@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from quorate.engines.collective.exchange import Exchange
-from quorate.engines.collective.ranks import Record
+from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.collective.rank_control import Record
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.sparse.found import Found, no_rows
@@ -59,7 +59,7 @@ class SlicedOptimizer(CutOptimizer):
         model: torch.nn.Module,
         parameters: Flat,
         *,
-        exchange: Exchange,
+        exchange: GradientExchange,
         is_sharded: bool,
         names: Collection[str] | None = None,
     ) -> None:

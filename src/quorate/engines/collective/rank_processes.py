@@ -10,8 +10,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from quorate.engines.collective.board import FileBoard
-from quorate.engines.collective.place import Place
+from quorate.engines.collective.heartbeat_store import FileHeartbeats
+from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import Message
 from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import new_starter
@@ -21,7 +21,7 @@ from quorate.machine.limits import BUSY_EXIT_S, FILE_POLL_S
 from quorate.machine.resources import oom_kills
 
 
-class Launched:
+class RankProcesses:
     """The ranks that this process has started. Close the object at the end.
 
     The ranks meet by two files. On Linux the files have no name, and are opened under /proc by
@@ -43,8 +43,8 @@ class Launched:
         else:
             self._folder = tempfile.mkdtemp(prefix="quorate-ranks-")
             board, meet = (Path(self._folder, name) for name in ("board", "meet"))
-        board.write_bytes(bytes(FileBoard.nbytes(size)))
-        self.place = Place(0, size, 0, f"file://{meet}", board=str(board))
+        board.write_bytes(bytes(FileHeartbeats.nbytes(size)))
+        self.place = RankPlace(0, size, 0, f"file://{meet}", board=str(board))
         self._starter = new_starter(script, size, threads=threads)
         self._processes: list[WorkerProcess] = []
         # By rank and kind, what it told while it ran the script, before the ranks had met.

@@ -1,10 +1,10 @@
-"""Pipes: the ranks of one host tell each other by them that they are there, and what is small.
+"""Host pipes: the ranks of one host tell each other by them that they are there, and what is small.
 
 By gloo each of that is a message between four threads of either rank, on cores that compute. Here
 it is one call of the system to write and two to wait and read, in the thread that wants it.
 
-A pipe has no name: whoever reads it opens it under /proc, as ``Near`` does with memory. It is at
-its end when the process that writes it has ended, however that came.
+A pipe has no name: its reader opens the pipe under /proc, as ``HostMemory`` does with memory. A
+reader sees the end of the pipe as soon as the writing process has ended, however that came.
 
 Legend: n ranks, each of which has a pipe to those that are 1, 2, 4, ... < n places further on. What
 each of them has is everywhere after log2(n) rounds (Hensgen, Finkel and Manber, Two algorithms for
@@ -30,7 +30,7 @@ _CHUNK = 1 << 16  # bytes that Linux's pipes hold
 Gather = Callable[[Any], list[Any]]  # what each rank of all hosts has given, by rank
 
 
-class Pipes:
+class HostPipes:
     """This rank's pipes to others of its host, and from them. For one thread. ``close`` them.
 
     Args:
@@ -156,7 +156,7 @@ def pipes(
     gather: Gather,
     limit_s: float,
     look: Callable[[], None],
-) -> tuple[Pipes | None, bool]:
+) -> tuple[HostPipes | None, bool]:
     """Return the pipes of this rank's host, and whether every host has them. All ranks call it.
 
     None where it has no other rank, or they cannot open each other's: in another container, say.
@@ -164,7 +164,7 @@ def pipes(
     Args:
         hosts: the ranks of each.
         gather: by which ranks tell each other where their pipes are. Blocks.
-        limit_s, look: see ``Pipes``.
+        limit_s, look: see ``HostPipes``.
     """
     members = next(each for each in hosts if rank in each)
     place, count = members.index(rank), len(members)
@@ -188,7 +188,7 @@ def pipes(
     finally:
         for read, _ in ends.values():
             os.close(read)  # the others have opened it, so that there is an end to it
-    found = Pipes(members, rank, writes, reads, limit_s, look)
+    found = HostPipes(members, rank, writes, reads, limit_s, look)
     if count == 1 or not all(have[member] for member in members):
         found.close()
         return None, all(have)

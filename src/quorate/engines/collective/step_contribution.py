@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quorate.coordination.tree import Node
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.messages import Message
 from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
@@ -18,7 +18,7 @@ from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.totals import packed_totals, unpacked_totals
 
 
-class Handed(NamedTuple):
+class StepContribution(NamedTuple):
     """What one rank handed over: nothing, the sum of its subtree, or what was raised there."""
 
     node: Node | None = None
@@ -31,7 +31,7 @@ class Handed(NamedTuple):
     spans: Batch | None = None  # what it was at, of a run that is traced
 
 
-def to_message(handed: Handed) -> Message:
+def to_message(handed: StepContribution) -> Message:
     """Return what ``from_message`` takes, in another process."""
     message = handed._asdict()
     if (total := handed.sum) is None:
@@ -50,13 +50,13 @@ def to_message(handed: Handed) -> Message:
     return message
 
 
-def from_message(message: Message, written: Layout) -> Handed:
+def from_message(message: Message, written: Layout) -> StepContribution:
     """Return what a rank handed over.
 
     Args:
         written: how what forward wrote lies, see ``writes.layout``.
     """
-    handed = Handed(**message)
+    handed = StepContribution(**message)
     handed = handed._replace(notes=[Note(*note) for note in handed.notes])
     if handed.node is None:
         return handed
@@ -72,9 +72,12 @@ def from_message(message: Message, written: Layout) -> Handed:
     return handed._replace(node=(level, index), sum=ShardSum(**total))
 
 
-def handed_over(
-    ranks: Ranks, own: Handed, written: Layout, hear: Callable[[int, Handed], None]
-) -> tuple[list[Part], list[Handed]]:
+def exchange_contributions(
+    ranks: RankControl,
+    own: StepContribution,
+    written: Layout,
+    hear: Callable[[int, StepContribution], None],
+) -> tuple[list[Part], list[StepContribution]]:
     """Return the sums of all ranks, and all that they handed over. All ranks call it. Blocks.
 
     Args:

@@ -14,10 +14,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from quorate.engines.collective.beat import Beat, Member
-from quorate.engines.collective.board import Board
-from quorate.engines.collective.judge import Heard, Judge, Times, Verdict
-from quorate.engines.collective.links import Links
+from quorate.engines.collective.failure_detector import (
+    EndReason,
+    FailureDetector,
+    HeartbeatReading,
+    SilenceLimits,
+)
+from quorate.engines.collective.heartbeat import Heartbeat, RankIdentity
+from quorate.engines.collective.heartbeat_store import HeartbeatStore
+from quorate.engines.collective.links import GlooSockets
 from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.machine import this_host
 from quorate.machine.resources import oom_kills
@@ -25,7 +30,7 @@ from quorate.machine.resources import oom_kills
 GO_ON = "started again, the ranks go on from the newest checkpoint"
 
 
-class Watch:
+class LivenessMonitor:
     """This rank's watch over all. ``close`` it.
 
     Args:
@@ -36,10 +41,16 @@ class Watch:
     """
 
     def __init__(
-        self, board: Board, own: Member, size: int, times: Times, *, is_told: bool
+        self,
+        board: HeartbeatStore,
+        own: RankIdentity,
+        size: int,
+        times: SilenceLimits,
+        *,
+        is_told: bool,
     ) -> None:
-        self.verdict: Verdict | None = None  # why all are to end
-        self.links = Links()
+        self.verdict: EndReason | None = None  # why all are to end
+        self.links = GlooSockets()
         self.sheet: Timesheet | None = None  # what this rank is at; None: it is starting
         # Called by the thread of the watch, on rank 0: with the verdict, and why a rank is asked to
         # end.
@@ -48,7 +59,7 @@ class Watch:
         self.waits = 0  # how often the main thread has begun to wait for others, less its ends
         self._board, self._own, self._size, self._times = board, own, size, times
         self._is_told = is_told
-        self._judge = Judge(own.rank, size, times)
+        self._judge = FailureDetector(own.rank, size, times)
         self._lock = threading.Lock()  # who tells, numbers
         self._number = 0
         self._asked: str | None = None
@@ -94,7 +105,7 @@ class Watch:
         """Note that the main thread knows of the verdict."""
         self._heeded.set()
 
-    def explained(self) -> Verdict | None:
+    def explained(self) -> EndReason | None:
         """Return who is gone, where a connection broke. Blocks until that is known, or likely not.
 
         A rank that was killed is silent from then on: it takes some beats to know it. One that has
@@ -153,7 +164,7 @@ class Watch:
             self._hear_asking(heard)
             self._wake.wait(self._times.beat_s / 2)
 
-    def _lose(self, verdict: Verdict) -> None:
+    def _lose(self, verdict: EndReason) -> None:
         """End this rank, as another is lost, or this one."""
         if self._is_closed:
             return
@@ -171,7 +182,7 @@ class Watch:
         ):
             self._end(verdict)
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: EndReason) -> None:
         if not self._is_told or self._own.rank == 0 or verdict.rank == 0:
             with suppress(OSError):
                 os.write(2, f"quorate: {verdict.text}; {GO_ON}\n".encode())
@@ -185,10 +196,10 @@ class Watch:
             self._number += 1
             self._board.tell(self._beat(self._number))
 
-    def _beat(self, number: int) -> Beat:
+    def _beat(self, number: int) -> Heartbeat:
         doing = None if self.sheet is None else self.sheet.read()
         verdict = self.verdict if self._own.rank == 0 else None
-        return Beat.of(self._own, number, doing)._replace(
+        return Heartbeat.of(self._own, number, doing)._replace(
             asked=self._asked,
             left=self._left,
             verdict=None if verdict is None else verdict.text,
@@ -196,7 +207,7 @@ class Watch:
             all_here=self._all_here,
         )
 
-    def _hear_asking(self, heard: Heard) -> None:
+    def _hear_asking(self, heard: HeartbeatReading) -> None:
         if self._own.rank > 0:
             return
         for beat in heard.beats:
@@ -211,18 +222,18 @@ class Watch:
             with suppress(OSError):
                 os.kill(beat.member.pid, signal.SIGKILL)
 
-    def _is_stopped(self, beat: Beat) -> bool:
+    def _is_stopped(self, beat: Heartbeat) -> bool:
         member = beat.member
         return member.mark == self._own.mark and this_host.is_stopped(member.pid)
 
-    def _is_paused(self, heard: Heard) -> bool:
+    def _is_paused(self, heard: HeartbeatReading) -> bool:
         """Whether a person has stopped rank 0 by Ctrl-Z, and with it the others that it started."""
         first = heard.beats[0]
         return (
             self._is_told and self._own.rank > 0 and first is not None and self._is_stopped(first)
         )
 
-    def _ended(self, heard: Heard) -> Verdict | None:
+    def _ended(self, heard: HeartbeatReading) -> EndReason | None:
         """Return which rank of this host has ended without a word, if one has."""
         for beat in heard.beats:
             if beat is None or beat.member.rank == self._own.rank:
@@ -233,5 +244,5 @@ class Watch:
                 text = f"{beat.place} has ended (process {member.pid}), at {beat.at}"
                 if oom_kills() > self._oom_kills:
                     text += "; the kernel has killed a process, as memory ran out"
-                return Verdict(text, member.rank, has_ended=True)
+                return EndReason(text, member.rank, has_ended=True)
         return None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.engines.collective.interface import route
-from quorate.engines.collective.place import Place
+from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
@@ -26,7 +26,7 @@ from quorate.machine.limits import FILE_POLL_S, RANK_SILENCE_S
 from quorate.machine.text import printable
 
 
-class Hello(NamedTuple):
+class RankFacts(NamedTuple):
     """What one rank says."""
 
     address: str  # of its host, on the way to the store
@@ -49,9 +49,9 @@ ALIKE = {
 }
 
 
-def hello(place: Place, device: torch.device, workers: int | None) -> Hello:
+def own_facts(place: RankPlace, device: torch.device, workers: int | None) -> RankFacts:
     """Return what this rank says."""
-    return Hello(
+    return RankFacts(
         route(place.endpoint),
         this_host.mark(),
         device.type,
@@ -62,7 +62,7 @@ def hello(place: Place, device: torch.device, workers: int | None) -> Hello:
     )
 
 
-def said_by_all(store: Any, place: Place, own: Hello) -> list[Hello]:
+def gather_facts(store: Any, place: RankPlace, own: RankFacts) -> list[RankFacts]:
     """Return what each rank says, in the order of ranks. All ranks call it. Blocks.
 
     Args:
@@ -70,10 +70,10 @@ def said_by_all(store: Any, place: Place, own: Hello) -> list[Hello]:
     """
     store.set(f"hello-{place.rank}", json.dumps(own))
     given = store.multi_get([f"hello-{rank}" for rank in range(place.size)])
-    return [Hello(*json.loads(text)) for text in given]
+    return [RankFacts(*json.loads(text)) for text in given]
 
 
-def require_alike(hellos: Sequence[Hello], place: Place) -> None:
+def require_alike(hellos: Sequence[RankFacts], place: RankPlace) -> None:
     """Refuse ranks that do not fit together. Blocks until the first rank of the host has said so.
 
     Raises:
@@ -90,7 +90,7 @@ def require_alike(hellos: Sequence[Hello], place: Place) -> None:
         raise
 
 
-def _require_alike(hellos: Sequence[Hello]) -> None:
+def _require_alike(hellos: Sequence[RankFacts]) -> None:
     size = len(hellos)
     for each in hellos:
         if each.workers not in (None, size):

@@ -22,29 +22,29 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from quorate.engines.collective.beat import MOST_BYTES, Beat
-from quorate.engines.collective.judge import Heard, Times
+from quorate.engines.collective.failure_detector import HeartbeatReading, SilenceLimits
+from quorate.engines.collective.heartbeat import MOST_BYTES, Heartbeat
 from quorate.engines.two_copies import TwoCopies
 
 _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
 
 
-class Board(Protocol):
+class HeartbeatStore(Protocol):
     """A place where ranks publish and read heartbeats. Only ``close`` blocks."""
 
     session: str  # what only these ranks know; "" as long as they have not met
 
-    def tell(self, beat: Beat) -> None:
+    def tell(self, beat: Heartbeat) -> None:
         """Publish a beat of this rank, soon."""
 
-    def heard(self) -> Heard:
+    def heard(self) -> HeartbeatReading:
         """Return the newest beats of all ranks."""
 
     def close(self) -> None:
         """Leave the board after publishing the last beat. Blocks for a moment."""
 
 
-class FileBoard:
+class FileHeartbeats:
     """A board in a file that all ranks of one machine map, also without a name.
 
     Args:
@@ -65,16 +65,16 @@ class FileBoard:
         """Return the bytes of a board for some number of ranks."""
         return size * _SLOT
 
-    def tell(self, beat: Beat) -> None:
-        """See ``Board``; one thread at a time."""
+    def tell(self, beat: Heartbeat) -> None:
+        """See ``HeartbeatStore``; one thread at a time."""
         own = self._beats[self._rank]
         own.write(own.read()[0] + 1, beat.packed())
 
-    def heard(self) -> Heard:
-        """See ``Board``."""
+    def heard(self) -> HeartbeatReading:
+        """See ``HeartbeatStore``."""
         texts = [copies.read()[1] for copies in self._beats]
-        beats = [Beat.unpacked(text) if text else None for text in texts]
-        return Heard(beats, time.monotonic(), "the file of the ranks")
+        beats = [Heartbeat.unpacked(text) if text else None for text in texts]
+        return HeartbeatReading(beats, time.monotonic(), "the file of the ranks")
 
     def close(self) -> None:
         """Do nothing: ranks may still read."""
@@ -83,7 +83,7 @@ class FileBoard:
 _SESSION = "quorate/session"
 
 
-class StoreBoard:
+class StoreHeartbeats:
     """A board in a store of torch.distributed. Close the board at the end.
 
     Args:
@@ -92,17 +92,17 @@ class StoreBoard:
         where: the store, in words.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, times: Times, where: str) -> None:
+    def __init__(self, store: Any, rank: int, size: int, times: SilenceLimits, where: str) -> None:
         self._rank, self._size, self._times, self._where = rank, size, times, where
         self._store = store.clone()
         self._store.set_timeout(timedelta(seconds=times.lost_s))
         self._word = secrets.token_hex(8)
         self._words = [""] * size  # on rank 0, as it has read them
         self.session = ""
-        self._beats: list[Beat | None] = [None] * size
+        self._beats: list[Heartbeat | None] = [None] * size
         self._reached_at = time.monotonic()
-        self._newest: Beat | None = None  # of this rank
-        self._untold: Beat | None = None  # the same, if it is not in the store
+        self._newest: Heartbeat | None = None  # of this rank
+        self._untold: Heartbeat | None = None  # the same, if it is not in the store
         self._wake, self._told = threading.Event(), threading.Event()
         self._told.set()
         self._is_closed = False
@@ -110,20 +110,22 @@ class StoreBoard:
         self._thread = threading.Thread(target=self._run, name="quorate-board", daemon=True)
         self._thread.start()
 
-    def tell(self, beat: Beat) -> None:
-        """See ``Board``."""
+    def tell(self, beat: Heartbeat) -> None:
+        """See ``HeartbeatStore``."""
         with self._lock:
             self._told.clear()
             self._newest = self._untold = self._beats[self._rank] = beat
         if beat.verdict is not None or beat.left is not None or beat.asked is not None:
             self._wake.set()  # news, and not a sign of life
 
-    def heard(self) -> Heard:
-        """See ``Board``."""
-        return Heard(tuple(self._beats), self._reached_at, f"the store of torchrun ({self._where})")
+    def heard(self) -> HeartbeatReading:
+        """See ``HeartbeatStore``."""
+        return HeartbeatReading(
+            tuple(self._beats), self._reached_at, f"the store of torchrun ({self._where})"
+        )
 
     def close(self) -> None:
-        """See ``Board``."""
+        """See ``HeartbeatStore``."""
         self._wake.set()
         self._told.wait(2 * self._times.beat_s)
         self._is_closed = True
@@ -162,7 +164,7 @@ class StoreBoard:
         for rank, text in zip(ranks, found, strict=True):
             words[rank], session, packed = json.loads(text)
             if session == self._word:
-                self._beats[rank] = Beat.unpacked(packed.encode())
+                self._beats[rank] = Heartbeat.unpacked(packed.encode())
         if words != self._words:
             self._words = words
             self._store.set(_SESSION, json.dumps(words))
@@ -181,7 +183,7 @@ class StoreBoard:
             self._wake.set()
         word, _, packed = json.loads(self._store.get(_key(0)))
         if word == self.session:
-            self._beats[0] = Beat.unpacked(packed.encode())
+            self._beats[0] = Heartbeat.unpacked(packed.encode())
 
 
 def _key(rank: int) -> str:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from quorate.coordination.ownership import Hosts
-from quorate.engines.collective.hello import Hello, hello, require_alike, said_by_all
+from quorate.engines.collective.failure_detector import SilenceLimits
+from quorate.engines.collective.host_pipes import HostPipes, pipes
 from quorate.engines.collective.interface import Interface, chosen
-from quorate.engines.collective.judge import Times
+from quorate.engines.collective.liveness_monitor import GO_ON
 from quorate.engines.collective.meeting import meet
-from quorate.engines.collective.pipes import Pipes, pipes
-from quorate.engines.collective.place import Place
+from quorate.engines.collective.rank_facts import RankFacts, gather_facts, own_facts, require_alike
+from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.collective.tensor_group import Addressed, TensorGroup
-from quorate.engines.collective.watch import GO_ON
 from quorate.engines.messages import Message, pack, unpack
 from quorate.errors import RankError
 from quorate.machine.environment import gloo_on
@@ -40,13 +40,13 @@ MESSAGE_BYTES = 1 << 20
 MOST_UNDER_WAY = 2  # others beside the one that is waited for, so that memory stays bounded
 
 
-class Ranks:
+class RankControl:
     """This process's end of a collective. ``close`` it.
 
     Args:
         place: of this process.
         device: that vectors are on.
-        timeout_s: how long the others may take for a shard; see ``Times``.
+        timeout_s: how long the others may take for a shard; see ``SilenceLimits``.
         ended: says which rank that this process has started has ended, if one has.
         workers: how many ranks were asked for, if that was said.
 
@@ -57,7 +57,7 @@ class Ranks:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         device: torch.device,
         timeout_s: float,
         ended: Callable[[], str | None] = lambda: None,
@@ -65,20 +65,20 @@ class Ranks:
     ) -> None:
         self.rank, self.size = place.rank, place.size
         self._is_broken = False  # whether an exchange was
-        self._near: Pipes | None = None  # among the ranks of this host
-        self._all: Pipes | None = None  # the same, if all ranks are of this host
+        self._near: HostPipes | None = None  # among the ranks of this host
+        self._all: HostPipes | None = None  # the same, if all ranks are of this host
         self._host: TensorGroup | None = None  # of this host's ranks, where not all have pipes
         self._groups: list[TensorGroup] = []  # all that this rank is in
         self.device = device
         self._place = place
         self._interface: Interface | None = None
-        timeout = timedelta(seconds=Times.of(timeout_s).most_s)
+        timeout = timedelta(seconds=SilenceLimits.of(timeout_s).most_s)
         with _refusing("to reach the others"):
-            self.watch, store = meet(place, device, timeout_s, ended)
+            self.monitor, store = meet(place, device, timeout_s, ended)
         try:
             with self._lost_is_an_error("to meet"), ExitStack() as stack:
-                stack.enter_context(self._listening(store, hello(place, device, workers)))
-                stack.enter_context(self.watch.links.noting())
+                stack.enter_context(self._listening(store, own_facts(place, device, workers)))
+                stack.enter_context(self.monitor.links.noting())
                 # Here, where gloo listens on the right interface, and what the ranks meet by is
                 # sure to be there until the last of them has its connections.
                 self._data = {"cpu": self._group(store, "data", timeout)}  # by kind of device
@@ -86,9 +86,9 @@ class Ranks:
                     self._data[kind] = self._group(store, kind, timeout, device_type=kind)
                 self._control = self._group(store, "control", _FOR_EVER)
                 self._beside = self._group(store, "beside", _FOR_EVER)
-            self._reach_own_host(store, Times.of(timeout_s).most_s)
+            self._reach_own_host(store, SilenceLimits.of(timeout_s).most_s)
         except BaseException as error:
-            self.watch.close(f"{type(error).__name__} while ranks were connected")
+            self.monitor.close(f"{type(error).__name__} while ranks were connected")
             self._disconnect()
             raise
 
@@ -98,7 +98,7 @@ class Ranks:
         Args:
             why: for the others.
         """
-        self.watch.close(why)
+        self.monitor.close(why)
         self._disconnect()
 
     def _group(
@@ -129,7 +129,7 @@ class Ranks:
     @property
     def is_broken(self) -> bool:
         """Whether another is gone."""
-        return self._is_broken or self.watch.verdict is not None
+        return self._is_broken or self.monitor.verdict is not None
 
     @property
     def leads(self) -> bool:
@@ -148,15 +148,15 @@ class Ranks:
         if len(hosts) == 1:
             self._all = self._near
         if not have_all:
-            with self._lost_is_an_error("to meet"), self.watch.links.noting():
+            with self._lost_is_an_error("to meet"), self.monitor.links.noting():
                 own = next(each for each in hosts if self.rank in each)
                 timeout = timedelta(seconds=limit_s)
                 self._host = self._group(store, f"host-{own[0]}", timeout, own)
 
     @contextmanager
-    def _listening(self, store: Any, own: Hello) -> Iterator[None]:
+    def _listening(self, store: Any, own: RankFacts) -> Iterator[None]:
         """Within the block gloo listens where the others reach this rank, if they all fit."""
-        hellos = said_by_all(store, self._place, own)
+        hellos = gather_facts(store, self._place, own)
         require_alike(hellos, self._place)
         self.hosts = Hosts([each.host for each in hellos])
         if sys.platform == "linux":
@@ -183,9 +183,9 @@ class Ranks:
         Raises:
             RankError: one is.
         """
-        if self.watch.verdict is not None:
-            self.watch.heed()
-            raise RankError(self.watch.verdict.text, fix=GO_ON)
+        if self.monitor.verdict is not None:
+            self.monitor.heed()
+            raise RankError(self.monitor.verdict.text, fix=GO_ON)
 
     def tell(self, record: Record) -> None:
         """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
@@ -279,7 +279,7 @@ class Ranks:
         if self.device.type != "cpu":
             self.begin_swap(sends, takes).wait()
             return
-        under_way: deque[Swap] = deque()
+        under_way: deque[TensorTransfer] = deque()
         for given, taken in zip_longest(rounds(sends), rounds(takes)):
             under_way.append(self.begin_swap(given or [], taken or []))
             if len(under_way) > MOST_UNDER_WAY:
@@ -287,7 +287,7 @@ class Ranks:
         for swap in under_way:
             swap.wait()
 
-    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Swap:
+    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> TensorTransfer:
         """Begin to add one part for each rank over all ranks, in torch's own order.
 
         Args:
@@ -295,19 +295,19 @@ class Ranks:
         """
         with self._lost_is_an_error("to exchange its slices"):
             work = self._data[own.device.type].begin_sum(parts, own)
-        return Swap([work], self._lost_is_an_error)
+        return TensorTransfer([work], self._lost_is_an_error)
 
-    def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> Swap:
+    def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> TensorTransfer:
         """Begin to have all ranks get what each has: vectors of one length, by rank."""
         with self._lost_is_an_error("to exchange its slices"):
             work = self._data[own.device.type].begin_gather(own, taken)
-        return Swap([work], self._lost_is_an_error)
+        return TensorTransfer([work], self._lost_is_an_error)
 
     def begin_swap(
         self,
         sends: Sequence[Addressed],
         takes: Sequence[Addressed],
-    ) -> Swap:
+    ) -> TensorTransfer:
         """Begin to send tensors to ranks, and to take others in; in the same order on both ends.
 
         Args:
@@ -320,11 +320,11 @@ class Ranks:
                 given, taken = _on(kind, sends), _on(kind, takes)
                 if given or taken:
                     works += group.begin_swap(given, taken)
-        return Swap(works, self._lost_is_an_error)
+        return TensorTransfer(works, self._lost_is_an_error)
 
     @contextmanager
     def _lost_is_an_error(self, what: str) -> Iterator[None]:
-        watch = self.watch
+        watch = self.monitor
         self.require_all()
         watch.waits += 1
         try:
@@ -355,7 +355,7 @@ def _refusing(what: str) -> Iterator[None]:
         raise RankError(f"this rank waited {what}, in vain", f"{line:.300}") from error
 
 
-class Swap:
+class TensorTransfer:
     """Tensors on their way."""
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quorate.engines.collective.beat import Beat
+from quorate.engines.collective.heartbeat import Heartbeat
 from quorate.engines.worker_status import PHASES
 from quorate.machine.limits import RANK_SILENCE_S
 
@@ -16,16 +16,16 @@ OF_USERS = PHASES[PHASES.index("fetching") : PHASES.index("pushing")]  # where u
 _QUIET_BEATS = 3  # that were left out by whoever is gone, when a connection broke
 
 
-class Times(NamedTuple):
+class SilenceLimits(NamedTuple):
     """What follows from how long a rank may be silent."""
 
     lost_s: float  # silent for so long: lost
     hang_s: float  # in one phase of one shard for so long: hung
 
     @staticmethod
-    def of(timeout_s: float) -> Times:
+    def of(timeout_s: float) -> SilenceLimits:
         """Return the times of a run whose workers may take so long for a shard."""
-        return Times(min(RANK_SILENCE_S, timeout_s), timeout_s)
+        return SilenceLimits(min(RANK_SILENCE_S, timeout_s), timeout_s)
 
     @property
     def beat_s(self) -> float:
@@ -47,15 +47,15 @@ class Times(NamedTuple):
         return self.lost_s / 5
 
 
-class Heard(NamedTuple):
+class HeartbeatReading(NamedTuple):
     """The newest beats, by rank, as one rank knows them."""
 
-    beats: Sequence[Beat | None]  # None: it has not come yet
+    beats: Sequence[Heartbeat | None]  # None: it has not come yet
     reached_at: float  # when the board was read last
     board: str  # what it is, in words
 
 
-class Verdict(NamedTuple):
+class EndReason(NamedTuple):
     """Why all ranks are to end."""
 
     text: str
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
     has_ended: bool = False  # that is all that is known: who started it knows more
 
 
-class Judge:
+class FailureDetector:
     """Says who is lost. Rank 0 judges all, the others judge rank 0 and hear the rest from it.
 
     Args:
@@ -71,14 +71,14 @@ class Judge:
         size: how many there are.
     """
 
-    def __init__(self, rank: int, size: int, times: Times) -> None:
+    def __init__(self, rank: int, size: int, times: SilenceLimits) -> None:
         self._rank, self._times = rank, times
         self._judged = [r for r in range(size) if r != rank] if rank == 0 else [0]
         self._numbers: list[int | None] = [None] * size
         self._fresh_at: list[float] = [0.0] * size  # when something new was heard
         self._looked_at: float | None = None
 
-    def look(self, heard: Heard, now: float) -> Verdict | None:
+    def look(self, heard: HeartbeatReading, now: float) -> EndReason | None:
         """Return why all ranks are to end, if they are.
 
         Args:
@@ -101,31 +101,31 @@ class Judge:
         """Take a rank as heard of now, though it says nothing: it will, once it may go on."""
         self._fresh_at[rank] = now
 
-    def of_first(self, heard: Heard) -> Verdict | None:
+    def of_first(self, heard: HeartbeatReading) -> EndReason | None:
         """Return the verdict of rank 0, as another rank hears it."""
         first = heard.beats[0]
         if self._rank == 0 or first is None or first.verdict is None:
             return None
-        return Verdict(first.verdict, first.lost)
+        return EndReason(first.verdict, first.lost)
 
-    def quiet(self, heard: Heard, now: float) -> Verdict | None:
+    def quiet(self, heard: HeartbeatReading, now: float) -> EndReason | None:
         """Return who was silent for some beats: after a connection broke that is the reason."""
         for rank, beat in enumerate(heard.beats):
             silent_s = now - self._fresh_at[rank]
             is_other = rank != self._rank and beat is not None and beat.left is None
             if is_other and silent_s > _QUIET_BEATS * self._times.beat_s:
                 assert beat is not None
-                return Verdict(_silence(beat, silent_s), rank)
+                return EndReason(_silence(beat, silent_s), rank)
         return None
 
-    def _hung(self, heard: Heard) -> Verdict | None:
+    def _hung(self, heard: HeartbeatReading) -> EndReason | None:
         # A rank that is hung does not judge itself: it would be gone before anybody said why.
         for rank in [0, *self._judged] if self._rank == 0 else self._judged:
             beat = heard.beats[rank]
             if beat is None or beat.phase not in OF_USERS or not beat.is_late:
                 continue
             if beat.lasted_s > self._times.hang_s:
-                return Verdict(
+                return EndReason(
                     f"{beat.place} hangs: it is at {beat.at} for {beat.lasted_s:.1f} s, and "
                     f"worker_timeout_s is {self._times.hang_s:g}; turn that up if a shard may take "
                     "so long",
@@ -133,30 +133,30 @@ class Judge:
                 )
         return None
 
-    def _silent(self, heard: Heard, now: float) -> Verdict | None:
+    def _silent(self, heard: HeartbeatReading, now: float) -> EndReason | None:
         for rank in self._judged:
             beat, silent_s = heard.beats[rank], now - self._fresh_at[rank]
             if beat is None or beat.left is not None or silent_s <= self._times.lost_s:
                 continue
             if now - heard.reached_at > 2 * self._times.beat_s:
                 continue  # what it told is not to be had
-            return Verdict(_silence(beat, silent_s), rank)
+            return EndReason(_silence(beat, silent_s), rank)
         return None
 
-    def _cut_off(self, heard: Heard, now: float) -> Verdict | None:
+    def _cut_off(self, heard: HeartbeatReading, now: float) -> EndReason | None:
         away_s = now - heard.reached_at
         if away_s <= self._times.lost_s:
             return None
         first = heard.beats[0]
         others = "all other hosts" if self._rank == 0 or first is None else first.place
-        return Verdict(
+        return EndReason(
             f"{heard.board} was not reached for {away_s:.0f} s, and nothing heard of {others}: the "
             "host there is gone, or the link to it is cut",
             None,
         )
 
 
-def _silence(beat: Beat, silent_s: float) -> str:
+def _silence(beat: Heartbeat, silent_s: float) -> str:
     return (
         f"{beat.place} was not heard of for {silent_s:.0f} s: it was stopped or killed, or the "
         f"link to its host is cut; it was at {beat.at}"

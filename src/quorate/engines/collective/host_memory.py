@@ -1,4 +1,4 @@
-"""Near: the ranks of this host. What they send and what they have is read where it is.
+"""Host memory: the ranks of this host. What they send and what they have is read where it is.
 
 A rank makes its memory known by its process and descriptor: another one of the same user opens it
 under /proc. So it has no name that could be left behind, and nobody else can open it.
@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
@@ -19,7 +19,7 @@ from quorate.replica.flat import Flat
 KEY_BYTES = 64
 
 
-class Near:
+class HostMemory:
     """The memory of the ranks of this host. All ranks make it together. Blocks.
 
     Args:
@@ -28,7 +28,7 @@ class Near:
             ranks that share memory have those of the first one among them from now on.
     """
 
-    def __init__(self, ranks: Ranks, own: Sequence[Flat], one: Collection[int] = ()) -> None:
+    def __init__(self, ranks: RankControl, own: Sequence[Flat], one: Collection[int] = ()) -> None:
         self._ranks = ranks
         key = Segment(KEY_BYTES)
         text = secrets.token_hex(KEY_BYTES // 2)

@@ -19,7 +19,7 @@ from quorate.machine.limits import STORE_CONNECT_S
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Rank of a process, number of ranks, and the meeting point.
 
     Args:
@@ -44,16 +44,16 @@ class Place:
         return "" if self.endpoint is None else f"{self.endpoint[0]}:{self.endpoint[1]}"
 
 
-_given: Place | None = None  # by the rank 0 that started this process
+_given: RankPlace | None = None  # by the rank 0 that started this process
 
 
-def take(place: Place) -> None:
+def take(place: RankPlace) -> None:
     """Make this process a rank, started by rank 0."""
     global _given
     _given = place
 
 
-def own_place() -> Place | None:
+def own_place() -> RankPlace | None:
     """Return the place of this process; None outside of ranks.
 
     Raises:
@@ -62,7 +62,7 @@ def own_place() -> Place | None:
     return _given or from_torchrun(torchrun_environment())
 
 
-def from_torchrun(environment: Mapping[str, str]) -> Place | None:
+def from_torchrun(environment: Mapping[str, str]) -> RankPlace | None:
     """Return the place in an environment of torchrun's; None for all environments without one."""
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
@@ -73,7 +73,7 @@ def from_torchrun(environment: Mapping[str, str]) -> Place | None:
     rank, size, local_rank = (int(environment[name]) for name in names[:3])
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    return Place(rank, size, local_rank, "env://", attempt, endpoint=endpoint)
+    return RankPlace(rank, size, local_rank, "env://", attempt, endpoint=endpoint)
 
 
 def was_done_before(what: str) -> bool:

@@ -11,12 +11,12 @@ from functools import partial
 import torch
 
 from quorate.coordination import rules
-from quorate.engines.collective.exchange import Exchange
-from quorate.engines.collective.launch import Launched
+from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.collective.liveness_monitor import GO_ON
 from quorate.engines.collective.native import NativeExchange
-from quorate.engines.collective.place import own_place
-from quorate.engines.collective.ranks import Ranks
-from quorate.engines.collective.watch import GO_ON
+from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.rank_place import own_place
+from quorate.engines.collective.rank_processes import RankProcesses
 from quorate.engines.processes.script import Script
 from quorate.engines.workers import NATIVE, Workers
 from quorate.errors import RankError, SettingError, UserError
@@ -34,7 +34,7 @@ END = "end"  # the kind of the last record that rank 0 tells
 STOP_CODE = 128 + signal.SIGTERM
 
 
-class Company:
+class RankGroup:
     """The ranks of one training loop, of which this process is one.
 
     Args:
@@ -61,8 +61,8 @@ class Company:
                 raise SettingError(
                     "devices", str(device), expected, f"{error}; or take engine='towers'"
                 ) from error
-        self.ranks: Ranks | None = None  # between ``meet`` and ``leave``
-        self._launched: Launched | None = None
+        self.ranks: RankControl | None = None  # between ``meet`` and ``leave``
+        self._launched: RankProcesses | None = None
         self._workers = workers
         self._place = place = own_place()
         self.groups = tuple(groups)  # of each rank
@@ -87,10 +87,10 @@ class Company:
         if self._place is None:
             assert script is not None
             require_for_ranks(len(self.groups))
-            self._launched = Launched(script, len(self.groups), threads)
+            self._launched = RankProcesses(script, len(self.groups), threads)
             self._place = self._launched.place
 
-    def meet(self, device: torch.device, timeout_s: float) -> Ranks:
+    def meet(self, device: torch.device, timeout_s: float) -> RankControl:
         """Return the ranks, when all are here. Blocks until they have run the script so far.
 
         Raises:
@@ -106,7 +106,7 @@ class Company:
                 require_for_ranks(self._place.size)
             try:
                 ended = (lambda: None) if self._launched is None else self._launched.ended
-                self.ranks = Ranks(self._place, device, timeout_s, ended, self._count)
+                self.ranks = RankControl(self._place, device, timeout_s, ended, self._count)
             except RankError as error:
                 raise self.named(error) from error
             except UserError as error:  # the same on all ranks: one line for each host
@@ -142,11 +142,11 @@ class Company:
         )
 
     @property
-    def exchanging(self) -> Callable[[Layout], Exchange] | None:
+    def exchanging(self) -> Callable[[Layout], GradientExchange] | None:
         """What gives the exchange of vectors of a layout; None before the ranks have met."""
         if self.ranks is None:
             return None
-        kind = NativeExchange if self._workers.exchange == NATIVE else Exchange
+        kind = NativeExchange if self._workers.exchange == NATIVE else GradientExchange
         return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError | UserError:
@@ -154,7 +154,7 @@ class Company:
 
         Blocks until ranks have seen of each other who is gone, and the system has told of its end.
         """
-        watch = None if self.ranks is None else self.ranks.watch
+        watch = None if self.ranks is None else self.ranks.monitor
         gone = None if watch is None else watch.explained()
         if gone is not None and not gone.has_ended:  # it hangs, or is silent: that is all
             return RankError(gone.text, fix=GO_ON)
@@ -181,7 +181,7 @@ class Company:
     def part(self, why: str) -> None:
         """Tell the others that this process leaves, and does not wait for anybody."""
         if self.ranks is not None:
-            self.ranks.watch.close(why)
+            self.ranks.monitor.close(why)
 
     def leave(self, before: Callable[[], None] = lambda: None, code: int = 0) -> None:
         """End the other ranks.

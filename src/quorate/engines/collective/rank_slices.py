@@ -1,4 +1,4 @@
-"""Slices: what of the vectors each rank sums, updates, and has the state of the optimizer of."""
+"""Rank slices: the parts of each vector that a rank sums, updates and keeps optimizer state of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from quorate.coordination.ownership import BLOCK, blocks_of_bucket, buckets, slices
-from quorate.engines.collective.ranks import Ranks
+from quorate.engines.collective.rank_control import RankControl
 from quorate.replica.flat import Flat, Layout
 
 
@@ -23,7 +23,7 @@ class Bucket(NamedTuple):
         return whole.vectors[self.vector][self.of[rank].start : self.of[rank].stop]
 
 
-class Piece(NamedTuple):
+class SlicePart(NamedTuple):
     """A stretch of a vector that lies in a rank's slice."""
 
     start: int  # in the vector
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     at: int  # in the rank's slice of that vector
 
 
-class Slices:
+class RankSlices:
     """The slices of vectors of one layout, over some ranks.
 
     A rank's slice of a vector is its parts of all buckets, one behind the other.
@@ -41,7 +41,7 @@ class Slices:
         bucket_bytes: of a bucket, at most.
     """
 
-    def __init__(self, ranks: Ranks, layout: Layout, bucket_bytes: int) -> None:
+    def __init__(self, ranks: RankControl, layout: Layout, bucket_bytes: int) -> None:
         self.ranks = ranks
         self.whole = layout
         self.buckets: list[Bucket] = []
@@ -86,12 +86,12 @@ class Slices:
         ):
             part.copy_(piece)
 
-    def within(self, span: range, vector: int, rank: int | None = None) -> list[Piece]:
+    def within(self, span: range, vector: int, rank: int | None = None) -> list[SlicePart]:
         """Return what of a stretch of a vector a rank has: by default this one."""
         found, at = [], 0
         for part in self.of[vector][self.ranks.rank if rank is None else rank]:
             start, end = max(span.start, part.start), min(span.stop, part.stop)
             if start < end:
-                found.append(Piece(start, end - start, at + start - part.start))
+                found.append(SlicePart(start, end - start, at + start - part.start))
             at += len(part)
         return found

@@ -13,7 +13,7 @@ MOST_BYTES = 2040  # of a packed beat
 _MOST_TEXT, _LEAST_TEXT = 400, 60
 
 
-class Member(NamedTuple):
+class RankIdentity(NamedTuple):
     """A rank, as long as it lives."""
 
     rank: int
@@ -23,10 +23,10 @@ class Member(NamedTuple):
     device: str
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """What one rank told."""
 
-    member: Member
+    member: RankIdentity
     number: int  # rises with each
     phase: str = PHASES[0]
     step: int = 0
@@ -42,11 +42,11 @@ class Beat(NamedTuple):
     all_here: bool = False  # rank 0's: all have told that they are there
 
     @staticmethod
-    def of(member: Member, number: int, doing: Doing | None) -> Beat:
+    def of(member: RankIdentity, number: int, doing: Doing | None) -> Heartbeat:
         """Return the beat of a rank that is at something."""
         if doing is None:
-            return Beat(member, number)
-        return Beat(
+            return Heartbeat(member, number)
+        return Heartbeat(
             member,
             number,
             doing.phase,
@@ -72,7 +72,7 @@ class Beat(NamedTuple):
         return packed
 
     @staticmethod
-    def unpacked(text: bytes) -> Beat:
+    def unpacked(text: bytes) -> Heartbeat:
         """Return a beat.
 
         Raises:
@@ -81,8 +81,8 @@ class Beat(NamedTuple):
         try:
             told = json.loads(text)
             # Another version of this package may tell more: it is named when ranks are compared.
-            beat = Beat(**{name: told[name] for name in Beat._fields if name in told})
-            member = Member(*told["member"][: len(Member._fields)])
+            beat = Heartbeat(**{name: told[name] for name in Heartbeat._fields if name in told})
+            member = RankIdentity(*told["member"][: len(RankIdentity._fields)])
         except (TypeError, LookupError) as error:
             raise ValueError(f"a beat: {error}") from error
         return beat._replace(member=member, seconds=tuple(beat.seconds))

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from quorate.engines.collective.slices import Bucket
+from quorate.engines.collective.rank_slices import Bucket
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.torch_internals import version
 
 MOST_MISHAPS = 3
 
 
-class Outbox(Flat):
+class GradientBuckets(Flat):
     """The sum of a rank's shards: what it had before its last one, and the gradient of that.
 
     One thread computes the shard, another one takes buckets out, in the order that it wants.
