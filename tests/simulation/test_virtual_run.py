@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 from typing import Any
@@ -79,7 +80,7 @@ def test_ten_thousand_workers(rule: str) -> None:
 
 def ends(cores: SharedCores) -> list[tuple[Any, int]]:
     found = []
-    while cores.next_end() is not None:
+    while cores.next_at < math.inf:
         at, job = cores.end()
         found.append((pytest.approx(at), job))
     return found

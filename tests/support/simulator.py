@@ -33,7 +33,6 @@ Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virt
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import Counter, deque
@@ -68,6 +67,7 @@ from quorate.coordination.protocol import (
 from quorate.coordination.rules import Rule, Sync
 from quorate.coordination.tally import Tally
 from quorate.coordination.tree import TreeSum, tree_sum
+from quorate.simulation.event_queue import EventQueue
 
 
 class InvariantError(AssertionError):
@@ -112,16 +112,6 @@ class OpenStep:
     kept_now: set[int] | None = None  # shards, until the sums change
 
 
-@dataclass(order=True)
-class Due:
-    """An event to come, which is void once ``still`` says no: its sender has left."""
-
-    at: float  # virtual seconds
-    order: tuple[int, int]
-    event: Event = field(compare=False)
-    still: Callable[[], bool] = field(compare=False)
-
-
 @dataclass(kw_only=True, eq=False)
 class Simulation:
     """A coordinator and the workers that its script lets come and go."""
@@ -152,7 +142,6 @@ class Simulation:
         v = self.shards
         self.shards_of = v if callable(v) else lambda step: v
         self.applied = self.first_step
-        self.now = 0.0
         self.order: list[int] = []  # the steps applied
         self.sums: list[str] = []  # of each
         self.applied_at: list[float] = []
@@ -178,10 +167,9 @@ class Simulation:
         self._homes = self.home_shards or (
             lambda rank_of, step: plan.home_shards(rank_of, self.shards_of(step))
         )
-        self._queue: list[Due] = []
-        self._posted = itertools.count()
+        self._queue: EventQueue[Event] = EventQueue()
         self._events = 0
-        self._wake_at: float | None = None
+        self._wake_at = math.inf
         self._workers: dict[int, Worker] = {}
         self._ranks: dict[int, int] = {}  # until somebody comes or goes
         self._results: dict[int, Results] = {}  # of workers who are or were there
@@ -191,6 +179,11 @@ class Simulation:
         self._applying: tuple[Apply, str] | None = None  # and the sum that was collected for it
         self._to_tell: set[tuple[int, int, int]] = set()  # who computes (t, s) in vain
 
+    @property
+    def now(self) -> float:
+        """The virtual time."""
+        return self._queue.now
+
     # --- what a test calls ------------------------------------------------------------------------
 
     def at(self, time_s: float, *events: Joined | Left | Stop) -> None:
@@ -199,7 +192,7 @@ class Simulation:
         A worker cannot leave while its replacement starts, nor join when that has: void.
         """
         for event in events:
-            self._post(time_s, event, lambda event=event: self._is_possible(event))
+            self._queue.post(time_s, event, lambda event=event: self._is_possible(event))
 
     def run(self) -> None:
         """Run to ``Finish`` or ``Abort``.
@@ -217,7 +210,7 @@ class Simulation:
         self._happen(event)
         effects = self.coordinator.handle(event, self.now)
         self.log.append((self.now, event, effects))
-        self._wake_at = None
+        self._wake_at = math.inf
         for effect in effects:
             self._carry_out(effect, event)
         self._check(event)
@@ -232,22 +225,10 @@ class Simulation:
 
     def _receive(self) -> Event:
         """The next event, or a tick where the coordinator asked to be woken before."""
-        while self._queue and not self._queue[0].still():
-            heapq.heappop(self._queue)
-        at = self._queue[0].at if self._queue else None
-        if self._wake_at is not None and not (at is not None and at <= self._wake_at):
-            self.now = self._wake_at
-            return Tick()
-        if at is None:
+        event = self._queue.next(self._wake_at)
+        if event is None and self._wake_at == math.inf:
             raise self._violation("the run is not over, and nothing will happen any more")
-        self.now = at
-        return heapq.heappop(self._queue).event
-
-    def _post(self, at: float, event: Event, still: Callable[[], bool]) -> None:
-        """Let an event happen at a time, if it still may then; at one time in the order posted."""
-        # An update that takes no time ends before anything else happens at that time.
-        order = (0 if isinstance(event, Applied) else 1, next(self._posted))
-        heapq.heappush(self._queue, Due(at, order, event, still))
+        return event or Tick()
 
     def _happen(self, event: Event) -> None:
         """What the event means for the workers, before the coordinator knows of it."""
@@ -269,7 +250,7 @@ class Simulation:
                     self._note_failure(worker, task.step, task.shards[0])
                 if member.is_replaced:
                     back = Joined(worker, member.place)
-                    self._post(self.now + self.start_s, back, lambda: self._is_possible(back))
+                    self._queue.post(self.now + self.start_s, back, lambda: self._is_possible(back))
             case Done(worker, step):
                 task = self._end_task(worker)
                 for shard in task.shards:
@@ -362,7 +343,7 @@ class Simulation:
                 # At once is allowed, but not after a tick: that would never end.
                 if at < self.now or (at == self.now and isinstance(event, Tick)):
                     raise self._violation(f"at {self.now} the coordinator asks for {effect}")
-                if self._wake_at is not None:
+                if self._wake_at < math.inf:
                     raise self._violation(f"the coordinator asks for two ticks: {effect}")
                 self._wake_at = at
             case Abort(_, step, shard):
@@ -412,7 +393,7 @@ class Simulation:
         """Let a worker report later, if it is alive and computing the same thing then."""
         member = self._workers[worker]
         if after_s < math.inf:
-            self._post(
+            self._queue.post(
                 self.now + after_s,
                 event,
                 lambda: self._workers.get(worker) is member and member.task is task,
@@ -453,7 +434,7 @@ class Simulation:
             raise self._violation(f"worker {worker} has time left: {effect}")
         member.is_replaced = True
         left = Left(worker, effect.reason, crashed=True, results_stay=self.results_stay)
-        self._post(self.now + self.end_s, left, lambda: self._workers.get(worker) is member)
+        self._queue.post(self.now + self.end_s, left, lambda: self._workers.get(worker) is member)
 
     def _apply(self, effect: Apply) -> None:
         step = effect.step
@@ -483,7 +464,13 @@ class Simulation:
             raise self._violation(f"the sum of step {step} is {total}")
         applying = (effect, total)
         self._applying = applying
-        self._post(self.now + self.apply_s, Applied(step), lambda: self._applying is applying)
+        # An update that takes no time ends before anything else happens at that time.
+        self._queue.post(
+            self.now + self.apply_s,
+            Applied(step),
+            lambda: self._applying is applying,
+            is_first=True,
+        )
 
     def _lose(self, worker: int, task: Task, shard: int, kept: set[int]) -> None:
         if shard not in task.lost:

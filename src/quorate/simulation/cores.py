@@ -14,6 +14,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from quorate.simulation.event_queue import EventQueue
+
 COORDINATOR = -1  # a job's number, beside those of workers
 
 
@@ -36,9 +38,8 @@ class SharedCores:
         self._crowding, self._beside = crowding, beside
         self._hosts = [_Host() for _ in range(max(hosts, default=0) + 1)]
         self._tags: dict[int, float] = {}  # by job: what ``_Host.given`` is at its end
-        # When the first job of a host ends, if nobody comes or goes: entries of older versions are
-        # void.
-        self._ends: list[tuple[float, int, int]] = []
+        # The end of the first job of each host, void once a job of the host begins or ends.
+        self._ends: EventQueue[_Host] = EventQueue()
 
     def begin(self, now: float, job: int, seconds: float) -> None:
         """Begin a job: a worker's number, or ``COORDINATOR``."""
@@ -47,7 +48,7 @@ class SharedCores:
         self._tags[job] = tag = host.given + seconds
         heapq.heappush(host.ends, (tag, job))
         host.jobs += 1
-        self._look_ahead(job)
+        self._look_ahead(host)
 
     def leave_off(self, now: float, job: int) -> bool:
         """End a job before its time; return whether it was under way."""
@@ -57,28 +58,23 @@ class SharedCores:
         self._settle(host, now)
         del self._tags[job]
         host.jobs -= 1
-        self._look_ahead(job)
+        self._look_ahead(host)
         return True
 
-    def next_end(self) -> tuple[float, int] | None:
-        """Return when the next job ends, and which; None: there is none."""
-        while self._ends:
-            at, number, version = self._ends[0]
-            if version == self._hosts[number].version:
-                return at, self._hosts[number].ends[0][1]
-            heapq.heappop(self._ends)
-        return None
+    @property
+    def next_at(self) -> float:
+        """The time at which the next job ends; infinite if there is none."""
+        return self._ends.next_at
 
     def end(self) -> tuple[float, int]:
-        """End the job of ``next_end``, and return the same."""
-        found = self.next_end()
-        assert found is not None
-        at, job = found
-        host = self._of(job)
+        """End the next job, and return its time and its number."""
+        at, host = self._ends.next_at, self._ends.next()
+        assert host is not None
+        job = host.ends[0][1]
         self._settle(host, at)
         host.given = max(host.given, self._tags.pop(job))  # what rounding left
         host.jobs -= 1
-        self._look_ahead(job)
+        self._look_ahead(host)
         return at, job
 
     def _of(self, job: int) -> _Host:
@@ -97,15 +93,14 @@ class SharedCores:
         others = (busy - 1) / (self._cores - 1) if self._cores > 1 and busy > 1 else 0.0
         return min(1.0, self._cores / wanted) / (1.0 + (self._crowding - 1.0) * others)
 
-    def _look_ahead(self, job: int) -> None:
-        host = self._of(job)
+    def _look_ahead(self, host: _Host) -> None:
         host.version += 1
         while host.ends and self._tags.get(host.ends[0][1]) != host.ends[0][0]:
             heapq.heappop(host.ends)  # it was left off
         if host.ends:
             at = host.at + max(0.0, host.ends[0][0] - host.given) / self._rate(host)
-            number = 0 if job == COORDINATOR else self._host_of[job]
-            heapq.heappush(self._ends, (at, number, host.version))
+            version = host.version
+            self._ends.post(at, host, lambda: host.version == version)
 
 
 class _Host:

@@ -10,9 +10,9 @@ Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virt
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from quorate.coordination.coordinator import Coordinator
@@ -39,6 +39,7 @@ from quorate.coordination.rules import Rule
 from quorate.coordination.tally import Tally
 from quorate.errors import ProtocolError
 from quorate.simulation.cores import COORDINATOR, SharedCores
+from quorate.simulation.event_queue import EventQueue
 
 TIMEOUT_S = 300.0  # as Workers(timeout_s=) is by default
 
@@ -120,7 +121,6 @@ class VirtualRun:
         most_open_per_worker: int = 4,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
-        self.now = 0.0
         self.updates: list[Update] = []
         self.events = 0  # that the coordinator was told
         self.begun = 0  # shards that were given to workers, copies and repetitions among them
@@ -148,10 +148,9 @@ class VirtualRun:
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
         self._cores = cores
         self._places = places
-        self._queue: list[tuple[float, int, Event | Failure, int]] = []
-        self._posted = 0
+        self._queue: EventQueue[Event | Failure] = EventQueue()
         self._is_over = False
-        self._wake_at: float | None = None
+        self._wake_at = inf
         # An event of a worker is void once the worker is in another life than when it was posted:
         # it has failed meanwhile, or was told to leave off what it would have reported.
         self._lives = [0] * len(places)
@@ -163,9 +162,14 @@ class VirtualRun:
         self._pulled_at = [0.0] * len(places)
         self._pushing_s = [0.0] * len(places)  # of the shard that it computes
         for worker, place in enumerate(places):
-            self._post(0.0, Joined(worker, place), worker)
+            self._post(0.0, Joined(worker, place))
         for failure in failures:
-            self._post(failure.at_s, failure)
+            self._queue.post(failure.at_s, failure)
+
+    @property
+    def now(self) -> float:
+        """The virtual time in seconds."""
+        return self._queue.now
 
     @property
     def tally(self) -> Tally:
@@ -184,14 +188,23 @@ class VirtualRun:
 
     def advance(self) -> Event | None:
         """Let the next thing happen, and return the event, or None if nobody is told of it."""
-        event = self._next()
-        if event is None or isinstance(event, Failure):
+        self._end_jobs_on_cores()
+        due_at = self._queue.next_at
+        event = self._queue.next(self._wake_at)
+        if isinstance(event, Failure):  # whenever it is noticed
+            self._fail(event)
             return None
+        if event is None and self._wake_at == inf:
+            message = "nothing will happen any more: all workers are gone for good"
+            raise ProtocolError(message, self.updates[-1:])
+        event = event or Tick()
         if isinstance(event, Joined):
             self._is_away[event.worker] = False
+        elif isinstance(event, Done):
+            self.queued_s += self.now - due_at
         self.events += 1
         effects = deque(self.coordinator.handle(event, self.now))
-        self._wake_at = None
+        self._wake_at = inf
         while effects:
             match effect := effects.popleft():
                 case Wake(at):
@@ -204,65 +217,40 @@ class VirtualRun:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _post(self, at: float, event: Event | Failure, worker: int = -1) -> None:
-        self._posted += 1
-        life = self._lives[worker] if worker >= 0 else 0
-        heapq.heappush(self._queue, (at, self._posted, event, life))
+    def _post(self, at: float, event: Joined | Left | Done | Cancelled) -> None:
+        """Let a worker report at a time, if it has the same life then."""
+        lives, worker = self._lives, event.worker
+        life = lives[worker]
+        self._queue.post(at, event, lambda: lives[worker] == life)
 
-    def _next(self) -> Event | Failure | None:
-        """Return what comes next, having set the time; None: an event that is void."""
-        self._let_compute()
-        # A tick only when nothing is waiting to be handled: a result may be.
-        if self._wake_at is not None:
-            tick_at = max(self.now, self._wake_at)
-            if not self._queue or tick_at < self._queue[0][0]:
-                self.now = tick_at
-                return Tick()
-        if not self._queue:
-            message = "nothing will happen any more: all workers are gone for good"
-            raise ProtocolError(message, self.updates[-1:])
-        at, _, event, life = heapq.heappop(self._queue)
-        if isinstance(event, Failure):  # whenever it is noticed
-            self._fail(event, at)
-            return event
-        worker = getattr(event, "worker", -1)
-        if worker >= 0 and life != self._lives[worker]:
-            return None
-        self.queued_s += max(0.0, self.now - at) if isinstance(event, Done) else 0.0
-        self.now = max(self.now, at)
-        return event
-
-    def _let_compute(self) -> None:
+    def _end_jobs_on_cores(self) -> None:
         """End what is computed on shared cores before anything else happens."""
-        while self._cores is not None and (found := self._cores.next_end()) is not None:
-            first_at = self._queue[0][0] if self._queue else float("inf")
-            if self._wake_at is not None:
-                first_at = min(first_at, max(self.now, self._wake_at))
-            if found[0] > first_at:
+        cores = self._cores
+        while cores is not None and cores.next_at < inf:
+            if cores.next_at > min(self._queue.next_at, max(self.now, self._wake_at)):
                 return
-            self._computed(*self._cores.end())
+            self._computed(*cores.end())
 
     def _computed(self, at: float, worker: int) -> None:
         rest_s, step, shard = self._rest_s.pop(worker)
         self._due_at[worker] = at + rest_s
-        self._post(self._due_at[worker], Done(worker, step, shard), worker)
+        self._post(self._due_at[worker], Done(worker, step, shard))
 
     def _leaves_cores(self, worker: int, at: float) -> None:
         if self._cores is not None and self._cores.leave_off(at, worker):
             del self._rest_s[worker]
 
-    def _fail(self, failure: Failure, at: float) -> None:
-        worker = failure.worker
+    def _fail(self, failure: Failure) -> None:
+        worker, at = failure.worker, failure.at_s
         if self._is_away[worker]:
             return
         self._is_away[worker] = True
         self._lives[worker] += 1
         self._leaves_cores(worker, max(self.now, at))
         told_at = at + failure.detected_s
-        self._post(told_at, Left(worker, "failed", crashed=failure.crashed), worker)
-        if failure.away_s < float("inf"):
-            joined = Joined(worker, self._places[worker])
-            self._post(told_at + failure.away_s, joined, worker)
+        self._post(told_at, Left(worker, "failed", crashed=failure.crashed))
+        if failure.away_s < inf:
+            self._post(told_at + failure.away_s, Joined(worker, self._places[worker]))
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -272,7 +260,7 @@ class VirtualRun:
         vectors = self._vectors({s: held[s] for s in effect.shards}, self._shards_of(effect.step))
         began, took_s = self.now, self._apply_s(vectors)
         if self._cores is None or not took_s:
-            self.now += took_s
+            self._queue.now += took_s
         else:
             self._cores.begin(self.now, COORDINATOR, took_s)
             ended = None
@@ -280,7 +268,7 @@ class VirtualRun:
                 at, ended = self._cores.end()
                 if ended != COORDINATOR:
                     self._computed(at, ended)
-            self.now, took_s = at, at - began
+            self._queue.now, took_s = at, at - began
         number, shards = len(effect.holders), len(effect.shards)
         self.updates.append(Update(self.now, took_s, number, shards, effect.staleness, vectors))
         self.events += 1
@@ -300,11 +288,11 @@ class VirtualRun:
                 self._pushing_s[worker] = work.pushing_s
                 if self._cores is not None and computing_s:
                     self._cores.begin(self.now, worker, computing_s)
-                    self._due_at[worker] = float("inf")
+                    self._due_at[worker] = inf
                     self._rest_s[worker] = rest_s, step, shard
                     return
                 self._due_at[worker] = self.now + computing_s + rest_s
-                self._post(self._due_at[worker], Done(worker, step, shard), worker)
+                self._post(self._due_at[worker], Done(worker, step, shard))
             case Keep(worker, step, shard, count):
                 held = self._held.setdefault(step, {})
                 held |= dict.fromkeys(range(shard, shard + count), worker)
@@ -320,12 +308,12 @@ class VirtualRun:
                 told_at = max(told_at, self._pulled_at[worker])
                 leaves_at = told_at + self._leaves_off_s(worker) + self._latency_s
                 at = min(self._due_at[worker], leaves_at)
-                self._post(at, left_off, worker)
+                self._post(at, left_off)
             case Replace(worker):
                 self._lives[worker] += 1
                 self._leaves_cores(worker, self.now)
                 self._is_away[worker] = True
-                self._post(self.now, Left(worker, "silent"), worker)
-                self._post(self.now, Joined(worker, self._places[worker]), worker)
+                self._post(self.now, Left(worker, "silent"))
+                self._post(self.now, Joined(worker, self._places[worker]))
             case Finish() | Abort():
                 self._is_over = True
