@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from quorate.engines.stages.made import WAYS
-from quorate.engines.stages.threaded import Threaded
+from quorate.engines.stages.new_replica import REPLICA_CLASSES
+from quorate.engines.stages.threaded_replica import ThreadedReplica
 
 
 @pytest.fixture
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have stages on CPUs be threads."""
-    monkeypatch.setitem(WAYS, "cpu", Threaded)
+    monkeypatch.setitem(REPLICA_CLASSES, "cpu", ThreadedReplica)
 
 
 @pytest.fixture(params=["processes", "threads"])

@@ -18,8 +18,8 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.engines.amendments import Amendments
 from quorate.engines.drawing import drawing as drawing
 from quorate.engines.remote_error import exited
-from quorate.engines.stages.given import Given, Rows, no_stage
-from quorate.engines.stages.pipelined import Pipelined
+from quorate.engines.stages.pipelined_replica import PipelinedReplica
+from quorate.engines.stages.shard_input import ShardInput, ShardRows, no_stage
 from quorate.engines.tracing import current
 from quorate.machine import out_of_memory
 from quorate.machine.signal_handlers import LeftError
@@ -349,26 +349,30 @@ class Training(Job):
         self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task], **how: Any
     ) -> list[ShardSum]:
         """Compute shards of one step; all at the same time if the replica has stages."""
-        if not isinstance(replica, Pipelined) or self.in_one_piece:
+        if not isinstance(replica, PipelinedReplica) or self.in_one_piece:
             return super().compute_run(replica, stream, feed, tasks, **how)
         batches = [self._fetched(replica, feed, task) for task in tasks]
         self._pulled(replica, tasks[0], how["snapshot"])
         return self._in_stages(replica, stream, tasks, batches)
 
     def _in_stages(
-        self, replica: Pipelined, stream: Stream, tasks: Sequence[Task], batches: Sequence[Batch]
+        self,
+        replica: PipelinedReplica,
+        stream: Stream,
+        tasks: Sequence[Task],
+        batches: Sequence[Batch],
     ) -> list[ShardSum]:
         """Have the shards of a run flow through the stages; the replica has the parameters.
 
         Returns:
-            What ``Pipelined.gradients`` returns.
+            What ``PipelinedReplica.gradients`` returns.
         """
         step, given = tasks[0].step, []
         for b, t in zip(batches, tasks, strict=True):
             replica.called.place(self.plan, step, b.rows)
-            rows = Rows(b.data, replica.called.at)
+            rows = ShardRows(b.data, replica.called.at)
             seed = shard_seed(self.plan, step, t.shard)
-            given.append(Given(t.shard, rows, len(b.rows), seed, t.into, t.at, t.waits_for))
+            given.append(ShardInput(t.shard, rows, len(b.rows), seed, t.into, t.at, t.waits_for))
         return replica.gradients(given, stream, self.plan.shards_of(step))
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Task
-from quorate.engines.stages.given import no_stage
+from quorate.engines.stages.shard_input import no_stage
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum

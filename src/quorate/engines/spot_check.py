@@ -21,8 +21,8 @@ from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.data.streams.stream import Stream as RowStream
 from quorate.engines.job import Job, Task, shard_seed
-from quorate.engines.stages.given import Given, Rows
-from quorate.engines.stages.pipelined import Pipelined
+from quorate.engines.stages.pipelined_replica import PipelinedReplica
+from quorate.engines.stages.shard_input import ShardInput, ShardRows
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.outputs.rows import Piece
@@ -143,14 +143,14 @@ class SpotCheck(Job):
 
         Training computes its shards so, and not in one piece.
         """
-        if not isinstance(replica, Pipelined):
+        if not isinstance(replica, PipelinedReplica):
             return []
         step, shard = self._ticket
         seed = shard_seed(self.plan, step, shard)
         results = []
         for batch in batches:
-            rows = Rows(batch.data, replica.called.at)
-            given = Given(shard, rows, len(batch.rows), seed, None, task.at, task.waits_for)
+            rows = ShardRows(batch.data, replica.called.at)
+            given = ShardInput(shard, rows, len(batch.rows), seed, None, task.at, task.waits_for)
             (computed,) = replica.gradients([given], stream, self.plan.shards_of(step))
             results.append(result_of(computed))
             replica.recycle(computed)

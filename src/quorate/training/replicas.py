@@ -11,7 +11,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.coordination.run_event import NOTE, WARNING, RunEvent
-from quorate.engines.stages.made import Replica, Split, Spread, made, parts_of
+from quorate.engines.stages.new_replica import Replica, Split, Spread, new_replica, parts_of
 from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
 from quorate.replica import host_draws, precision
@@ -241,7 +241,7 @@ class Replicas:
         if not own and self._obstacle is not None:
             raise refused(self._obstacle)
         logs = logs and self.computing.log_placement
-        return made(
+        return new_replica(
             state.model,
             state.parameters,
             group,

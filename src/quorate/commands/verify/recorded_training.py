@@ -23,7 +23,7 @@ from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.data.source import Batch, Source
 from quorate.engines.job import Task, Training, shard_seed
-from quorate.engines.stages.pipelined import Pipelined, other_gradient, other_outcome
+from quorate.engines.stages.pipelined_replica import PipelinedReplica, other_gradient, other_outcome
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
@@ -62,7 +62,11 @@ class RecordedTraining(Training):
         return {**super().options(), "folder": str(self._folder)}
 
     def _in_stages(
-        self, replica: Pipelined, stream: Stream, tasks: Sequence[Task], batches: Sequence[Batch]
+        self,
+        replica: PipelinedReplica,
+        stream: Stream,
+        tasks: Sequence[Task],
+        batches: Sequence[Batch],
     ) -> list[ShardSum]:
         """Train through the stages, and compute the same shards in one piece, which is recorded.
 

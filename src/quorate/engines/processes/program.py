@@ -12,7 +12,7 @@ from quorate.coordination.plan import Order
 from quorate.coordination.sampling import EpochRows
 from quorate.data.draws import Augment
 from quorate.data.source import Collate
-from quorate.engines.stages.made import Split, Spread
+from quorate.engines.stages.new_replica import Split, Spread
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.loss import Loss

@@ -22,7 +22,7 @@ from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
 from quorate.engines.processes.shard_loop import ShardLoop
 from quorate.engines.processes.wire import Wire
-from quorate.engines.stages.made import made
+from quorate.engines.stages.new_replica import new_replica
 from quorate.errors import UserError
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
@@ -144,7 +144,7 @@ class Worker:
         arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
         turns = Turns(side_by_side=True)
         Sharing(program.model, program.loss, copies=False).tell(turns)
-        replica = made(
+        replica = new_replica(
             program.model,
             arena.parameters,
             program.group,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.engines.processes.endings import Ending
-from quorate.engines.stages.links import Arrivals, Ends, Links
-from quorate.engines.stages.process import PARENT, Shared, packed_values
+from quorate.engines.stages.links import Arrivals, SocketLinks, StageLinks
+from quorate.engines.stages.stage_runner import PARENT, Shared, packed_values
 from quorate.machine import this_host
 from quorate.machine.descriptors import require_for_stages
 from quorate.machine.devices import has_streams
@@ -34,7 +34,7 @@ from quorate.replica.nested import leaves, mapped_leaves, tensors
 from quorate.replica.transfer import copied
 
 
-class Devices(ABC):
+class StageDevices(ABC):
     """The devices of a replica at work, and the parent's ends of the links to the devices.
 
     Args:
@@ -43,7 +43,7 @@ class Devices(ABC):
         values: of ``Shared``, as the devices have them from the start.
     """
 
-    def __init__(self, shared: Shared, links: Ends, values: Values | None = None) -> None:
+    def __init__(self, shared: Shared, links: StageLinks, values: Values | None = None) -> None:
         self.links = links
         self._count, self._at_work = shared.devices, shared.at_work
         self._values = values
@@ -73,7 +73,7 @@ class Devices(ABC):
         """
 
 
-class StageProcesses(Devices):
+class StageProcesses(StageDevices):
     """Forks of this process, since objects made by user code travel in no other way.
 
     Args:
@@ -88,7 +88,7 @@ class StageProcesses(Devices):
         self,
         devices: int,
         shared: Shared,
-        serve: Callable[[int, Links, Shared], None],
+        serve: Callable[[int, SocketLinks, Shared], None],
         values: Values | None = None,
         name: str = "stage",
     ) -> None:
@@ -101,7 +101,7 @@ class StageProcesses(Devices):
         def run(number: int) -> None:
             be_killed_first()
             become_compute_thread(threads, CPU)
-            serve(number, Links(ends[number]), shared)
+            serve(number, SocketLinks(ends[number]), shared)
 
         try:
             for one, other in combinations(ends, 2):
@@ -110,7 +110,7 @@ class StageProcesses(Devices):
                 others = [end for n, own in ends.items() if n != number for end in own.values()]
                 child = ForkedChild(f"{name}-{number}", run, number, closes=others, threads=threads)
                 self._children.append(child)
-            super().__init__(shared, Links(ends[PARENT]), values)
+            super().__init__(shared, SocketLinks(ends[PARENT]), values)
         except BaseException:
             end_children(self._children)
             for end in ends[PARENT].values():
@@ -160,16 +160,16 @@ class EndedError(BaseException):
     """A thread is not wanted any more. No ``Exception``: user code must not go on after it."""
 
 
-class Queues(Arrivals):
+class QueueLinks(Arrivals):
     """One thread's ends of its links to others of the process, by their numbers."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        self._others: Mapping[int, Queues] = {}
+        self._others: Mapping[int, QueueLinks] = {}
         self._copiers: dict[int, DeviceCopier] = {}
 
-    def link(self, others: Mapping[int, Queues]) -> None:
+    def link(self, others: Mapping[int, QueueLinks]) -> None:
         """Have these at the other ends."""
         self._others = others
         self._copiers = {number: DeviceCopier(other._device) for number, other in others.items()}
@@ -192,7 +192,7 @@ class Queues(Arrivals):
             self.lose(number)
 
 
-class StageThreads(Devices):
+class StageThreads(StageDevices):
     """One thread for each device.
 
     Args:
@@ -205,10 +205,10 @@ class StageThreads(Devices):
         self,
         devices: Sequence[torch.device],
         shared: Shared,
-        serve: Callable[[int, Ends, Shared], None],
+        serve: Callable[[int, StageLinks, Shared], None],
     ) -> None:
-        queues = {PARENT: Queues(CPU)}
-        queues |= {number: Queues(device) for number, device in enumerate(devices)}
+        queues = {PARENT: QueueLinks(CPU)}
+        queues |= {number: QueueLinks(device) for number, device in enumerate(devices)}
         for own, each in queues.items():
             each.link({number: other for number, other in queues.items() if number != own})
         super().__init__(shared, queues[PARENT])

@@ -18,7 +18,7 @@ from quorate.replica.flat import Flat, Layout
 _PAGE = 4096
 
 
-class Lent(NamedTuple):
+class LentVectors(NamedTuple):
     """Vectors of the pool for one run of shards."""
 
     puts: tuple[Put, ...]  # what becomes of each shard; places are vectors' numbers
@@ -45,7 +45,7 @@ class GradientPool:
         self._numbers = {id(flat): number for number, flat in enumerate(self.vectors)}
         self._free = [*range(count)]  # a heap: low first, so that few are written
 
-    def lend(self, run: range, of: int) -> Lent | None:
+    def lend(self, run: range, of: int) -> LentVectors | None:
         """Return vectors for a run of shards; None: there are not enough.
 
         Args:
@@ -61,7 +61,7 @@ class GradientPool:
         )
         first = (shard - run.start for shard in plan.first)
         sums = zip(first, (numbers[place] for place in plan.sums.values()), strict=True)
-        return Lent(tuple(puts), tuple(sums), tuple(numbers))
+        return LentVectors(tuple(puts), tuple(sums), tuple(numbers))
 
     def give_back(self, numbers: Collection[int]) -> None:
         """Have vectors be used again: nobody reads them any more."""

@@ -79,7 +79,7 @@ class Arrivals:
             self._changed.notify_all()
 
 
-class Ends(Protocol):
+class StageLinks(Protocol):
     """The ends of a device's links to the parent and all devices."""
 
     def send(self, to: int, key: Hashable, value: Any) -> None:
@@ -100,7 +100,7 @@ class Ends(Protocol):
         """Close the ends: ``take`` raises, here and in all devices."""
 
 
-class Links(Arrivals):
+class SocketLinks(Arrivals):
     """The sockets of a process, by the number of the process at the far end.
 
     A single thread sends, a single thread receives. ``take`` notices closed sockets.

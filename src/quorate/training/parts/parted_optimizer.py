@@ -17,8 +17,8 @@ import torch
 
 from quorate.engines import remote_error
 from quorate.engines.stages.devices import StageProcesses
-from quorate.engines.stages.links import GoneError, Links
-from quorate.engines.stages.process import PARENT, Shared
+from quorate.engines.stages.links import GoneError, SocketLinks
+from quorate.engines.stages.stage_runner import PARENT, Shared
 from quorate.errors import ServerError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
@@ -155,7 +155,7 @@ class PartedOptimizer(FlatOptimizer):
 
     # --- in a process of a part -------------------------------------------------------------------
 
-    def _serve(self, part: int, links: Links) -> None:
+    def _serve(self, part: int, links: SocketLinks) -> None:
         """Be the process of a part, until the parent wants no more."""
         others = [name for name, of in self._part_of.items() if of != part]
         gradients: dict[tuple[int, int], Flat] = {}

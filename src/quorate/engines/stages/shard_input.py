@@ -14,18 +14,18 @@ def no_stage(_stage: int) -> None:
     """Tell nobody."""
 
 
-class Rows(NamedTuple):
+class ShardRows(NamedTuple):
     """What a loss function is given of a shard."""
 
     data: Any
     at: At = NOWHERE
 
 
-class Given(NamedTuple):
+class ShardInput(NamedTuple):
     """One shard of a run, for a pipelined replica."""
 
     shard: int  # its number in its step
-    batch: Rows
+    batch: ShardRows
     rows: int
     seed: int
     into: Flat | None  # as for ``Replica.gradient``

@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any
 
 from quorate.coordination.pipeline_schedules import SCHEDULES
-from quorate.engines.stages.devices import Devices, StageProcesses
-from quorate.engines.stages.given import Given
-from quorate.engines.stages.gradient_pool import GradientPool, Lent
+from quorate.engines.stages.devices import StageDevices, StageProcesses
+from quorate.engines.stages.gradient_pool import GradientPool, LentVectors
 from quorate.engines.stages.links import GoneError
-from quorate.engines.stages.process import Micro, Shared, failure
-from quorate.engines.stages.staged import Staged
+from quorate.engines.stages.shard_input import ShardInput
+from quorate.engines.stages.stage_runner import Micro, Shared, failure
+from quorate.engines.stages.staged_replica import StagedReplica
 from quorate.engines.tracing import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
@@ -42,7 +42,7 @@ from quorate.replica.streams import Stream
 MOST_LOST = 3  # times that a run is begun anew because a process was killed
 
 
-class Pipelined(Staged):
+class PipelinedReplica(StagedReplica):
     """A replica whose stages are processes.
 
     Args:
@@ -61,7 +61,7 @@ class Pipelined(Staged):
         self._read_by_stages = self._flat
         self._devices = len(self.group)
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
-        self._processes: Devices | None = None
+        self._processes: StageDevices | None = None
         self._pool: GradientPool | None = None
         self._is_compared = False
         # Forks see what the parent writes into shared memory, and into no other.
@@ -90,7 +90,7 @@ class Pipelined(Staged):
         if (number := self._pool.number_of(gradient)) is not None:
             self._pool.give_back((number,))
 
-    def gradients(self, given: Sequence[Given], stream: Stream, of: int) -> list[ShardSum]:
+    def gradients(self, given: Sequence[ShardInput], stream: Stream, of: int) -> list[ShardSum]:
         """Compute forward and backward over a run of shards: see ``Replica.gradient``. Blocks.
 
         Args:
@@ -121,7 +121,7 @@ class Pipelined(Staged):
             self.recycle(first)
         return self._through(given, of)
 
-    def _through(self, given: Sequence[Given], of: int) -> list[ShardSum]:
+    def _through(self, given: Sequence[ShardInput], of: int) -> list[ShardSum]:
         """Have a run flow through the stages, however often processes are killed."""
         for _ in range(MOST_LOST):
             try:
@@ -155,7 +155,7 @@ class Pipelined(Staged):
 
     # --- the cut ----------------------------------------------------------------------------------
 
-    def _cut(self, given: Given, stream: Stream) -> tuple[StageGraph, ...]:
+    def _cut(self, given: ShardInput, stream: Stream) -> tuple[StageGraph, ...]:
         """Return the stages, by what the loss function gives the model of a shard."""
         self.called.at = given.batch.at
         call = call_of(self, given.batch.data, given.rows, stream, given.seed)
@@ -172,7 +172,7 @@ class Pipelined(Staged):
         assert isinstance(self._flat, Flat)
         return fingerprint(list(self._flat.views.values()))
 
-    def _compare(self, given: Given, through: ShardSum, stream: Stream, before: str) -> bool:
+    def _compare(self, given: ShardInput, through: ShardSum, stream: Stream, before: str) -> bool:
         """Compute a shard in one piece: the bits have to be those that came through the stages.
 
         Args:
@@ -199,13 +199,13 @@ class Pipelined(Staged):
         fix = "let the loss change nothing of the model but by one call of it, or cut elsewhere"
         raise SettingError("split", got, expected, fix)
 
-    def _in_one_piece(self, given: Given, stream: Stream) -> ShardSum:
+    def _in_one_piece(self, given: ShardInput, stream: Stream) -> ShardSum:
         self.called.at = given.batch.at
         return self.gradient(given.batch.data, given.rows, stream, given.seed)
 
     # --- a run ------------------------------------------------------------------------------------
 
-    def _flow(self, given: Sequence[Given], of: int) -> list[ShardSum]:
+    def _flow(self, given: Sequence[ShardInput], of: int) -> list[ShardSum]:
         run = range(given[0].shard, given[0].shard + len(given))
         pool, lent = self._lent(run, of)
         numbers = {*lent.numbers}
@@ -220,7 +220,7 @@ class Pipelined(Staged):
         finally:
             pool.give_back(numbers)
 
-    def _computed(self, given: Sequence[Given], lent: Lent) -> list[ShardSum]:
+    def _computed(self, given: Sequence[ShardInput], lent: LentVectors) -> list[ShardSum]:
         """Compute the shards of a run; gradients are in the vectors of the pool."""
         if self._processes is None:
             self._processes = self._start()
@@ -249,7 +249,7 @@ class Pipelined(Staged):
             sums.append(self._sum(forward, backward))
         return sums
 
-    def _handed_over(self, given: Given, summed: Flat) -> Flat:
+    def _handed_over(self, given: ShardInput, summed: Flat) -> Flat:
         """Return a sum of gradients, which is where it was asked for."""
         for name in self._turn.trained.keys() - self._in_stages:
             summed.views[name].zero_()
@@ -314,7 +314,7 @@ class Pipelined(Staged):
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _lent(self, run: range, of: int) -> tuple[GradientPool, Lent]:
+    def _lent(self, run: range, of: int) -> tuple[GradientPool, LentVectors]:
         """Return the pool, and what a run has of it; a new one if it is too small."""
         lent = None if self._pool is None else self._pool.lend(run, of)
         if self._pool is None or lent is None:
@@ -324,7 +324,7 @@ class Pipelined(Staged):
             assert lent is not None
         return self._pool, lent
 
-    def _start(self) -> Devices:
+    def _start(self) -> StageDevices:
         """Start the processes."""
         graphs, pool = self._graphs_of_stages, self._pool
         assert pool is not None

@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 
-from quorate.engines.stages.given import Rows
-from quorate.engines.stages.links import Ends, GoneError
-from quorate.engines.stages.process import Device, Shared, device_of, next_run, tell_failed
+from quorate.engines.stages.links import GoneError, StageLinks
+from quorate.engines.stages.shard_input import ShardRows
+from quorate.engines.stages.stage_runner import (
+    Shared,
+    StageRunner,
+    device_of,
+    next_run,
+    tell_failed,
+)
 from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.routes import Route
@@ -24,7 +30,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 
 
-class Staged(Replica):
+class StagedReplica(Replica):
     """A replica that can compute stages of its model."""
 
     def serve(
@@ -33,7 +39,7 @@ class Staged(Replica):
         plan: Sequence[Route],
         devices: int,
         number: int,
-        links: Ends,
+        links: StageLinks,
         shared: Shared,
     ) -> None:
         """Be a device, until the parent wants no more.
@@ -55,7 +61,7 @@ class Staged(Replica):
                 for graph, route in zip(graphs, plan, strict=True)
                 if device_of(graph.index, devices) == number
             }
-            device = Device(number, devices, stages, links, shared, self._turn_on_device())
+            device = StageRunner(number, devices, stages, links, shared, self._turn_on_device())
             try:
                 while True:
                     row, puts, buffers = next_run(links, self.called.shared)
@@ -86,7 +92,7 @@ class Staged(Replica):
     def _begin_in_stage(self, stream: Any, seed: int) -> None:
         self._begin(stream, seed, training=True)
 
-    def _read_in_stage(self, batch: Rows, rows: int) -> Any:
+    def _read_in_stage(self, batch: ShardRows, rows: int) -> Any:
         self.called.at = batch.at
         with self.alone.modes_put_back():
             return self._read(self.plain_loss, batch.data, rows, training=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from quorate.engines.selection import PROCESSES, TOWERS
-from quorate.engines.stages.pipelined import Pipelined
-from quorate.engines.stages.threaded import Threaded
+from quorate.engines.stages.pipelined_replica import PipelinedReplica
+from quorate.engines.stages.threaded_replica import ThreadedReplica
 from quorate.machine.devices import Group
 from quorate.replica.compute import Compute
 from quorate.replica.flat import Flat
@@ -18,11 +18,11 @@ from quorate.replica.pipeline.split import Split, refused, require_devices, stag
 from quorate.replica.replica import Replica
 from quorate.replica.spread import Spread
 
-__all__ = ["WAYS", "Replica", "Split", "Spread", "made", "parts_of"]
+__all__ = ["REPLICA_CLASSES", "Replica", "Split", "Spread", "new_replica", "parts_of"]
 
 # What a replica is whose stages are on such devices. On CPUs threads would wait for each other's
 # Python; on others it is kernels that take the time, and memory of a device is one process's.
-WAYS: dict[str, type[Pipelined]] = {"cpu": Pipelined}
+REPLICA_CLASSES: dict[str, type[PipelinedReplica]] = {"cpu": PipelinedReplica}
 
 
 def parts_of(
@@ -64,7 +64,7 @@ def parts_of(
     return Split(names, stages, compute.pipeline)
 
 
-def made(
+def new_replica(
     model: torch.nn.Module,
     parameters: Flat,
     group: Group,
@@ -74,6 +74,6 @@ def made(
 ) -> Replica:
     """Return a replica; arguments as for ``Replica``."""
     if isinstance(spread, Split):
-        way = WAYS.get(group[0].type, Threaded)
+        way = REPLICA_CLASSES.get(group[0].type, ThreadedReplica)
         return way(model, parameters, group, split=spread, **options)
     return Replica(model, parameters, group, spread=spread, **options)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from quorate.engines.stages.given import Rows
-from quorate.engines.stages.staged import Staged
+from quorate.engines.stages.shard_input import ShardRows
+from quorate.engines.stages.staged_replica import StagedReplica
 from quorate.machine.devices import Group, has_streams
 from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
@@ -29,7 +29,7 @@ from quorate.replica.streams import Stream
 from quorate.replica.transfer import move
 
 
-class Part(Staged):
+class DeviceReplica(StagedReplica):
     """What one thread computes with. It owns nothing: parameters are those of the whole model.
 
     Args:
@@ -93,7 +93,7 @@ class Part(Staged):
         self._set_pulled(self._buffers)
         stream.reseed(seed)
 
-    def _read_in_stage(self, batch: Rows, rows: int) -> Any:
+    def _read_in_stage(self, batch: ShardRows, rows: int) -> Any:
         return super()._read_in_stage(batch._replace(data=move(batch.data, self.device)), rows)
 
 

@@ -3,7 +3,7 @@
 The model of the replica itself stays on the host, where the coordinator's parameters are. It is
 called there once, to be cut. From then on there are a model in one piece, each tensor of which lies
 on the device of its stage (``Whole``), and for each device a thread with a copy of the model that
-has the tensors of its stages and reads the same parameters (``Part``).
+has the tensors of its stages and reads the same parameters (``DeviceReplica``).
 
 Gradients are summed on the host, as those of a replica in processes are.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from quorate.engines.stages.devices import Devices, StageThreads
-from quorate.engines.stages.given import Given
-from quorate.engines.stages.part import Part
-from quorate.engines.stages.pipelined import Pipelined
-from quorate.engines.stages.process import Shared
+from quorate.engines.stages.device_replica import DeviceReplica
+from quorate.engines.stages.devices import StageDevices, StageThreads
+from quorate.engines.stages.pipelined_replica import PipelinedReplica
+from quorate.engines.stages.shard_input import ShardInput
+from quorate.engines.stages.stage_runner import Shared
 from quorate.errors import SettingError
 from quorate.machine.devices import Group
 from quorate.replica.buffers import Buffers
@@ -38,7 +38,7 @@ from quorate.replica.streams import Stream
 CPU = torch.device("cpu")
 
 
-class Threaded(Pipelined):
+class ThreadedReplica(PipelinedReplica):
     """A replica whose stages are threads.
 
     Args:
@@ -64,7 +64,7 @@ class Threaded(Pipelined):
         self._on = group
         self._masters = parameters  # not as they are rounded to a lower precision
         self._whole: Whole | None = None
-        self._parts: list[Part] = []
+        self._parts: list[DeviceReplica] = []
         self._made_of = {
             name: o for name, o in options.items() if name not in ("own", "set_buffers")
         }
@@ -141,7 +141,7 @@ class Threaded(Pipelined):
         """Return the same each time: nobody writes what is on the devices."""
         return ""
 
-    def _cut(self, given: Given, stream: Stream) -> tuple[StageGraph, ...]:
+    def _cut(self, given: ShardInput, stream: Stream) -> tuple[StageGraph, ...]:
         uses = UsedByLoss(self.model)
         with self.watched(uses.within):
             graphs = super()._cut(given, stream)
@@ -161,7 +161,7 @@ class Threaded(Pipelined):
         )
         needed = used(self.model, graphs, self._devices, frozenset(uses.found))
         self._parts = [
-            Part(
+            DeviceReplica(
                 self.model,
                 self._masters,
                 device,
@@ -176,7 +176,7 @@ class Threaded(Pipelined):
 
     # --- threads ----------------------------------------------------------------------------------
 
-    def _start(self) -> Devices:
+    def _start(self) -> StageDevices:
         """Start the threads."""
         graphs, pool = self._graphs_of_stages, self._pool
         assert pool is not None

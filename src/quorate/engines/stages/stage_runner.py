@@ -22,7 +22,7 @@ from quorate.coordination.pipeline_schedules import Row, Work
 from quorate.coordination.tree import Put
 from quorate.engines import remote_error
 from quorate.engines.remote_error import exited
-from quorate.engines.stages.links import Ends
+from quorate.engines.stages.links import StageLinks
 from quorate.replica.beside.values import Values
 from quorate.replica.beside.view import View
 from quorate.replica.flat import Flat, are_alike
@@ -50,7 +50,7 @@ class Shared:
 
     def __post_init__(self) -> None:
         """Make the record of the devices at work."""
-        self.at_work = AtWork(self.devices)
+        self.at_work = StageActivity(self.devices)
 
 
 def device_of(stage: int, devices: int) -> int:
@@ -58,7 +58,7 @@ def device_of(stage: int, devices: int) -> int:
     return stage % devices
 
 
-class Device:
+class StageRunner:
     """The stages of a device, with the links to the parent and all devices.
 
     Args:
@@ -75,7 +75,7 @@ class Device:
         number: int,
         devices: int,
         stages: Mapping[int, Stage],
-        links: Ends,
+        links: StageLinks,
         shared: Shared,
         turn: AbstractContextManager[Any] | None = None,
     ) -> None:
@@ -246,7 +246,7 @@ class Device:
             self._links.send(to, key, value)
 
 
-def next_run(links: Ends, shared: View) -> Any:
+def next_run(links: StageLinks, shared: View) -> Any:
     """Return the next run, after taking new values of ``Shared``. Blocks."""
     while True:
         what, given = links.take("shared", "run")
@@ -255,7 +255,7 @@ def next_run(links: Ends, shared: View) -> Any:
         shared.take(unpacked_values(given))
 
 
-def tell_failed(links: Ends, device: Device, error: BaseException) -> None:
+def tell_failed(links: StageLinks, device: StageRunner, error: BaseException) -> None:
     """Send an exception to the parent, with stage and shard."""
     stage, shard = device.at
     if isinstance(error, SystemExit):  # user code's: signals of the job are ignored here
@@ -271,7 +271,7 @@ def failure(told: Mapping[str, Any]) -> tuple[int, BaseException]:
 _WORD_BYTES = 8
 
 
-class AtWork:
+class StageActivity:
     """The stage of each device, in memory shared with forks that are made later.
 
     A device may be killed or stopped anywhere: no word is ever locked, and nobody waits for a word.
