@@ -6,8 +6,10 @@ that it reads. So contenders live at once, and nobody computes while another doe
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 class Child:
@@ -15,12 +17,14 @@ class Child:
 
     Args:
         words: the script that it is, and its arguments.
+        tree: a checkout whose quorate it imports; None: the installed one.
     """
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, tree: Path | None = None) -> None:
         pipe = subprocess.PIPE
+        env = None if tree is None else os.environ | {"PYTHONPATH": str(tree.resolve() / "src")}
         self._process = subprocess.Popen(
-            [sys.executable, *words], stdin=pipe, stdout=pipe, text=True
+            [sys.executable, *words], stdin=pipe, stdout=pipe, text=True, env=env
         )
         self._until("ready")
 

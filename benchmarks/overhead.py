@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py [--rounds 7] [--updates 200] [--json FILE] [--peers]
     python benchmarks/overhead.py --width 16384 --shards 2 --updates 50
+    git worktree add ../base COMMIT; python benchmarks/overhead.py --base ../base
 
 A perceptron of 32, 64 and 4, 64 rows, Adam, one thread per worker. Milliseconds per update, medians
 over rounds, of a plain loop with as many micro-batches (fused Adam), and of quorate on one worker,
@@ -9,7 +10,9 @@ on two towers and on two worker processes; with --peers also of Fabric and Accel
 installed. All of them live in one process each and take their rounds in turn; nobody computes while
 another does. The bound is what the project promises for one worker: plain + 0.15 + 0.05 * V ms.
 With another --width, of the hidden layer, a shard takes as long as one likes: from how long on is a
-second worker worth it?
+second worker worth it? With --base, a checkout of another commit, two more contenders of each kind
+run that commit's code. The rows "now / base" are medians of the ratios within a round; the rows
+"base / base" compare the two that run the same code, and so show the noise.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ ROWS, BATCH = 12_800, 64
 WIDTH = 64  # of the hidden layer; worker processes run the command line too, and so know another
 SHARDS = (1, 2, 4, 8)
 WORKERS = {"quorate, one": (1, "towers"), "two towers": (2, "towers"), "two processes": (2, None)}
+BASES = ("base", "base again")
 PEERS = {"Fabric": "lightning", "Accelerate": "accelerate"}
 
 
@@ -157,6 +161,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--shards", type=int, nargs="*", default=SHARDS)
     parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--base", type=Path, help="a checkout to compare with")
     told = parser.parse_args()
     WIDTH = told.width
     if told.serve:
@@ -166,13 +171,15 @@ def main() -> None:
     names += [n for n, module in PEERS.items() if told.peers and find_spec(module)]
     if told.only is not None:
         names = ["plain loop", *(name for name in names if name in told.only)]
-    found: dict[str, dict[int, float]] = {name: {} for name in names}
-    own = ("--width", str(WIDTH))
+    code: dict[str, tuple[str, Path | None]] = {name: (name, None) for name in names}
+    compared = [name for name in names if name in WORKERS and told.base is not None]
+    code |= {f"{name}, {base}": (name, told.base) for name in compared for base in BASES}
+    found: dict[str, dict[int, float]] = {name: {} for name in code}
+    ratios: dict[str, dict[int, float]] = {}
     for shards in told.shards:
-        children = {
-            name: Child(__file__, *own, "--serve", name, "--shards", str(shards)) for name in names
-        }
-        times: dict[str, list[float]] = {name: [] for name in names}
+        words = (__file__, "--width", str(WIDTH), "--shards", str(shards), "--serve")
+        children = {key: Child(*words, name, tree=tree) for key, (name, tree) in code.items()}
+        times: dict[str, list[float]] = {name: [] for name in code}
         for round_number in range(told.rounds + 1):
             for name, child in children.items():
                 (took_s,) = child.took_s(told.updates)
@@ -181,13 +188,18 @@ def main() -> None:
         for name, child in children.items():
             found[name][shards] = statistics.median(times[name])
             child.close()
+        for name in compared:
+            now, base, again = (times[key] for key in (name, *(f"{name}, {b}" for b in BASES)))
+            for label, of in (("now", now), ("base", again)):
+                ratio = statistics.median(a / b for a, b in zip(of, base, strict=True))
+                ratios.setdefault(f"{name}, {label} / base", {})[shards] = ratio
     print("| ms per update | " + " | ".join(f"V = {v}" for v in told.shards) + " |")
     print("|---|" + "---|" * len(told.shards))
     bound = {v: found["plain loop"][v] + 0.15 + 0.05 * v for v in told.shards}
-    for name, by_shards in [*found.items(), ("bound for one worker", bound)]:
+    for name, by_shards in [*found.items(), ("bound for one worker", bound), *ratios.items()]:
         print(f"| {name} | " + " | ".join(f"{ms:.3f}" for ms in by_shards.values()) + " |")
     if told.json:
-        told.json.write_text(json.dumps(found | {"bound": bound}, indent=1))
+        told.json.write_text(json.dumps(found | {"bound": bound} | ratios, indent=1))
 
 
 if __name__ == "__main__":
