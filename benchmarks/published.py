@@ -24,7 +24,7 @@ from quorate.coordination.rules import parse
 from quorate.simulation.checkpoint_interval import best_s, goodput
 from quorate.simulation.inputs import Checkpoints, Failures, Network
 from quorate.simulation.prediction import Prediction
-from quorate.simulation.pretending import lognormal
+from quorate.simulation.shard_times import lognormal
 from quorate.simulation.virtual_run import VirtualRun
 
 NEEDED = 50  # gradients of an update, OSDI 2016

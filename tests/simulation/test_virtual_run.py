@@ -13,7 +13,7 @@ from support.messages import expect_error
 from quorate.coordination.rules import parse
 from quorate.errors import ProtocolError
 from quorate.simulation.cores import COORDINATOR, SharedCores
-from quorate.simulation.virtual_run import Failure, VirtualRun, Work
+from quorate.simulation.virtual_run import Failure, ShardWork, VirtualRun
 
 
 def played(workers: int, batches: int, rule: str = "sync", **options: Any) -> VirtualRun:
@@ -126,6 +126,6 @@ def test_threads_crowding_and_jobs_beside(
 
 def test_a_straggler_holds_no_core_while_it_waits() -> None:
     """Two workers of one core: one computes 1 s, the other one too, and then waits for 3 s."""
-    run = played(2, 3, shard_s=lambda worker, *_: Work(1.0, 3.0 * worker), patience=1e9,
+    run = played(2, 3, shard_s=lambda worker, *_: ShardWork(1.0, 3.0 * worker), patience=1e9,
                  cores=begun([0, 0], {}))  # fmt: skip
     assert times(run) == [5.0, 10.0, 15.0]

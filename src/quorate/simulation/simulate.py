@@ -33,8 +33,7 @@ from quorate.simulation.inputs import (
     positive,
 )
 from quorate.simulation.prediction import Prediction
-from quorate.simulation.pretending import Pretending
-from quorate.simulation.serving import Serving
+from quorate.simulation.shard_times import ServerTraffic, ShardTimeModel
 from quorate.simulation.virtual_run import TIMEOUT_S, Failure, Update, VirtualRun
 
 SHARDS_PLAYED = 8_000  # in a run, about, if nobody says how many steps
@@ -168,15 +167,15 @@ class _Simulation:
     # --- what is played ---------------------------------------------------------------------------
 
     @cached_property
-    def _pretending(self) -> Pretending:
-        return self._fresh()
+    def _time_model(self) -> ShardTimeModel:
+        return self._new_time_model()
 
-    def _fresh(self) -> Pretending:
-        return Pretending(self.times, self.stragglers, self._all, self.per_host, self.seed)
+    def _new_time_model(self) -> ShardTimeModel:
+        return ShardTimeModel(self.times, self.stragglers, self._all, self.per_host, self.seed)
 
     @cached_property
-    def _serving(self) -> Serving:
-        return Serving(self.network, [w // self.per_host for w in range(self._all)])
+    def _traffic(self) -> ServerTraffic:
+        return ServerTraffic(self.network, [w // self.per_host for w in range(self._all)])
 
     def _apply_s(self, vectors: int) -> float:
         return self.update_s + self.network.exchange_s(vectors, self._hosts)
@@ -187,22 +186,22 @@ class _Simulation:
 
     def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
         """Play it, without the last so many workers."""
-        pretending = self._fresh()
+        model = self._new_time_model()
         hosts = [worker // self.per_host for worker in range(self._all - away)]
         run = VirtualRun(
             places=[f"host-{host}" for host in hosts],
             shards=self.shards,
             batches=self.batches + WARM_UP,
             rule=self.rule,
-            shard_s=self._serving.around(pretending),
+            shard_s=self._traffic.around(model),
             apply_s=self._apply_s,
             vectors=self._vectors,
             latency_s=self.network.latency_s,
             failures=lost,
-            leaves_off_s=pretending.leaves_off_s,
+            leaves_off_s=model.leaves_off_s,
             cores=self._shared(hosts, away),
             # Whoever has shards of minutes has told the run to wait for longer.
-            timeout_s=max(TIMEOUT_S, 20 * (pretending.mean_s + self._serving.median_s)),
+            timeout_s=max(TIMEOUT_S, 20 * (model.mean_s + self._traffic.median_s)),
         )
         run.play()
         return run
@@ -277,7 +276,7 @@ class _Simulation:
     def _stall_s(self, of_unit: int) -> float:
         """Return what a failure of so many workers costs beyond their absence, played."""
         if of_unit >= self._all:
-            return self.failures.detection_s + self._pretending.undisturbed_s / 2
+            return self.failures.detection_s + self._time_model.undisturbed_s / 2
         of_batch = self.shards if self.rule.by_shard else 1
         total = self.batches + WARM_UP
         batch_s = self._healthy_s * of_batch
@@ -366,7 +365,7 @@ class _Simulation:
     def _of_one_per_s(self) -> float:
         """Return examples/s of one worker alone, that nothing holds up."""
         shards = 1 if self.rule.by_shard else self.shards
-        alone_s = shards * self._pretending.undisturbed_s + self.update_s
+        alone_s = shards * self._time_model.undisturbed_s + self.update_s
         return shards * self.rows / (alone_s + self.network.exchange_s(1, 1))
 
     def _parts(self, run: VirtualRun) -> dict[str, float]:
@@ -377,7 +376,7 @@ class _Simulation:
         """
         updates = self._counted(run)
         exchange_s = fmean(self.network.exchange_s(u.vectors, self._hosts) for u in updates)
-        undisturbed_s = self._pretending.undisturbed_s
+        undisturbed_s = self._time_model.undisturbed_s
         busy = min(self._all, self.shards)
         if self.rule.by_shard:
             round_s = self._healthy_s * self._all
@@ -390,7 +389,7 @@ class _Simulation:
             needed = self.rule.needed(self.shards)
             even_s = undisturbed_s * needed / min(busy, needed)
             uneven_s = undisturbed_s * -(-needed // min(busy, needed))
-            exchange_s += self._serving.median_s
+            exchange_s += self._traffic.median_s
             waited_s = self.update_s + exchange_s
             messages = 2 * -(-needed // min(busy, needed))
         applies_s = self.update_s + exchange_s

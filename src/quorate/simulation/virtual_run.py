@@ -65,7 +65,7 @@ class Update(NamedTuple):
     vectors: int  # that reached the coordinator
 
 
-class Work(NamedTuple):
+class ShardWork(NamedTuple):
     """What a shard takes a worker: its seconds on a core of its own, and those that need none.
 
     One that is told to leave off does so when its parameters are there, and not while its gradient
@@ -109,7 +109,7 @@ class VirtualRun:
         shards: int,
         batches: int,
         rule: Rule,
-        shard_s: Callable[[int, int, int], float | Work],
+        shard_s: Callable[[int, int, int], float | ShardWork],
         apply_s: Callable[[int], float] = lambda _: 0.0,
         vectors: Callable[[Mapping[int, int], int], int] = lambda held, _: len({*held.values()}),
         failures: Iterable[Failure] = (),
@@ -282,7 +282,7 @@ class VirtualRun:
                 if self._is_away[worker]:
                     return  # it has failed, and nobody knows yet
                 takes = self._shard_s(worker, step, shard)
-                work = takes if isinstance(takes, Work) else Work(takes)
+                work = takes if isinstance(takes, ShardWork) else ShardWork(takes)
                 computing_s, rest_s = work.computing_s, sum(work[1:]) + 2 * self._latency_s
                 self._pulled_at[worker] = self.now + self._latency_s + work.pulling_s
                 self._pushing_s[worker] = work.pushing_s
