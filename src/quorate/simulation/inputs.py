@@ -5,84 +5,50 @@ Units are in the names: ``_s`` seconds, ``_h`` hours, ``_bytes``. Each group che
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf
 from typing import Any
 
 from quorate.coordination import ownership
 from quorate.coordination.rules import Rule
 from quorate.errors import SettingError
-from quorate.settings import Settings, about, one_of, whole
+from quorate.settings import Settings, about, at_least, one_of
 
 ENGINES = ("processes", "ray", "collective")
 MOST = 1e12  # of a number that is to be finite: of bytes a terabyte, of seconds 30,000 years
 WIDEST = 3.0  # spread: of a wider one the mean is in times that are never drawn
 
 
-def not_negative(name: str, value: object, most: float = MOST) -> float:
-    """Check a number that may be 0.
+def number(
+    least: float = 0.0, most: float = MOST, *, is_above: bool = False
+) -> Callable[[str, Any], float]:
+    """Return the check of a number from ``least`` to ``most``.
 
-    Raises:
-        SettingError: it is no number, less than 0, or above ``most``.
+    Args:
+        least: the smallest number.
+        most: the largest number; may be infinite.
+        is_above: whether ``least`` itself is refused.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or isnan(value) or value < 0:  # type: ignore[arg-type, operator]
-        raise SettingError(name, value, "a number >= 0", "choose another one")
-    if value > most:  # type: ignore[operator]
-        raise SettingError(name, value, f"a number <= {most:g}", "choose a smaller one")
-    return float(value)  # type: ignore[arg-type]
+
+    def check(name: str, value: Any) -> float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not (value > least if is_above else value >= least):
+            expected = f"a number {'>' if is_above else '>='} {least:g}"
+            raise SettingError(name, value, expected, "choose a larger one")
+        if value > most:
+            raise SettingError(name, value, f"a number <= {most:g}", "choose a smaller one")
+        return float(value)
+
+    return check
 
 
-def positive(name: str, value: object, most: float = MOST) -> float:
-    """Check a number above 0.
-
-    Raises:
-        SettingError: it is no number, not above 0, or above ``most``.
-    """
-    if not_negative(name, value, most) == 0.0:
-        raise SettingError(name, value, "a number > 0", "choose a larger one")
-    return float(value)  # type: ignore[arg-type]
-
-
-def unbounded(name: str, value: object) -> float:
-    """Check a number above 0 that may be infinite.
-
-    Raises:
-        SettingError: it is no number, or not above 0.
-    """
-    return positive(name, value, inf)
-
-
-def deviation(name: str, value: object) -> float:
-    """Check the standard deviation of a logarithm.
-
-    Raises:
-        SettingError: it is no number, less than 0, or above ``WIDEST``.
-    """
-    return not_negative(name, value, WIDEST)
-
-
-def share(name: str, value: object) -> float:
-    """Check a probability, or a part of a whole.
-
-    Raises:
-        SettingError: it is none.
-    """
-    if not_negative(name, value) > 1.0:
-        raise SettingError(name, value, "a number >= 0 and <= 1", "choose a smaller one")
-    return float(value)  # type: ignore[arg-type]
-
-
-def at_least_one(name: str, value: object) -> float:
-    """Check how many times as long something takes.
-
-    Raises:
-        SettingError: it is less than 1.
-    """
-    if not_negative(name, value) < 1.0:
-        raise SettingError(name, value, "a number >= 1: times as long", "choose a larger one")
-    return float(value)  # type: ignore[arg-type]
+not_negative = number()
+positive = number(is_above=True)
+unbounded = number(most=inf, is_above=True)
+deviation = number(most=WIDEST)  # standard deviation of a logarithm
+share = number(most=1.0)  # a probability, or a part of a whole
+slowdown = number(least=1.0)  # a factor
 
 
 def _times(name: str, value: Sequence[Any]) -> tuple[float, ...]:
@@ -91,18 +57,6 @@ def _times(name: str, value: Sequence[Any]) -> tuple[float, ...]:
 
 def _engine(name: str, value: str) -> str:
     return one_of(name, value, ENGINES)
-
-
-def _cores(name: str, value: int | None) -> int | None:
-    return None if value is None else whole(name, value, least=1)
-
-
-def _threads(name: str, value: int) -> int:
-    return whole(name, value, least=1)
-
-
-def _servers(name: str, value: int) -> int:
-    return whole(name, value, least=0)
 
 
 def _field(default: Any, check: Any, help: str) -> Any:
@@ -148,12 +102,12 @@ class Stragglers(Settings):
     """
 
     probability: float = _field(0.0, share, "probability of a delayed shard")
-    factor: float = _field(1.0, at_least_one, "slowdown of a delayed shard")
+    factor: float = _field(1.0, slowdown, "slowdown of a delayed shard")
     extra_s: float = _field(0.0, not_negative, "additional delay")
     slow_workers: float = _field(0.0, share, "share of slow workers")
-    slow_factor: float = _field(1.0, at_least_one, "slowdown of a slow worker")
+    slow_factor: float = _field(1.0, slowdown, "slowdown of a slow worker")
     slow_hosts: float = _field(0.0, share, "share of slow hosts")
-    slow_host_factor: float = _field(1.0, at_least_one, "slowdown of a slow host")
+    slow_host_factor: float = _field(1.0, slowdown, "slowdown of a slow host")
     steady: Sequence[float] = _field((), _times, "slowdown by worker")
 
 
@@ -168,9 +122,9 @@ class Cores(Settings):
             share memory, caches and clock. Default: 1.
     """
 
-    per_host: int | None = _field(None, _cores, "cores of a host")
-    threads: int = _field(1, _threads, "threads of a worker")
-    crowding: float = _field(1.0, at_least_one, "slowdown when all cores are busy")
+    per_host: int | None = _field(None, at_least(1), "cores of a host")
+    threads: int = _field(1, at_least(1), "threads of a worker")
+    crowding: float = _field(1.0, slowdown, "slowdown when all cores are busy")
 
     def times(self, workers: int) -> float:
         """Return the slowdown factor of a shard while a number of workers of the host compute."""
@@ -243,7 +197,7 @@ class Network(Settings):
     bandwidth_bytes_per_s: float = _field(inf, unbounded, "bandwidth of a host's link")
     ray_bytes_per_s: float = _field(inf, unbounded, "throughput of Ray")
     bisection_bytes_per_s: float = _field(inf, unbounded, "bandwidth between halves of the hosts")
-    servers: int = _field(0, _servers, "number of parameter servers")
+    servers: int = _field(0, at_least(0), "number of parameter servers")
     latency_s: float = _field(0.0, not_negative, "one-way latency")
     vector_s: float = _field(0.0, not_negative, "time per vector of sums")
 
