@@ -9,36 +9,32 @@ class in ``RULES``.
 from __future__ import annotations
 
 from math import inf
-from typing import Protocol
 
 from quorate.errors import SettingError, nearest
 
 
-class Rule(Protocol):
-    """The coordinator's view of an update rule."""
+class Rule:
+    """The coordinator's view of an update rule.
 
-    @property
-    def name(self) -> str:
-        """The name on the command line."""
+    Attributes:
+        form: the form of the name on the command line.
+        name: the name on the command line.
+        staleness: the most updates between parameters and gradient; 0: a single step is open.
+        by_shard: True if each shard of a batch is a step, and so an update, of its own.
+        least_shards: the least number of shards of a batch.
+        copies: True if an idle worker may compute a slow worker's shard too, perhaps in vain.
+    """
 
-    @property
-    def staleness(self) -> float:
-        """The most updates between parameters and gradient; 0: a single step is open."""
-
-    @property
-    def by_shard(self) -> bool:
-        """True if each shard of a batch is a step, and so an update, of its own."""
-
-    @property
-    def least_shards(self) -> int:
-        """The least number of shards of a batch."""
-
-    @property
-    def copies(self) -> bool:
-        """True if an idle worker may compute a slow worker's shard too, perhaps in vain."""
+    form: str
+    name: str
+    staleness = 0.0
+    by_shard = False
+    least_shards = 1
+    copies = True
 
     def needed(self, shards: int) -> int:
         """Return how many shards of a step with ``shards`` must be in before the update."""
+        return shards
 
 
 def keeps_bits(rule: Rule, shards: int) -> bool:
@@ -46,28 +42,16 @@ def keeps_bits(rule: Rule, shards: int) -> bool:
     return not rule.by_shard and not rule.staleness and rule.needed(shards) == shards
 
 
-class Sync:
+class Sync(Rule):
     """All shards of a step: the update does not depend on who computed them."""
 
-    name = "sync"
-    form = name
-    staleness = 0.0
-    by_shard = False
-    least_shards = 1
-    copies = True
-
-    def needed(self, shards: int) -> int:
-        """Return V: all of them."""
-        return shards
+    form = name = "sync"
 
 
-class Quorum:
+class Quorum(Rule):
     """The first R shards of a step; the rest are dropped whole (Chen et al., arXiv:1604.00981)."""
 
     form = "quorum:R"
-    staleness = 0.0
-    by_shard = False
-    copies = True
 
     def __init__(self, least: int) -> None:
         if least < 1:
@@ -80,22 +64,15 @@ class Quorum:
         return min(self.least_shards, shards)
 
 
-class Async:
+class Async(Rule):
     """Every shard's gradient on arrival, however old."""
 
-    name = "async"
-    form = name
+    form = name = "async"
     staleness = inf
-    by_shard = True
-    least_shards = 1
-    copies = True  # there is other work until the very end
-
-    def needed(self, shards: int) -> int:
-        """Return all: a step has a single shard."""
-        return shards
+    by_shard = True  # copies: there is other work until the very end
 
 
-class Bounded:
+class Bounded(Rule):
     """Every shard's gradient on arrival, but none older than K updates (Ho et al., NIPS 2013).
 
     A worker too far ahead waits; nothing is computed in vain.
@@ -103,7 +80,6 @@ class Bounded:
 
     form = "bounded:K"
     by_shard = True
-    least_shards = 1
     copies = False
 
     def __init__(self, most: int) -> None:
@@ -111,10 +87,6 @@ class Bounded:
             raise ValueError("K must be at least 0")
         self.name = f"bounded:{most}"
         self.staleness = float(most)
-
-    def needed(self, shards: int) -> int:
-        """Return all: a step has a single shard."""
-        return shards
 
 
 RULES = (Sync, Quorum, Async, Bounded)
