@@ -213,7 +213,7 @@ class Updates(NamedTuple):
             NotFiniteError: a loss or gradient was not finite; that update was not made.
         """
         state, plan = self.state, self.source.plan
-        state.tally.of(len(self.crew.groups) - 1)
+        state.tally.include(len(self.crew.groups) - 1)
         self._take_changes()  # of whoever was told that training starts
         pace = Pace()
         begun = time.monotonic()
@@ -247,7 +247,7 @@ class Updates(NamedTuple):
                 of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
                 self.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
                 state.dropped_rows = 0
-            fresh, stale, dropped = state.tally.fates()
+            counts = state.tally.to_json()
             report = Report(
                 global_step=n,
                 epoch=epoch,
@@ -257,9 +257,9 @@ class Updates(NamedTuple):
                 metrics=_named(applied, self.crew.replicas.totals, phase := plan.phase(step)),
                 worker_losses=applied.worker_losses(),
                 staleness=ready.staleness,
-                fresh=fresh,
-                stale=stale,
-                dropped=dropped,
+                fresh=counts["fresh"],
+                stale=counts["stale"],
+                dropped=counts["dropped"],
                 not_finite=state.not_finite,
                 lr=applied.lr,
                 grad_norm=applied.grad_norm,
