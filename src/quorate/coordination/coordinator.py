@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from enum import Enum
 from functools import partial
 from math import inf
 
@@ -58,14 +57,6 @@ from quorate.coordination.running_shards import RunningShards
 from quorate.coordination.tally import Tally
 from quorate.coordination.workers import Assignment, Workers
 from quorate.errors import ProtocolError
-
-
-class Phase(Enum):
-    """The state of the coordinator."""
-
-    COMPUTING = "computing"
-    APPLYING = "applying"
-    FINISHED = "finished"
 
 
 class Coordinator:
@@ -111,8 +102,8 @@ class Coordinator:
     ) -> None:
         self.first_step = first_step
         self.begun_at: float | None = None  # when the first worker joined
-        self.phase = Phase.COMPUTING
         self.tally = tally or Tally()
+        self.is_over = False
         self.reason = "all steps are done"  # why the run ends where it ends
         self._last_step = last_step
         self._rule = rule
@@ -151,10 +142,10 @@ class Coordinator:
         """Return what comes next: shards for idle workers, an update, the time of the next look."""
         effects: list[Effect] = []
         look_at = inf
-        if self.phase is Phase.COMPUTING:
+        if self._steps.applying is None and not self.is_over:
             effects += self._go_on(now)
             look_at = self._dealer.look_again_at
-        if self.phase is not Phase.FINISHED:
+        if not self.is_over:
             # Silence that is overdue waits for a Tick.
             look_at = min(look_at, max(now, self._workers.silent_at))
             if look_at < inf:
@@ -235,9 +226,8 @@ class Coordinator:
             self._steps.finish(assignment)
         for step in self._steps.held_by(worker) if not event.results_stay else ():
             self._steps.lose(step, worker)
-            if step.number == self._steps.applying and self.phase is Phase.APPLYING:
-                # The update is not made: the sums went with the worker.
-                self.phase, self._steps.applying = Phase.COMPUTING, None
+            if step.number == self._steps.applying:
+                self._steps.applying = None  # the update is not made: the sums went with the worker
         if assignment is None:
             return []
         self._steps.put_back(assignment, is_lost=True)
@@ -308,11 +298,11 @@ class Coordinator:
         return []
 
     def _abort(self, assignment: Assignment, shard: int) -> Abort:
-        self.phase = Phase.FINISHED
+        self.is_over = True
         return Abort(assignment.worker, assignment.step, shard)
 
     def _end_step(self, number: int) -> list[Effect]:
-        if self.phase is not Phase.APPLYING or number != self._steps.applying:
+        if number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
         step, effects = self._steps.by_number[number], list[Effect]()
         for held, shards in Counter(step.held.values()).items():
@@ -321,7 +311,6 @@ class Coordinator:
             self._count_lost(assignment, assignment.shards)
             effects.append(Cancel(assignment.worker, number, assignment.shard))
         self._steps.close(number)
-        self.phase = Phase.COMPUTING
         return effects
 
     def _stop(self, reason: str) -> None:
@@ -335,12 +324,12 @@ class Coordinator:
     def _go_on(self, now: float) -> list[Effect]:
         applied = self._steps.applied
         if applied >= self._last_step:
-            self.phase = Phase.FINISHED
+            self.is_over = True
             return [Finish(applied, self.reason)]
         # Workers that can go on do so while the update is made.
         effects: list[Effect] = [*self._dealer.deal(now, self._last_step)]
         if (step := self._steps.next_to_apply()) is not None:
-            self.phase, self._steps.applying = Phase.APPLYING, step.number
+            self._steps.applying = step.number
             held = step.held.values()
             apply = Apply(
                 step.number,
@@ -352,6 +341,6 @@ class Coordinator:
         return effects
 
     def _error(self, message: str) -> ProtocolError:
-        return ProtocolError(
-            f"{message} (after {self.applied} updates, {self.phase.value})", self._trail
-        )
+        phase = "computing" if self._steps.applying is None else "applying"
+        phase = "finished" if self.is_over else phase
+        return ProtocolError(f"{message} (after {self.applied} updates, {phase})", self._trail)
