@@ -76,12 +76,17 @@ def together(shard: int, among: Container[int], shards: int) -> range:
     return leaves(node, shards)
 
 
+def merged(nodes: Iterable[Node], shards: int) -> list[Node]:
+    """Return the largest subtrees that nodes make up; the subtrees cover each shard once."""
+    tree: TreeSum[bool] = TreeSum(shards, lambda _, __: True)
+    for node in nodes:
+        tree.put(node, True)
+    return sorted(tree.parts)
+
+
 def whole_subtrees(among: Iterable[int], shards: int) -> list[Node]:
     """Return the largest subtrees with all shards in ``among``; they cover each shard once."""
-    tree: TreeSum[bool] = TreeSum(shards, lambda _, __: True)
-    for shard in among:
-        tree.put((0, shard), True)
-    return sorted(tree.parts)
+    return merged([(0, shard) for shard in among], shards)
 
 
 def vectors(held: Mapping[int, Hashable], shards: int) -> int:
@@ -132,11 +137,8 @@ class Hosts:
 
     def sums(self, dealt: Sequence[Node | None], host: int, shards: int) -> list[Node]:
         """Return the nodes of a host's sums after all additions within the host."""
-        tree: TreeSum[bool] = TreeSum(shards, lambda _, __: True)
-        for rank in self.ranks[host]:
-            if (node := dealt[rank]) is not None:
-                tree.put(node, True)
-        return sorted(tree.parts)
+        nodes = [dealt[rank] for rank in self.ranks[host]]
+        return merged([node for node in nodes if node is not None], shards)
 
     def hand(self, host: int, rank: int) -> int:
         """Return the rank on a host in charge of a rank: on the rank's own host, the rank itself.
