@@ -17,8 +17,8 @@ from quorate.coordination.schedule_times import (
     bubble,
     check,
     in_flight,
-    in_flight_by_device,
     makespan,
+    most_held,
     placement,
     shards_of,
     stages_of,
@@ -59,7 +59,7 @@ def test_what_is_held(devices: int, shards: int, chunks: int) -> None:
     assert max(in_flight(SCHEDULES["zero-bubble"](devices, shards))) <= min(devices, shards)
     group = -(-shards // max(shards // devices, 1))
     ahead = [(chunks - 1) * group + 2 * (devices - 1 - r) + 1 for r in range(devices)]
-    held = in_flight_by_device(rows_of("interleaved", devices, shards, chunks))
+    held = tuple(map(most_held, rows_of("interleaved", devices, shards, chunks)))
     assert all(n <= most for n, most in zip(held, ahead, strict=True))
 
 

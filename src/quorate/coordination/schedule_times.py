@@ -111,17 +111,13 @@ def check(rows: Rows) -> None:
 def in_flight(rows: Rows) -> tuple[int, ...]:
     """Return the most shards whose activations a stage holds at a time, of each stage, (S,)."""
     return tuple(
-        max(_most(tuple(action for action in row if action.stage == stage)) for row in rows)
+        max(most_held(tuple(action for action in row if action.stage == stage)) for row in rows)
         for stage in range(stages_of(rows))
     )
 
 
-def in_flight_by_device(rows: Rows) -> tuple[int, ...]:
-    """Return the most shards held by a device at a time, over all stages, (p,)."""
-    return tuple(_most(row) for row in rows)
-
-
-def _most(row: Row) -> int:
+def most_held(row: Row) -> int:
+    """Return the most shards whose activations a device holds at a time, over all its stages."""
     held = most = 0
     for action in row:
         held += (action.work is Work.FORWARD) - (action.work in SECOND_HALF)
