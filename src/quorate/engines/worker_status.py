@@ -1,27 +1,29 @@
-"""What a worker is at, and what its time went into."""
+"""The status of workers: the current phase of each worker, and the time spent in each phase."""
 
 from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
 from mmap import mmap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quorate.coordination.spans import SpanLog
 from quorate.engines.tracing import Batch, batch, note_own_spans
 from quorate.engines.two_copies import TwoCopies
 
-# In the order in which a shard goes through the last four of them.
+# A shard passes through the last four phases in this order.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
 _NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
-# Phase, step, shard; when the phase began, time.monotonic(), or 0 if none has; shards
-# begun; the stage that is waited for, or -1; seconds in each phase before this one.
+# An entry of a timesheet: number of the phase, step, shard; start of the phase (time.monotonic()),
+# or 0 before the first phase; started shards; the late stage, or -1; seconds in each phase without
+# the current phase.
 _ENTRY = struct.Struct(f"<qqqdqq{len(PHASES)}d")
-_EMPTY = bytes(_ENTRY.size)
-_BEFORE = 7  # numbers before the seconds: the entry's version, and the above
-_STAGE = _BEFORE - 1
+_NO_ENTRY = bytes(_ENTRY.size)
+# The same as a value, after the version of the entry.
+_Entry = tuple[int, int, int, int, float, int, int, Sequence[float]]
 
 
 class WorkerStatus(NamedTuple):
@@ -64,12 +66,12 @@ class WorkerStatus(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the worker has ended, and no replacement was started yet."""
+        """True if the worker has ended, and no replacement was started yet."""
         return self.pid is None and self.thread is None and not self.is_elsewhere
 
 
 class Doing(NamedTuple):
-    """The part of a status that the worker writes; fields as there."""
+    """The part of a ``WorkerStatus`` written by the worker itself, with the same fields."""
 
     phase: str
     step: int
@@ -81,68 +83,58 @@ class Doing(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether its phase takes 3 times as long as its shards before this one usually did."""
+        """True if the phase takes 3 times as long as an earlier shard of the worker on average."""
         took_s = time.monotonic() - self.since
         before_s = sum(self.seconds[phase] for phase in PHASES[2:]) - took_s
         return took_s > 3 * before_s / max(1, self.shards - 1)
 
 
 class Timesheet:
-    """What one worker is at and was at, in memory that others may read meanwhile.
+    """The phases of one worker and their times, written by one thread and read by any thread.
 
-    One thread writes at a time: the worker's, or the coordinator's while there is no worker. There
-    is no lock, as who holds it may be killed, or not run for a while: see ``TwoCopies``.
-
-    Args:
-        memory: at first zeroed; tell it what the worker begins with.
-        start: of the ``SIZE`` bytes in it, a multiple of 8.
+    An entry is one immutable object, so that readers need no lock. ``tell`` the first phase.
     """
 
-    SIZE = TwoCopies.room(_ENTRY.size)  # bytes
-
-    def __init__(self, memory: bytearray | mmap, start: int = 0) -> None:
-        self._copies = TwoCopies(memory, start, _ENTRY.size)
-        self._last: list[Any] = [-1]  # what this object wrote last
-        self._log: SpanLog | None = None  # of a run that is traced
+    def __init__(self) -> None:
+        self._last = _entry(0, _NO_ENTRY)
+        self._log: SpanLog | None = None  # of a traced run
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
-        """Note that a phase begins, or goes on; of the same shard as before if none is named.
+        """Note the beginning of a phase, or that the phase continues. Does not block.
 
-        Does not block.
+        Args:
+            phase: one of ``PHASES``.
+            step: of the shard. Default: as before.
+            shard: number of the shard. Default: as before.
         """
-        last = self._last
-        # Most often nobody else has written: five phases of each shard need not read what is known.
-        if self._copies.last_version() != last[0]:
-            last = self._last = [*self._newest()]
-        _, was, old_step, old_shard, since, shards, *_ = last
+        count, was, old_step, old_shard, since, shards, _, before = self._newest()
         number = _NUMBERS[phase]
         step = old_step if step is None else step
         shard = old_shard if shard is None else shard
         if since and (number, step, shard) == (was, old_step, old_shard):
             return
-        now = time.monotonic()
-        last[0] += 1  # first: if this thread is interrupted here, it is read anew
+        now, seconds = time.monotonic(), [*before]
         if since:
-            last[_BEFORE + was] += now - since
+            seconds[was] += now - since
             if self._log is not None:
                 self._log.phase(PHASES[was], old_step, old_shard, since, now)
-        last[1:_BEFORE] = number, step, shard, now, shards + (phase == "fetching"), -1
-        self._write(*last)
+        shards += phase == "fetching"
+        self._write((count + 1, number, step, shard, now, shards, -1, seconds))
 
     def waits_for(self, stage: int) -> None:
-        """Note that the phase goes on, as a stage takes long. Does not block."""
-        last = self._last = [*self._newest()]
-        if last[_STAGE] != stage:
-            last[0] += 1
-            last[_STAGE] = stage
-            self._write(*last)
+        """Note a pipeline stage that takes long; the phase continues. Does not block."""
+        count, number, step, shard, since, shards, late, seconds = self._newest()
+        if stage != late:
+            self._write((count + 1, number, step, shard, since, shards, stage, seconds))
 
     def record(self, job: str | None, step: int = 0, shard: int = 0) -> None:
-        """Have what is told from now on be noted as spans, of a job; None: not any more.
+        """Note phases as spans of a job from now on; None: note no more spans.
+
+        Call ``record`` in the worker's thread.
 
         Args:
-            step: that the worker, whose thread this is, was given.
-            shard: the first that it was given of it.
+            step: of the shards of the worker.
+            shard: the first of the shards.
         """
         if job is not None and self._log is None:
             self._log = SpanLog()
@@ -150,10 +142,10 @@ class Timesheet:
             note_own_spans(self._log, job, step, shard)
 
     def recorded(self, *, cuts: bool) -> Batch | None:
-        """Return the spans since the last call, for another process; None: nobody wants them.
+        """Return the spans since the last call as a message; None: no spans are noted.
 
         Args:
-            cuts: whether the phase under way is in them, up to now.
+            cuts: whether the spans include the current phase up to now.
         """
         log = self._log
         if log is None or log.job is None:
@@ -164,58 +156,58 @@ class Timesheet:
         return batch(log.take())
 
     def take(self, doing: Doing) -> None:
-        """Note what a sheet elsewhere says; ``since`` by this host's clock. Does not block."""
-        version, *_ = self._newest()
+        """Copy a timesheet of another host; ``since`` is by this host's clock. Does not block."""
         took_s = max(0.0, time.monotonic() - doing.since)
         seconds = [doing.seconds[p] - took_s * (p == doing.phase) for p in PHASES]
-        number = _NUMBERS[doing.phase]
-        entry = (number, doing.step, doing.shard, doing.since, doing.shards, doing.stage)
-        self._write(version + 1, *entry, *seconds)
-
-    def _write(self, version: int, *rest: float) -> None:
-        self._copies.write(version, _ENTRY.pack(*rest))
+        place = (_NUMBERS[doing.phase], doing.step, doing.shard, doing.since)
+        self._write((self._newest()[0] + 1, *place, doing.shards, doing.stage, seconds))
 
     def read(self) -> Doing:
-        """Return what it is at. Any thread of any process may ask; does not block."""
-        _, phase, step, shard, since, shards, stage, *seconds = self._newest()
+        """Return the current phase and all times. Thread-safe; does not block."""
+        _, phase, step, shard, since, shards, stage, before = self._newest()
+        seconds = [*before]
         seconds[phase] += max(0.0, time.monotonic() - since)
         spent = dict(zip(PHASES, seconds, strict=True))
         return Doing(PHASES[phase], step, shard, since, spent, shards, stage)
 
-    def _newest(self) -> tuple[Any, ...]:
-        version, content = self._copies.read()
-        return (version, *_ENTRY.unpack(content or _EMPTY))
+    def _newest(self) -> _Entry:
+        return self._last
+
+    def _write(self, entry: _Entry) -> None:
+        self._last = entry
 
 
-class OwnTimesheet:
-    """The same of a worker of this process: what one thread writes, and others read.
+class SharedTimesheet(Timesheet):
+    """A timesheet in memory of several processes, each of which may read at any time.
 
-    An entry is one object, and is put in the place of the one before as a whole.
+    One thread writes at a time: the worker's, or the coordinator's without a worker. The memory has
+    no lock, because the owner of a lock may be killed or stopped: see ``TwoCopies``.
+
+    Args:
+        memory: zeroed before the first use.
+        start: of the ``SIZE`` bytes in ``memory``, a multiple of 8.
     """
 
-    def __init__(self) -> None:
-        # Phase, step, shard, since, shards, seconds: see ``Timesheet``.
-        self._entry: tuple[str, int, int, float, int, list[float]]
-        self._entry = ("starting", 0, 0, time.monotonic(), 0, [0.0] * len(PHASES))
-        self.log: SpanLog | None = None  # of a run that is traced
+    SIZE = TwoCopies.room(_ENTRY.size)  # bytes
 
-    def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
-        """Note that a phase begins, or goes on; of the same shard as before if none is named."""
-        was, old_step, old_shard, since, shards, seconds = self._entry
-        step = old_step if step is None else step
-        shard = old_shard if shard is None else shard
-        if phase == was and step == old_step and shard == old_shard:
-            return
-        now = time.monotonic()
-        seconds = [*seconds]
-        seconds[_NUMBERS[was]] += now - since
-        if self.log is not None:
-            self.log.phase(was, old_step, old_shard, since, now)
-        self._entry = (phase, step, shard, now, shards + (phase == "fetching"), seconds)
+    def __init__(self, memory: mmap, start: int) -> None:
+        super().__init__()
+        self._copies = TwoCopies(memory, start, _ENTRY.size)
 
-    def read(self) -> Doing:
-        """Return what it is at. Any thread may ask; does not block."""
-        phase, step, shard, since, shards, seconds = self._entry
-        spent = dict(zip(PHASES, seconds, strict=True))
-        spent[phase] += max(0.0, time.monotonic() - since)
-        return Doing(phase, step, shard, since, spent, shards)
+    def _newest(self) -> _Entry:
+        # Usually no other process has written: five phases of each shard need not read the memory.
+        if self._copies.last_version() != self._last[0]:
+            version, content = self._copies.read()
+            self._last = _entry(version, content or _NO_ENTRY)
+        return self._last
+
+    def _write(self, entry: _Entry) -> None:
+        # A thread interrupted between the two lines reads the memory the next time.
+        super()._write(entry)
+        version, *fields, seconds = entry
+        self._copies.write(version, _ENTRY.pack(*fields, *seconds))
+
+
+def _entry(version: int, content: bytes) -> _Entry:
+    number, step, shard, since, shards, stage, *seconds = _ENTRY.unpack(content)
+    return version, number, step, shard, since, shards, stage, seconds

@@ -67,7 +67,7 @@ class InMemory:
         self.skips = skips
         # Whole seconds and halves of them add up exactly, so that what happens at one time does.
         self.clock_s = float(int(time.monotonic()))
-        self.sheets = [Timesheet(bytearray(Timesheet.SIZE)) for _ in self.replicas]
+        self.sheets = [Timesheet() for _ in self.replicas]
         for sheet in self.sheets:
             sheet.tell("waiting")
         first_moves: dict[int, Move] = {}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from quorate.coordination.protocol import Cancelled, Compute, Done, Failed
-from quorate.coordination.spans import SpanLog
 from quorate.data.feed import Feed
 from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.job import Job, Original
 from quorate.engines.local.step_sums import StepSums
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
-from quorate.engines.tracing import note_own_spans
-from quorate.engines.worker_status import OwnTimesheet
+from quorate.engines.worker_status import Timesheet
 from quorate.machine.signal_handlers import ends_program
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import Snapshot
@@ -28,7 +26,8 @@ class LocalWorker:
     def __init__(self, number: int, replica: Replica, original: Original | None) -> None:
         self.number = number
         self.replica = replica
-        self.sheet = OwnTimesheet()  # the worker's to write, once it runs
+        self.sheet = Timesheet()  # written by the worker's thread, once the thread runs
+        self.sheet.tell("starting")
         self._runner = ShardRunner(number, replica, self.sheet.tell, passes=ends_program)
         self._original = original
         self._follower: Follower | None = None
@@ -85,16 +84,15 @@ class LocalWorker:
         """Hand over what is noted of the shard before, and note what follows if it is wanted."""
         if job.trace is None:
             return
-        log = self.sheet.log = self.sheet.log or SpanLog()
         self.hand_over_spans(job)
         is_wanted = step in job.trace.steps_of(job)
-        note_own_spans(log, job.name if is_wanted else None, step, shard)
+        self.sheet.record(job.name if is_wanted else None, step, shard)
 
     def hand_over_spans(self, job: Job) -> None:
-        """Give the trace of a job, if there is one, what is noted; note no more. Any thread may."""
-        if job.trace is not None and self.sheet.log is not None:
-            job.trace.put(self.number, self.sheet.log.take())
-            self.sheet.log.job = None
+        """Move the noted spans to the trace of a job, and note no more. Thread-safe."""
+        if job.trace is not None and (spans := self.sheet.recorded(cuts=False)) is not None:
+            job.trace.take_batch(self.number, spans)
+            self.sheet.record(None)
 
 
 class Orders:

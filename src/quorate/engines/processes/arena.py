@@ -24,7 +24,7 @@ from quorate.engines.processes.layouts import (
     layout_of,
 )
 from quorate.engines.two_copies import TwoCopies
-from quorate.engines.worker_status import Doing, Timesheet
+from quorate.engines.worker_status import Doing, SharedTimesheet
 from quorate.machine.shared_memory import Segment, require
 from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
@@ -96,7 +96,7 @@ class Arena:
         integer_buffers_at = 8 * floats
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
-        self._cancelled_at = _up(sheets_at + workers * Timesheet.SIZE, 64)
+        self._cancelled_at = _up(sheets_at + workers * SharedTimesheet.SIZE, 64)
         ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
         self._slots_at = _up(ahead_at + workers * _AHEAD_BYTES, _PAGE)
         self._written_at = _up(  # within a slot
@@ -112,7 +112,7 @@ class Arena:
             self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
         )
         self._sheets = [
-            Timesheet(self._segment.map, sheets_at + worker * Timesheet.SIZE)
+            SharedTimesheet(self._segment.map, sheets_at + worker * SharedTimesheet.SIZE)
             for worker in range(workers)
         ]
         self._ahead = [

@@ -81,7 +81,7 @@ class OwnShards:
     ) -> None:
         self._rank_of, self._replica, self._exchange = rank_of, replica, exchange
         self._source, self._threads = source, threads
-        self.sheet = Timesheet(bytearray(Timesheet.SIZE))  # what this rank is at
+        self.sheet = Timesheet()  # what this rank is at
         self._parameters = parameters
         self._make_job = partial(
             OwnedRepresenting if represents else OwnedTraining,
