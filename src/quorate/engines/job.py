@@ -33,27 +33,31 @@ from quorate.replica.whole_batch.represented import Tensors
 
 
 class NotWanted(BaseException):
-    """The shard that is being computed is not wanted any more. Only between two phases."""
+    """Raised between two phases of a shard: the coordinator cancelled the shard."""
 
 
 class Task(NamedTuple):
-    """One shard for one worker to compute."""
+    """A shard for a worker to compute."""
 
     worker: int
     step: int
     shard: int
-    into: Flat | None = None  # where the gradient is written; None: a vector of the replica's own
-    at: Phase = no_phase  # told the name of each phase when it begins; it may raise NotWanted
-    beside: Tensors | None = None  # see ``Job.beside``; None: it is the job's own to know
-    waits_for: Callable[[int], None] = no_stage  # told a stage of the replica that takes long
+    into: Flat | None = None  # gets the gradient; None: a vector of the replica gets the gradient
+    at: Phase = no_phase  # receives the name of each phase at the start; may raise NotWanted
+    beside: Tensors | None = None  # see ``Job.beside``; None: the job has the tensors
+    waits_for: Callable[[int], None] = no_stage  # receives a pipeline stage that takes long
+    snapshot: Snapshot | None = None  # parameters to compute with; None: those of the job
+    # Whether no other worker takes rows from the feed. If so, the next rows are moved to the device
+    # during the computation.
+    is_only: bool = False
 
 
 class Original(NamedTuple):
-    """The coordinator's model, which replicas are kept like."""
+    """The coordinator's model, which replicas copy."""
 
-    amendments: Callable[[], Amendments]  # as they are now
-    frozen: Callable[[], Mapping[str, torch.Tensor]]  # the values of what is not trained
-    changes: Callable[[], int]  # another number if what is no trained parameter and no buffer is
+    amendments: Callable[[], Amendments]  # returns the present ones
+    frozen: Callable[[], Mapping[str, torch.Tensor]]  # returns the values of frozen parameters
+    changes: Callable[[], int]  # a number for everything but trained parameters and buffers
 
 
 class Job(ABC):
@@ -70,11 +74,12 @@ class Job(ABC):
     """
 
     name: str
-    is_compared = True  # whether workers that do not compute the same are refused at the start
-    augments = False  # whether its rows are augmented
-    is_again = False  # whether it interrupts another that computes gradients too
-    has_own_steps = False  # whether its steps are those of an evaluation, and not of training
-    is_shown = False  # whether it computes from what that one has shown to workers
+    is_compared = True  # whether workers with different results are refused at the start
+    augments = False  # whether rows are augmented
+    loads_ahead = True  # whether rows are loaded before a worker takes the rows
+    is_again = False  # whether the job interrupts a training, and computes gradients too
+    has_own_steps = False  # whether the steps are batches of an evaluation instead of updates
+    is_shown = False  # whether workers use the buffers published by the interrupted training
 
     def __init__(
         self,
@@ -92,10 +97,10 @@ class Job(ABC):
         self.steps = steps
         self.on_snapshots = on_snapshots
         self.loading = {"loader_workers": loader_workers, "threads": threads}
-        self.trace = current()  # takes what workers were at; None: nobody wants it
+        self.trace = current()  # receives the workers' spans; None: no trace
 
     def options(self) -> dict[str, Any]:
-        """Return the values from which a worker process can construct the same job.
+        """Return the keyword arguments to construct the same job in a worker process.
 
         Data and parameters are not included.
         """
@@ -116,6 +121,8 @@ class Job(ABC):
             moves_to: device that the rows will be moved to.
             told: receives the status of the prefetching.
         """
+        if not self.loads_ahead:
+            return Feed(self.source, (), ahead=1, threads=self.loading["threads"])
 
         def covers(ticket: Ticket) -> bool:
             step, shard = ticket
@@ -129,13 +136,13 @@ class Job(ABC):
             for shard in self.home_shards(rank_of, step)
             if (step, shard) >= first
         )
-        # Two steps' worth: a step's shards are taken in any order, and the next one's are loaded
-        # meanwhile.
+        # Two steps ahead: the shards of a step are taken in any order, while the shards of the next
+        # step are loaded.
         return Feed(
             self.source,
             tickets,
             ahead=max(2, 2 * len(self.home_shards(rank_of, self.steps.start))),
-            # One worker takes its own in order; several that share a feed, only about so.
+            # A worker takes shards from its feed in order; several workers of a feed, nearly so.
             behind=self.plan.lookahead - 1 if rank_of == (0, 1) else 0,
             covers=covers,
             moves_to=moves_to,
@@ -147,44 +154,24 @@ class Job(ABC):
         """Return the shards of a step that a worker computes in an undisturbed run."""
         return self.plan.home_shards(rank_of, step)
 
-    def compute(
-        self,
-        replica: Replica,
-        stream: Stream,
-        feed: Feed,
-        task: Task,
-        *,
-        snapshot: Snapshot | None = None,
-        is_only: bool = False,
-    ) -> ShardSum:
-        """Compute one shard on a replica. Blocks; called in the thread of the worker.
+    def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:
+        """Compute a shard on a replica. Blocks; called in the thread of the worker.
 
         Args:
             feed: a feed of this job.
-            snapshot: parameters to compute with. Default: the current ``parameters``.
-            is_only: whether no other worker takes from the feed. If so, the next rows are moved to
-                the device during the computation.
 
         Raises:
             ExitError: user code called ``sys.exit()``.
             Any exception of user code.
         """
-        batch = self._fetched(replica, feed, task, is_only=is_only)
-        return self._computed(replica, stream, batch, task, snapshot)
+        return self._computed(replica, stream, self._fetched(replica, feed, task), task)
 
     def compute_run(
-        self,
-        replica: Replica,
-        stream: Stream,
-        feed: Feed,
-        tasks: Sequence[Task],
-        *,
-        snapshot: Snapshot | None = None,
-        is_only: bool = False,
+        self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task]
     ) -> list[ShardSum]:
         """Compute several shards of a step one after the other, as ``compute`` does.
 
-        State that a process has only once is checked before the first and after the last shard.
+        State of the whole process is checked before the first and after the last shard.
         """
         if len(tasks) > 1:
             tasks[0].at("fetching")
@@ -192,19 +179,18 @@ class Job(ABC):
                 batches = feed.take_run([(task.step, task.shard) for task in tasks])
             except SystemExit as error:
                 raise _exited(error, self, tasks[0]) from error
-            # Without a turn: what loads rows may have to wait for its own.
+            # Rows are loaded before: the loader may have to wait for an exclusive section.
             together = replica.alone.together(
                 lambda: [
-                    self._computed(replica, stream, batch, task, snapshot)
+                    self._computed(replica, stream, batch, task)
                     for task, batch in zip(tasks, batches, strict=True)
                 ]
             )
             if together is not None:
                 return together[0]
-        how: Any = {"snapshot": snapshot, "is_only": is_only}
-        return [self.compute(replica, stream, feed, task, **how) for task in tasks]
+        return [self.compute(replica, stream, feed, task) for task in tasks]
 
-    def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
+    def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
         task.at("fetching")
         ticket = (task.step, task.shard)
         try:
@@ -212,35 +198,29 @@ class Job(ABC):
         except SystemExit as error:
             raise _exited(error, self, task) from error
         replica.transfers.begin(batch.data)
-        if is_only and (following := feed.following(ticket)) is not None:
+        if task.is_only and (following := feed.following(ticket)) is not None:
             replica.transfers.begin(following.data)
         return batch
 
-    def _computed(
-        self,
-        replica: Replica,
-        stream: Stream,
-        batch: Batch,
-        task: Task,
-        snapshot: Snapshot | None,
-    ) -> ShardSum:
-        self._pulled(replica, task, snapshot)
+    def _computed(self, replica: Replica, stream: Stream, batch: Batch, task: Task) -> ShardSum:
+        self._pull(replica, task)
         replica.called.place(self.plan, task.step, batch.rows)
         try:
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
             raise _exited(error, self, task) from error
 
-    def _pulled(self, replica: Replica, task: Task, snapshot: Snapshot | None) -> None:
-        if snapshot is None:
+    def _pull(self, replica: Replica, task: Task) -> None:
+        """Give a replica the parameters of a task."""
+        if task.snapshot is None:
             replica.pull(self.parameters, version=self.version(task))
         else:
-            values = snapshot.values
-            replica.pull(values.flat, (self, snapshot.version), set_buffers=values.set)
+            values = task.snapshot.values
+            replica.pull(values.flat, (self, task.snapshot.version), set_buffers=values.set)
 
     def version(self, task: Task) -> object:
         """Return a version of the parameters, to compare with the version of a copy."""
-        # Within a step parameters do not change; a job that ended leaves others behind.
+        # Parameters are constant within a step; an earlier job has left different parameters.
         return self, task.step
 
     def ticket(self, step: int, shard: int) -> Ticket:
@@ -256,7 +236,7 @@ class Job(ABC):
         return None
 
     def place(self, step: int, shard: int) -> str:
-        """Return in words which shard is meant; see ``place``."""
+        """Return the position of a shard in words; see ``place``."""
         if self.has_own_steps:
             return place(self.name, step, shard)
         return place(Training.name, step, shard, self.plan.phase(step))
@@ -283,12 +263,12 @@ class Job(ABC):
 
 
 def place(job: str, step: int, shard: int, phase: str | None = None) -> str:
-    """Return a shard in words: ``step 7, shard 3``, or ``validation, batch 2, shard 0``.
+    """Return the position of a shard: ``step 7, shard 3``, or ``validation, batch 2, shard 0``.
 
-    Only a step of training is called a step: an evaluation has batches, counted by themselves.
+    Only a training has steps: an evaluation has batches with numbers of their own.
 
     Args:
-        job: what the shard is for; the ``name`` of a job, or a closer word for it.
+        job: the ``name`` of a job, or a more precise word: "validation".
     """
     if job != Training.name:
         return f"{job}, batch {step}, shard {shard}"
@@ -296,32 +276,31 @@ def place(job: str, step: int, shard: int, phase: str | None = None) -> str:
 
 
 def _exited(error: SystemExit, job: Job, task: Task) -> BaseException:
-    """Return what an end of the program is in a shard: the user's code must not ask for it."""
+    """Return the error of a ``sys.exit()`` in a shard, where user code must not end the program."""
     if isinstance(error, LeftError):
         return error
     return exited(error, f"worker {task.worker}, {job.place(task.step, task.shard)}")
 
 
-def class_name(job: Job) -> str:
-    """Return the name by which ``class_of`` finds the job's class in another process."""
-    kind = type(job)
+def class_name(kind: type) -> str:
+    """Return a name of a class, from which ``class_of`` finds the class in another process."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def class_of(name: str) -> type[Job]:
-    """Import the class of a job, from a module of this package.
+def class_of(name: str, base: type) -> Any:
+    """Import a class from a module of this package, by the ``class_name`` of the class.
 
-    So a transport knows no job but the two here, and whoever uses it may bring others.
+    Engines import the jobs of higher layers in this way.
 
     Raises:
-        ValueError: there is no such job.
+        ValueError: no subclass of ``base`` has the name.
     """
     module, _, attribute = name.partition(":")
-    if module.partition(".")[0] != __name__.partition(".")[0]:
-        raise ValueError(f"a job's class: got {name!r}, expected one of a module of quorate")
-    kind: object = getattr(importlib.import_module(module), attribute, None)
-    if not (isinstance(kind, type) and issubclass(kind, Job)):
-        raise ValueError(f"a job's class: got {name!r}, expected a subclass of Job")
+    kind: object = None
+    if module.partition(".")[0] == __name__.partition(".")[0]:
+        kind = getattr(importlib.import_module(module), attribute, None)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise ValueError(f"got {name!r}, expected a subclass of {base.__name__} of quorate")
     return kind
 
 
@@ -339,20 +318,20 @@ class Training(Job):
 
     name = "training"
     augments = True
-    in_one_piece = False  # whether a replica in stages computes shards without them, too
+    in_one_piece = False  # whether a replica in stages computes shards without the stages
 
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
         """Return True: every training shard produces a gradient."""
         return True
 
     def compute_run(
-        self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task], **how: Any
+        self, replica: Replica, stream: Stream, feed: Feed, tasks: Sequence[Task]
     ) -> list[ShardSum]:
         """Compute shards of one step; all at the same time if the replica has stages."""
         if not isinstance(replica, PipelinedReplica) or self.in_one_piece:
-            return super().compute_run(replica, stream, feed, tasks, **how)
-        batches = [self._fetched(replica, feed, task) for task in tasks]
-        self._pulled(replica, tasks[0], how["snapshot"])
+            return super().compute_run(replica, stream, feed, tasks)
+        batches = [self._fetched(replica, feed, task._replace(is_only=False)) for task in tasks]
+        self._pull(replica, tasks[0])
         return self._in_stages(replica, stream, tasks, batches)
 
     def _in_stages(
@@ -362,10 +341,10 @@ class Training(Job):
         tasks: Sequence[Task],
         batches: Sequence[Batch],
     ) -> list[ShardSum]:
-        """Have the shards of a run flow through the stages; the replica has the parameters.
+        """Compute the shards of a run in the stages; the replica has the parameters.
 
         Returns:
-            What ``PipelinedReplica.gradients`` returns.
+            The result of ``PipelinedReplica.gradients``.
         """
         step, given = tasks[0].step, []
         for b, t in zip(batches, tasks, strict=True):
@@ -390,9 +369,9 @@ class Training(Job):
 
 
 class TrainingAgain(Training):
-    """A step of the training loop once more, at other parameters, while its update is made.
+    """A second pass over a step during the step's update, with different parameters.
 
-    What the loop has collected of it stays where it is meanwhile.
+    The sums collected in the first pass stay in place.
     """
 
     is_again = True

@@ -6,7 +6,7 @@ is what both know: how vectors are cut, and what is said.
 
 from __future__ import annotations
 
-import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -55,15 +55,18 @@ class Slicing:
         return [v[of.start : of.stop] for v, of in zip(flat.vectors, self.of[number], strict=True)]
 
 
-class Handler(Protocol):
+class Handler(ABC):
     """What a server does with its slice. All of it is called in one thread."""
 
+    @abstractmethod
     def take(self, ticket: int, step: int, image: Image) -> None:
         """Take a shard's gradient. The image is gone when this has returned."""
 
+    @abstractmethod
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
         """Add a shard to the sum of its step, which is of so many."""
 
+    @abstractmethod
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
         """Do what the coordinator asks for. What is answered is valid until the next call."""
 
@@ -96,21 +99,6 @@ class Servers(Protocol):
 
     def watch(self, ring: Callable[[], None]) -> None:
         """Have somebody woken when one is lost; any thread may call it then."""
-
-
-def handler_of(name: str) -> Handler:
-    """Make the handler that a server is to have, from the name of its class in this package.
-
-    So a transport knows no optimizer.
-
-    Raises:
-        ValueError: there is no such class.
-    """
-    module, _, attribute = name.partition(":")
-    if module.partition(".")[0] != __name__.partition(".")[0]:
-        raise ValueError(f"a server's class: got {name!r}, expected one of a module of quorate")
-    handler: Handler = getattr(importlib.import_module(module), attribute)()
-    return handler
 
 
 NO_IMAGE: Image = np.empty(0, np.uint8)

@@ -73,7 +73,7 @@ class ShardRunner:
             into: for each shard a vector to write the gradient to, or None.
             is_cancelled: asked at the start of each phase.
             beside: for each shard its further inputs; see ``Job.beside``.
-            options: further arguments of ``Job.compute_run``.
+            options: further fields of each ``Task``.
 
         Returns:
             The results in the order of shards; None if the shards were cancelled.
@@ -92,12 +92,13 @@ class ShardRunner:
                 *(self._worker, step, shard, vector, partial(enter, shard)),
                 beside=None if beside is None else beside[shard - first],
                 waits_for=self._waits_for,
+                **options,
             )
             for shard, vector in enumerate(into, start=first)
         ]
         try:
             enter(first, "fetching")
-            return job.compute_run(self._replica, stream, feed(), tasks, **options)
+            return job.compute_run(self._replica, stream, feed(), tasks)
         except NotWanted:
             return None
         except BaseException as error:  # the edge of the worker: the coordinator decides

@@ -17,7 +17,6 @@ import torch
 
 from quorate.coordination.plan import abridged
 from quorate.data.feed import CPU, Feed
-from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.data.streams.stream import Stream as RowStream
 from quorate.engines.job import Job, Task, shard_seed
@@ -28,7 +27,6 @@ from quorate.replica.flat import Flat
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 from quorate.replica.witness.again import Computed, Shard, doubts, result_of
 from quorate.replica.witness.kept import Kept, kept
@@ -70,6 +68,7 @@ class SpotCheck(Job):
     name = "spot check"
     is_compared = False
     augments = True
+    loads_ahead = False  # each worker loads the rows twice
 
     def __init__(
         self,
@@ -89,26 +88,7 @@ class SpotCheck(Job):
         """Return what a worker process needs to make the same job."""
         return {**super().options(), "ticket": list(self._ticket), "closer": self._closer}
 
-    def feed(
-        self,
-        rank_of: tuple[int, int] = (0, 1),  # noqa: ARG002
-        first: Ticket = (0, 0),  # noqa: ARG002
-        moves_to: torch.device = CPU,  # noqa: ARG002
-        told: Told = nobody_told,  # noqa: ARG002
-    ) -> Feed:
-        """Return a feed of nothing: each worker loads the rows itself, as if it came too late."""
-        return Feed(self.source, (), ahead=1, threads=self.loading["threads"])
-
-    def compute(
-        self,
-        replica: Replica,
-        stream: Stream,
-        feed: Feed,  # noqa: ARG002
-        task: Task,
-        *,
-        snapshot: Snapshot | None = None,  # noqa: ARG002
-        is_only: bool = False,  # noqa: ARG002
-    ) -> ShardSum:
+    def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:  # noqa: ARG002
         """Load and compute the shard twice, through stages too if there are any.
 
         Blocks; called by the worker's own thread.

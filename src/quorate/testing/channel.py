@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nextafter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -271,12 +272,11 @@ class InMemoryChannel:
         """Compute the shard that a worker has."""
         given, sheet = self._tasks[worker], self._transport.sheets[worker]
         replica, step, shard = self._transport.replicas[worker], given.step, given.shard
-        task = Task(worker, step, shard, at=lambda phase: sheet.tell(phase, step, shard))
+        at = partial(sheet.tell, step=step, shard=shard)
+        task = Task(worker, step, shard, at=at, snapshot=given.snapshot)
         try:
             with as_compute_thread(self._transport.threads, replica.device), Stream() as stream:
-                result = self._job.compute(
-                    replica, stream, self._feed, task, snapshot=given.snapshot
-                )
+                result = self._job.compute(replica, stream, self._feed, task)
         except Exception as error:
             return self._fail(worker, self._end(worker), error)
         finally:

@@ -197,6 +197,6 @@ class RecordedBackThrough(RecordedTraining, BackThrough):
         """Return what a worker process needs to make the same job."""
         return {**super().options(), "first": self._twice_in}
 
-    def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
+    def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
         replica.transfers.kept.clear()  # loaded anew: the first pass has hashed no samples
-        return super()._fetched(replica, feed, task, is_only=is_only)
+        return super()._fetched(replica, feed, task)

@@ -182,7 +182,7 @@ class ProcessesChannel:
         return {
             "kind": "open",
             "job": self.number,
-            "work": class_name(job),
+            "work": class_name(type(job)),
             "averaged": job.parameters is self._transport.arena.average,
             "plan": job.plan.to_json(),
             "steps": [job.steps.start, job.steps.stop],

@@ -131,7 +131,7 @@ class ShardLoop:
                 expected=f"{plan.rows} as in the coordinator",
                 fix="make the script repeatable, or use engine='towers'",
             )
-        kind = class_of(message["work"])
+        kind = class_of(message["work"], Job)
         parameters = self._arena.average if message["averaged"] else self._arena.parameters
         assert parameters is not None
         augment = self._program.augment if kind.augments else None

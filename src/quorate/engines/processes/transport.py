@@ -160,7 +160,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: collects the workers' notes.
-        handler: of slices, if servers may own the parameters: see ``handler_of``.
+        handler: the ``class_name`` of a ``Handler``, if servers may own the parameters.
 
     Raises:
         UserError: the machine or the cluster lacks a resource.

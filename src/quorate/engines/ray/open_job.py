@@ -25,7 +25,7 @@ class OpenJob(NamedTuple):
         plan = {**message["plan"], "is_ordered": False, "sampling": None}
         plan["rows"] = plan["dealt_rows"]  # how many there are, and not which ones a shard has
         steps = range(*message["steps"])
-        return OpenJob(message["averaged"], from_json(plan), steps, class_of(message["work"]))
+        return OpenJob(message["averaged"], from_json(plan), steps, class_of(message["work"], Job))
 
     def order(self, compute: Message) -> Order:
         """Return what a message asks for."""

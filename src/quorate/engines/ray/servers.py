@@ -12,10 +12,11 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from quorate.engines.job import class_of
 from quorate.engines.messages import pack, unpack
 from quorate.engines.ray.own_node import OwnNode
 from quorate.engines.ray.relayed import Ref, difference, same_packages
-from quorate.engines.servers import NO_IMAGE, Answer, Image, Told, handler_of
+from quorate.engines.servers import NO_IMAGE, Answer, Handler, Image, Told
 from quorate.errors import ServerError, UserError, cut
 from quorate.machine import this_host
 
@@ -25,7 +26,7 @@ class RayServers:
 
     Args:
         count: S.
-        handler: what they do with their slices: see ``handler_of``.
+        handler: the ``class_name`` of the servers' ``Handler``.
         node: the coordinator's own.
 
     Raises:
@@ -173,12 +174,12 @@ class Server:
 
     Args:
         number: of the server.
-        handler: what does the work: see ``handler_of``.
+        handler: the ``class_name`` of the server's ``Handler``.
     """
 
     def __init__(self, number: int, handler: str) -> None:
         self._number = number
-        self._handler = handler_of(handler)
+        self._handler = class_of(handler, Handler)()
         self._end = threading.Event()
 
     def __repr__(self) -> str:

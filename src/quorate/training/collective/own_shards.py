@@ -197,9 +197,9 @@ class OwnShards:
         def at(phase: str) -> None:
             self.sheet.tell(phase, step, shard)
 
-        task = Task(self._rank_of[0], step, shard, into=into, at=at)
+        task = Task(self._rank_of[0], step, shard, into=into, at=at, is_only=True)
         try:
-            return job.compute(replica, stream, self._feed, task, is_only=True)
+            return job.compute(replica, stream, self._feed, task)
         except BaseException as error:
             job.annotate(error, task, replica.device)
             raise

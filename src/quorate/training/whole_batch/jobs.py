@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 from quorate.coordination.keys import key
-from quorate.data.feed import CPU, Feed
-from quorate.data.loader_processes import Told, nobody_told
-from quorate.data.source import Batch, Source, Ticket
+from quorate.data.feed import Feed
+from quorate.data.source import Batch, Source
 from quorate.engines.job import Evaluation, Task, Training, TrainingAgain, shard_seed
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
@@ -47,6 +46,7 @@ class BackThrough(TrainingAgain):
     """
 
     is_shown = True
+    loads_ahead = False  # a worker usually has the rows of a shard from the first pass
 
     def __init__(
         self,
@@ -64,22 +64,9 @@ class BackThrough(TrainingAgain):
         """Return the gradient with respect to what a shard represents."""
         return self.gradients.get(shard)
 
-    def feed(
-        self,
-        rank_of: tuple[int, int] = (0, 1),  # noqa: ARG002
-        first: Ticket = (0, 0),  # noqa: ARG002
-        moves_to: Any = CPU,  # noqa: ARG002
-        told: Told = nobody_told,  # noqa: ARG002
-    ) -> Feed:
-        """Return a feed of nothing: most rows are there, the others are loaded when they are asked.
-
-        Whoever computes a shard here has represented it as a rule, and has its rows still.
-        """
-        return Feed(self.source, (), ahead=1, threads=self.loading["threads"])
-
-    def _fetched(self, replica: Replica, feed: Feed, task: Task, *, is_only: bool = False) -> Batch:
+    def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
         kept: Batch | None = replica.transfers.kept.pop((task.step, task.shard), None)
-        return kept or super()._fetched(replica, feed, task, is_only=is_only)
+        return kept or super()._fetched(replica, feed, task)
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         gradients = task.beside or self.beside(task.step, task.shard)
