@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from fashion_mnist import Net, loss
 
 import quorate
-from quorate.engines.spot_checks import SpotChecks
+from quorate.engines.spot_check import SpotChecks
 from quorate.replica.replica import Replica
 from quorate.replica.witness.witness import Witness
 

@@ -210,6 +210,26 @@ class Job(ABC):
         except SystemExit as error:
             raise _exited(error, self, task) from error
 
+    def _in_stages(
+        self,
+        replica: PipelinedReplica,
+        stream: Stream,
+        tasks: Sequence[Task],
+        batches: Sequence[Batch],
+    ) -> list[ShardSum]:
+        """Compute the shards of a run in the stages; the replica has the parameters.
+
+        Returns:
+            The result of ``PipelinedReplica.gradients``.
+        """
+        step, given = tasks[0].step, []
+        for b, t in zip(batches, tasks, strict=True):
+            replica.called.place(self.plan, step, b.rows)
+            rows = ShardRows(b.data, replica.called.at)
+            seed = shard_seed(self.plan, step, t.shard)
+            given.append(ShardInput(t.shard, rows, len(b.rows), seed, t.into, t.at, t.waits_for))
+        return replica.gradients(given, stream, self.plan.shards_of(step))
+
     def _pull(self, replica: Replica, task: Task) -> None:
         """Give a replica the parameters of a task."""
         if task.snapshot is None:
@@ -333,26 +353,6 @@ class Training(Job):
         batches = [self._fetched(replica, feed, task._replace(is_only=False)) for task in tasks]
         self._pull(replica, tasks[0])
         return self._in_stages(replica, stream, tasks, batches)
-
-    def _in_stages(
-        self,
-        replica: PipelinedReplica,
-        stream: Stream,
-        tasks: Sequence[Task],
-        batches: Sequence[Batch],
-    ) -> list[ShardSum]:
-        """Compute the shards of a run in the stages; the replica has the parameters.
-
-        Returns:
-            The result of ``PipelinedReplica.gradients``.
-        """
-        step, given = tasks[0].step, []
-        for b, t in zip(batches, tasks, strict=True):
-            replica.called.place(self.plan, step, b.rows)
-            rows = ShardRows(b.data, replica.called.at)
-            seed = shard_seed(self.plan, step, t.shard)
-            given.append(ShardInput(t.shard, rows, len(b.rows), seed, t.into, t.at, t.waits_for))
-        return replica.gradients(given, stream, self.plan.shards_of(step))
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         rows = len(batch.rows)

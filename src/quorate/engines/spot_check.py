@@ -1,68 +1,98 @@
-"""A spot check: every worker computes one and the same shard, twice; all results have to be equal.
+"""Spot checks: between two updates all workers compute the same shard twice, with equal results.
 
-A replica in stages computes the shard twice through its stages, as in training, and twice in one
-piece: all four results have to be equal, too.
+A spot check is a job from the current parameters. The coordinator compares the ``SpotCheckResult``
+of all workers and discards everything computed, so that training gives the same bits with and
+without spot checks. A replica in stages computes the shard twice through the stages, as in
+training, and twice in one piece; all four results have to be equal.
 
-It is a job of its own between two updates, from the parameters as they are. What it computes is
-thrown away. What a worker has found goes to the coordinator as the output of the shard.
+A check takes the time of some shards. ``SpotChecks`` makes the next check when checks take a small
+share of the time, and waits for no worker for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from quorate.coordination.plan import abridged
+from quorate.coordination.protocol import (
+    Cancel,
+    Cancelled,
+    Compute,
+    Done,
+    Failed,
+    Joined,
+    Keep,
+    Left,
+)
 from quorate.data.feed import CPU, Feed
 from quorate.data.source import Batch, Source, Ticket
 from quorate.data.streams.stream import Stream as RowStream
+from quorate.engines import Transport
 from quorate.engines.job import Job, Task, shard_seed
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
-from quorate.engines.stages.shard_input import ShardInput, ShardRows
+from quorate.machine.limits import SPOT_CHECK_ANSWER_S, SPOT_CHECK_JOIN_S
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
+from quorate.replica.loss import Loss
+from quorate.replica.notes import Notes
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness.again import Computed, Shard, doubts, result_of
-from quorate.replica.witness.kept import Kept, kept
+from quorate.replica.witness.kept import Kept, changed, kept
 from quorate.replica.witness.module_trace import Event, ModuleTrace
+from quorate.replica.witness.outside import Outside
 from quorate.replica.witness.values import tensor_text
+from quorate.replica.witness.words import module_text
+
+SHARE = 0.005  # of the time
+MOST_FINDINGS = 3  # further checks would repeat the same findings
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one worker has found."""
+class SpotCheckResult:
+    """The result of one worker, sent to the coordinator as the output of the shard.
 
-    data: str  # fingerprint of the rows
-    result: str  # fingerprint of what the shard gave
-    doubts: list[str]  # of this worker alone
-    forward: list[Event] = field(default_factory=list)  # if it was to look closer
-    gradient: dict[str, str] = field(default_factory=dict)  # likewise, by parameter
-    kept: Kept = field(default_factory=dict)  # likewise
+    Attributes:
+        data: fingerprint of the rows.
+        result: fingerprint of the shard's sums.
+        doubts: warnings about this worker alone.
+        forward: inputs and outputs of all modules; only of a closer check.
+        gradient: the gradient of each parameter, as text; only of a closer check.
+        kept: values kept by the model and the loss; only of a closer check.
+    """
 
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Answer:
-        """Return the answer of these fields, as a message brings them."""
-        return cls(**{**fields, "forward": [Event(**event) for event in fields["forward"]]})
+    data: str
+    result: str
+    doubts: list[str]
+    forward: list[Event] = field(default_factory=list)
+    gradient: dict[str, str] = field(default_factory=dict)
+    kept: Kept = field(default_factory=dict)
 
-    @classmethod
-    def in_sum(cls, total: ShardSum) -> Answer:
-        """Return the answer that a worker has handed over as the output of the shard."""
-        (piece,) = total.outputs
-        return cls.of(piece.value)
+    @staticmethod
+    def from_fields(fields: Mapping[str, Any]) -> SpotCheckResult:
+        """Return a result from the fields of a message."""
+        return msgspec.convert(fields, SpotCheckResult)
+
+
+# --- the workers ----------------------------------------------------------------------------------
 
 
 class SpotCheck(Job):
-    """One shard, the same for all workers: which step and shard a task says does not count.
+    """The job of a spot check: all workers compute the same shard, whatever shard a task names.
 
     Args:
         ticket: step and shard.
-        closer: whether workers look closer: at what modules return, and what the model keeps.
+        closer: whether results include module outputs, gradients, and values kept by the model.
     """
 
     name = "spot check"
@@ -85,105 +115,88 @@ class SpotCheck(Job):
         self._closer = closer
 
     def options(self) -> dict[str, Any]:
-        """Return what a worker process needs to make the same job."""
+        """Return the keyword arguments to construct the same job in a worker process."""
         return {**super().options(), "ticket": list(self._ticket), "closer": self._closer}
 
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:  # noqa: ARG002
-        """Load and compute the shard twice, through stages too if there are any.
-
-        Blocks; called by the worker's own thread.
-        """
+        """Load and compute the shard twice. Blocks; called in the thread of the worker."""
+        task = self._of_ticket(task)._replace(into=None)
         task.at("fetching")
-        first, again = (self.source.load(self._ticket) for _ in range(2))
-        found = [fingerprint(batch.data) for batch in (first, again)]
-        replica.pull(self.parameters, version=(self, 0))
-        replica.called.place(self.plan, self._ticket[0], first.rows)
-        if found[0] != found[1]:
-            return self._answer(Answer(found[0], "", [self._about_rows()]))
-        if text := self._about_given(replica):
-            return self._answer(Answer(found[0], "", [text]))
-        seed = shard_seed(self.plan, *self._ticket)
-        shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
-        # Stages first: their processes have copies of the rows, which user code may write.
-        through = self._through(replica, stream, (first, again), task)
-        # Memory of its own, which is free again: a worker process needs none but the slot's.
-        into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
-        once, twice = (_computed(replica, shard, task, into) for shard in shards)
-        answer = Answer(found[0], twice.result, doubts(replica, once, twice, shards[0]))
-        if through:
-            answer = _answer_in_stages(answer, twice, through)
-        if self._closer:
-            answer = self._looked_closer(replica, shards[0], answer)
-        return self._answer(answer)
-
-    def _through(
-        self, replica: Replica, stream: Stream, batches: Sequence[Batch], task: Task
-    ) -> list[str]:
-        """Return what the shard gives each time that it flows through the stages; [] without any.
-
-        Training computes its shards so, and not in one piece.
-        """
-        if not isinstance(replica, PipelinedReplica):
-            return []
-        step, shard = self._ticket
-        seed = shard_seed(self.plan, step, shard)
-        results = []
-        for batch in batches:
-            rows = ShardRows(batch.data, replica.called.at)
-            given = ShardInput(shard, rows, len(batch.rows), seed, None, task.at, task.waits_for)
-            (computed,) = replica.gradients([given], stream, self.plan.shards_of(step))
-            results.append(result_of(computed))
-            replica.recycle(computed)
-        return results
+        result = self._result(replica, stream, task)
+        output = Piece(*self._ticket, asdict(result))
+        return ShardSum(weight=1.0, metrics={"loss": 0.0}, outputs=[output])
 
     def ticket(self, step: int, shard: int) -> Ticket:  # noqa: ARG002
-        """Return step and shard of the rows that all compute."""
+        """Return step and shard of the rows of the spot check."""
         return self._ticket
 
     def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
-        """Add to what was raised which shard it was."""
-        super().annotate(error, task._replace(step=self._ticket[0], shard=self._ticket[1]), device)
+        """Add step, shard, worker and device to an exception raised in the shard."""
+        super().annotate(error, self._of_ticket(task), device)
+
+    def _of_ticket(self, task: Task) -> Task:
+        return task._replace(step=self._ticket[0], shard=self._ticket[1])
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
-        raise NotImplementedError  # compute() does not ask for it
+        raise NotImplementedError  # ``compute`` does everything
 
-    def _answer(self, answer: Answer) -> ShardSum:
-        return ShardSum(
-            weight=1.0, metrics={"loss": 0.0}, outputs=[Piece(*self._ticket, asdict(answer))]
-        )
+    def _result(self, replica: Replica, stream: Stream, task: Task) -> SpotCheckResult:
+        # 1. Compare the rows.
+        first, again = (self.source.load(self._ticket) for _ in range(2))
+        data, data_again = (fingerprint(batch.data) for batch in (first, again))
+        replica.pull(self.parameters, version=(self, 0))
+        replica.called.place(self.plan, self._ticket[0], first.rows)
+        if data != data_again:
+            return SpotCheckResult(data, "", [self._doubt_of_rows()])
+        if text := self._doubt_of_trained_rows(replica):
+            return SpotCheckResult(data, "", [text])
+        # 2. Compute through the stages. The stages come first, because stage processes have copies
+        # of the rows, and user code may write to the rows.
+        through = []
+        if isinstance(replica, PipelinedReplica):
+            for batch in (first, again):
+                (computed,) = self._in_stages(replica, stream, [task], [batch])
+                through.append(result_of(computed))
+                replica.recycle(computed)
+        # 3. Compute in one piece. The vector for the gradient is freed afterwards; later shards of
+        # a worker process need only the vector of a slot.
+        seed = shard_seed(self.plan, *self._ticket)
+        shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
+        into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
+        once, twice = (_computed(replica, shard, task, into) for shard in shards)
+        found = doubts(replica, once, twice, shards[0])
+        result = SpotCheckResult(data, twice.result, found)
+        if through:
+            found = [*found, *_doubts_of_stages(through, twice.result, has_doubts=bool(found))]
+            result = replace(result, result=through[-1], doubts=found)
+        return self._looked_closer(replica, shards[0], result) if self._closer else result
 
-    def _looked_closer(self, replica: Replica, shard: Shard, answer: Answer) -> Answer:
+    def _looked_closer(
+        self, replica: Replica, shard: Shard, result: SpotCheckResult
+    ) -> SpotCheckResult:
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
-            result = replica.gradient(shard.data, shard.rows, shard.stream, shard.seed)
-        assert result.gradient is not None
-        gradient = {name: tensor_text(view) for name, view in result.gradient.named.items()}
-        replica.recycle(result)
-        return Answer(
-            answer.data,
-            answer.result,
-            answer.doubts,
-            trace.forward,
-            gradient,
-            kept(replica.model, replica.plain_loss),
-        )
+            total = replica.gradient(shard.data, shard.rows, shard.stream, shard.seed)
+        assert total.gradient is not None
+        gradient = {name: tensor_text(view) for name, view in total.gradient.named.items()}
+        replica.recycle(total)
+        now_kept = kept(replica.model, replica.plain_loss)
+        return replace(result, forward=trace.forward, gradient=gradient, kept=now_kept)
 
-    def _about_rows(self) -> str:
-        """Say which rows, or what is made of them, are others when they are loaded again."""
+    def _doubt_of_rows(self) -> str:
+        """Return a warning: the rows, or batches of equal rows, differ after a second load."""
         source = self.source.hashing()
         first, again = source.load(self._ticket), source.load(self._ticket)
-        pairs = zip(first.rows.tolist(), first.samples, again.samples, strict=True)
-        rows = [row for row, text, changed in pairs if text != changed]
-        if not rows and not self.source.has_defaults:
+        if first.samples == again.samples and not self.source.has_defaults:
             return (
                 "collate or augment makes a different batch of the same rows each time: the "
                 "function draws from its own generator, reads the clock, or counts its calls"
             )
-        return self._other_values("each time a row is loaded", abridged(first.rows))
+        return self._doubt_of_dataset("each time a row is loaded", abridged(first.rows))
 
-    def _about_given(self, replica: Replica) -> str | None:
-        """Say whether rows that training has had are others now; None: they are not.
+    def _doubt_of_trained_rows(self, replica: Replica) -> str | None:
+        """Return a warning if rows of an earlier training shard have changed; else None.
 
-        Not of a stream, which would have to begin anew.
+        Rows of a stream are not compared: the stream would have to start again.
         """
         given, source = replica.witness.given, self.source
         if given is None or not given.is_of(source) or isinstance(source.dataset, RowStream):
@@ -191,10 +204,9 @@ class SpotCheck(Job):
         again = source.load(given.ticket)
         if fingerprint(again.data) == given.text:
             return None
-        when = "when the same rows are loaded again"
-        return self._other_values(when, abridged(again.rows))
+        return self._doubt_of_dataset("when the same rows are loaded again", abridged(again.rows))
 
-    def _other_values(self, when: str, rows: str) -> str:
+    def _doubt_of_dataset(self, when: str, rows: str) -> str:
         who = f"the dataset ({type(self.source.dataset).__name__})"
         who += " gives" if self.source.has_defaults else ", or its collate or augment, gives"
         return (
@@ -203,26 +215,25 @@ class SpotCheck(Job):
         )
 
 
-def _answer_in_stages(answer: Answer, whole: Computed, through: Sequence[str]) -> Answer:
-    """Return the answer of a replica in stages: what they gave is what counts.
+def _doubts_of_stages(through: Sequence[str], whole: str, *, has_doubts: bool) -> list[str]:
+    """Return warnings about the results of a replica in stages.
 
     Args:
-        answer: of the shard in one piece.
-        whole: what the shard gave in one piece.
-        through: what it gave each time that it flowed through the stages.
+        through: fingerprint of each computation through the stages.
+        whole: fingerprint of the computation in one piece.
+        has_doubts: whether there are warnings about the computations in one piece.
     """
-    found = list(answer.doubts)
     if len({*through}) > 1:
-        found.append(
+        return [
             "the same shard gives different results each time through the stages: a stage reads "
             "the clock, or keeps state in its process or thread that no checkpoint saves"
-        )
-    elif not found and through[-1] != whole.result:
-        found.append(
+        ]
+    if not has_doubts and through[-1] != whole:
+        return [
             "the same shard gives a different result through the stages than in one piece: a "
             "module or the loss depends on the process or the thread that computes it"
-        )
-    return replace(answer, result=through[-1], doubts=found)
+        ]
+    return []
 
 
 def _computed(replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:
@@ -234,3 +245,169 @@ def _computed(replica: Replica, shard: Shard, task: Task, into: Flat | None) -> 
     if into is None:
         replica.recycle(computed)
     return Computed(result, before, kept(replica.model, replica.plain_loss))
+
+
+# --- the coordinator ------------------------------------------------------------------------------
+
+# Has workers compute a job, and returns their results by worker. The float limits the seconds
+# until the first result.
+Ask = Callable[[SpotCheck, float], Mapping[int, SpotCheckResult]]
+
+
+def ask_workers(
+    transport: Transport, workers: int, job: SpotCheck, patience_s: float
+) -> dict[int, SpotCheckResult]:
+    """Return the results of all workers that are present and answer in time. Blocks.
+
+    Args:
+        workers: number of workers of the transport.
+        patience_s: how long the first result may take.
+    """
+    begun = time.monotonic()
+    first_s: float | None = None  # time until the first result
+    computing: set[int] = set()
+    results: dict[int, SpotCheckResult] = {}
+    without_result = 0  # workers
+    with closing(transport.open(job)) as channel:
+        while len(results) + without_result < workers:
+            limit_s = SPOT_CHECK_JOIN_S
+            if computing:
+                limit_s = patience_s if first_s is None else max(SPOT_CHECK_ANSWER_S, 4 * first_s)
+            left_s = begun + limit_s - time.monotonic()
+            if left_s <= 0:
+                break
+            match channel.receive(left_s):
+                case Joined(worker):
+                    computing.add(worker)
+                    channel.send(Compute(worker, worker, 0, "spot check"))
+                case Done(worker, step, shard):
+                    computing.discard(worker)
+                    channel.send(Keep(worker, step, shard))
+                    for _, total in channel.collect(step, [worker]):
+                        (output,) = total.outputs
+                        results[worker] = SpotCheckResult.from_fields(output.value)
+                    channel.publish()
+                    first_s = first_s or time.monotonic() - begun
+                # An exception of user code is reported when the training computes the shard.
+                case Failed(worker) | Cancelled(worker) | Left(worker):
+                    computing.discard(worker)
+                    without_result += 1
+        for worker in computing:
+            channel.send(Cancel(worker, worker, 0))
+    return results
+
+
+class SpotChecks:
+    """The spot checks of one training loop.
+
+    Args:
+        ask: has the workers of the loop compute a spot check.
+        computed: the loop's source and parameters, and the number of intra-op threads.
+        every: updates between two checks; None: the checks take 0.5% of the time. 0: no checks.
+        notes: receives the warnings.
+        model_and_loss: observed around user code, as often as there are checks.
+        alone: whether only user code uses the model in this process.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        computed: tuple[Source, Flat, int],
+        every: int | None,
+        notes: Notes,
+        model_and_loss: tuple[torch.nn.Module, Loss],
+        *,
+        alone: bool,
+    ) -> None:
+        self._outside = Outside(*model_and_loss, notes, alone=alone)
+        self._has_checked = False
+        self._ask = ask
+        self._computed = computed
+        self._every = every
+        self._notes = notes
+        self._updates = 0
+        self.made = 0
+        self._left = MOST_FINDINGS
+        self._due_at = 0.0  # of the monotonic clock
+
+    def updated(self, step: int, patience_s: float) -> None:
+        """Count an update, and make a spot check if a check is due. Blocks during the check.
+
+        Args:
+            step: the next step.
+            patience_s: how long the first result may take.
+        """
+        self._updates += 1
+        self._has_checked = False
+        begun = time.monotonic()
+        if self._every is None:
+            is_due = begun >= self._due_at
+        else:
+            is_due = self._every > 0 and (self._updates - 1) % self._every == 0
+        if is_due and self._left:
+            self._has_checked = True
+            self._left -= not self._check(step, patience_s)
+            now = time.monotonic()
+            self._due_at = now + (now - begun) * (1 / SHARE - 1)
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Observe the user code run in the block, if a check was made before the block."""
+        return self._outside.looking() if self._has_checked else _NOTHING
+
+    def _check(self, step: int, patience_s: float) -> bool:
+        """Make a spot check. Return True without any finding."""
+        source, parameters, threads = self._computed
+        ticket = (step, self.made % source.plan.shards_of(step))
+        self.made += 1
+        for closer in (False, True):
+            job = SpotCheck(
+                source, parameters, range(0), ticket=ticket, closer=closer, threads=threads
+            )
+            results = self._ask(job, patience_s)
+            own_doubts = [doubt for _, each in sorted(results.items()) for doubt in each.doubts]
+            for doubt in own_doubts:
+                self._notes.doubt(doubt)
+            if own_doubts:
+                return False
+            if closer:
+                self._notes.doubt(_first_difference(results))
+            elif not _differ(results):
+                return True
+        return False
+
+
+def _differ(results: Mapping[int, SpotCheckResult]) -> bool:
+    return len({(each.data, each.result) for each in results.values()}) > 1
+
+
+def _first_difference(results: Mapping[int, SpotCheckResult]) -> str:
+    """Return the first difference between the results of two workers, in words."""
+    if not _differ(results):
+        return (
+            "two workers gave different results for the same shard, and equal results the second "
+            "time: the code changes an object that workers share while a shard is computed"
+        )
+    numbers = sorted(results)
+    first = results[numbers[0]]
+    number, other = next(
+        (n, results[n])
+        for n in numbers
+        if (results[n].data, results[n].result) != (first.data, first.result)
+    )
+    who = f"workers {numbers[0]} and {number}"
+    if first.data != other.data:
+        return f"{who} have different rows: the dataset holds different data on the two workers"
+    if names := changed(first.kept, other.kept):
+        text = f"{who} give different results for the same shard, and have different values of "
+        return text + ", ".join(names[:4])
+    for mine, theirs in zip(first.forward, other.forward, strict=False):
+        if (mine.what, mine.path) != (theirs.what, theirs.path):
+            module = module_text(theirs.path, theirs.kind)
+            return f"{who} call different modules in the same shard: {module}"
+        if mine.hash != theirs.hash:
+            did = "return different values" if mine.what == "out" else "receive different inputs"
+            module = module_text(mine.path, mine.kind)
+            return f"{who} give different results for the same shard: {module} is first to {did}"
+    names = [name for name, text in first.gradient.items() if other.gradient.get(name) != text]
+    of = f"the gradient of {names[0]}" if names else "the loss"
+    return f"{who} give different results for the same shard: {of} differs, module outputs do not"

@@ -24,7 +24,7 @@ from quorate.engines.processes.program import Program
 from quorate.engines.processes.transport import Processes
 from quorate.engines.processes.worker import here
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
-from quorate.engines.spot_checks import Ask, SpotChecks
+from quorate.engines.spot_check import Ask, SpotChecks
 from quorate.errors import CopyError, SettingError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.limits import COMPILE_S

@@ -16,7 +16,7 @@ from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
 from quorate.engines import Transport
 from quorate.engines.job import drawing
-from quorate.engines.spot_checks import SpotChecks, asking
+from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import Totals, joined
 from quorate.services.report import Report
@@ -74,7 +74,7 @@ def looping(
         known = {**facts, "pipeline": crew.replicas.pipeline}
         transport = stack.enter_context(closing(observed(workers, state, known)))
         # Whoever looks at a loop, or reaches its workers in another way, compares for itself.
-        ask = asking(transport, len(crew.groups))
+        ask = partial(ask_workers, transport, len(crew.groups))
         checks = crew.spot_checks(state, source, ask) if transport is workers else None
         job = kind_of_training(crew)(
             source,

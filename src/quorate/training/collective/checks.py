@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
 from typing import Any
 
 from quorate.data.source import Source
 from quorate.engines.collective.rank_control import RankControl, Record
 from quorate.engines.job import Task
-from quorate.engines.spot_check import Answer, SpotCheck
+from quorate.engines.spot_check import SpotCheck, SpotCheckResult
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.training.collective.member import Member
@@ -19,7 +18,7 @@ from quorate.training.state import State
 CHECK = "check"  # the kind of a record: all ranks call ``checked``
 
 
-def ask(ranks: RankControl, member: Member, job: SpotCheck) -> Mapping[int, Answer]:
+def ask(ranks: RankControl, member: Member, job: SpotCheck) -> Mapping[int, SpotCheckResult]:
     """Have all ranks compute a check, and return what they found. Rank 0 calls it. Blocks."""
     ranks.tell({"kind": CHECK, **job.options()})
     return checked(ranks, member, job)
@@ -33,7 +32,7 @@ def check_asked(
     checked(ranks, member, SpotCheck(source, state.parameters, range(0), **options))
 
 
-def checked(ranks: RankControl, member: Member, job: SpotCheck) -> dict[int, Answer]:
+def checked(ranks: RankControl, member: Member, job: SpotCheck) -> dict[int, SpotCheckResult]:
     """Compute a check, and return what each rank found that could. All ranks call it. Blocks."""
 
     def at(phase: str) -> None:
@@ -41,13 +40,14 @@ def checked(ranks: RankControl, member: Member, job: SpotCheck) -> dict[int, Ans
 
     task = Task(ranks.rank, ranks.rank, 0, at=at)
 
-    def computed(replica: Replica, stream: Stream) -> dict[str, Any]:
+    def computed(replica: Replica, stream: Stream) -> Any:
         with closing(job.feed()) as feed:
-            return asdict(Answer.in_sum(job.compute(replica, stream, feed, task)))
+            (output,) = job.compute(replica, stream, feed, task).outputs
+            return output.value
 
     try:
-        own: dict[str, Any] | None = member.beside(computed)
+        own = member.beside(computed)
     except Exception:  # of user code: in its shard it is reported
         own = None
     found = enumerate(ranks.gather(own))
-    return {rank: Answer.of(fields) for rank, fields in found if fields}
+    return {rank: SpotCheckResult.from_fields(fields) for rank, fields in found if fields}

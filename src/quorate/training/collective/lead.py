@@ -12,7 +12,7 @@ from quorate.data.source import Source
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
 from quorate.engines.collective.step_contribution import StepContribution
-from quorate.engines.spot_check import Answer, SpotCheck
+from quorate.engines.spot_check import SpotCheck, SpotCheckResult
 from quorate.errors import RankError, UserError
 from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import checks, late_notes, share
@@ -82,7 +82,7 @@ def leading(
         between = crew.replicas.between(state)
         rests = between.begin, between.end
 
-        def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, Answer]:
+        def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, SpotCheckResult]:
             with rank_group.naming(), _in_step(ranks):
                 return checks.ask(ranks, member, job)
 
