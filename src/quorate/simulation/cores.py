@@ -50,16 +50,14 @@ class SharedCores:
         host.jobs += 1
         self._look_ahead(host)
 
-    def leave_off(self, now: float, job: int) -> bool:
-        """End a job before its time; return whether it was under way."""
-        if job not in self._tags:
-            return False
-        host = self._of(job)
-        self._settle(host, now)
-        del self._tags[job]
-        host.jobs -= 1
-        self._look_ahead(host)
-        return True
+    def leave_off(self, now: float, job: int) -> None:
+        """End a job early, if the job is under way."""
+        if job in self._tags:
+            host = self._of(job)
+            self._settle(host, now)
+            del self._tags[job]
+            host.jobs -= 1
+            self._look_ahead(host)
 
     @property
     def next_at(self) -> float:

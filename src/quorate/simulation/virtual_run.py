@@ -1,9 +1,9 @@
-"""A virtual run: the real coordinator, workers that only pretend, and a clock that only jumps.
+"""A virtual run: the real coordinator, pretended workers, and a clock that jumps.
 
-The coordinator is the one of ``quorate run``; its effects are carried out as ``training/drive.py``
-and a transport do. It does one thing at a time: while it makes an update, events wait for it, and
-how long they waited is counted, as that is what bounds many workers under ``async``. A shard takes
-as long as a function says. Nothing is computed, so ten thousand workers take seconds.
+The coordinator is the coordinator of ``quorate run``; ``training/drive.py`` and an engine carry out
+the same effects. The coordinator does one thing at a time: while the coordinator makes an update,
+events wait, and the run counts how long, because the waiting bounds many workers under ``async``.
+A function says how long a shard takes. Nothing is computed, so ten thousand workers take seconds.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virtual seconds.
 """
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan, PlanByShard
 from quorate.coordination.protocol import (
-    Abort,
     Applied,
     Apply,
     Cancel,
@@ -27,7 +27,6 @@ from quorate.coordination.protocol import (
     Done,
     Effect,
     Event,
-    Finish,
     Joined,
     Keep,
     Left,
@@ -45,31 +44,30 @@ TIMEOUT_S = 300.0  # as Workers(timeout_s=) is by default
 
 
 class Failure(NamedTuple):
-    """A worker that fails."""
+    """The failure of a worker."""
 
     at_s: float
     worker: int
     detected_s: float = 0.0  # until the coordinator knows
-    away_s: float = 3.0  # after that, until it is back; infinite: it does not come back
-    crashed: bool = False  # the shard that it was computing may be to blame
+    away_s: float = 3.0  # from then until the worker is back; infinite: the worker stays away
+    crashed: bool = False  # the shard of the worker may be to blame
 
 
 class Update(NamedTuple):
     """An update that was made."""
 
-    at_s: float  # when it was done
-    took_s: float
-    holders: int  # workers that had sums of it
+    at_s: float  # the end of the update
+    holders: int  # workers with sums of the update
     shards: int
-    staleness: int  # of its oldest gradient
+    staleness: int  # of the oldest gradient
     vectors: int  # that reached the coordinator
 
 
 class ShardWork(NamedTuple):
-    """What a shard takes a worker: its seconds on a core of its own, and those that need none.
+    """Seconds of a worker for a shard: on a core of the worker's own, and without a core.
 
-    One that is told to leave off does so when its parameters are there, and not while its gradient
-    is on its way: that is then an answer.
+    A worker abandons a canceled shard between pulling the parameters and pushing the gradient. A
+    cancellation during the push comes too late.
     """
 
     computing_s: float
@@ -78,28 +76,48 @@ class ShardWork(NamedTuple):
     pushing_s: float = 0.0
 
 
+@dataclass
+class _Computation:
+    """The shard that a worker computes."""
+
+    step: int
+    shard: int
+    work: ShardWork
+    begun_at: float
+    due_at: float = inf  # arrival of the result; infinite while the worker shares cores
+
+
 class VirtualRun:
-    """A run in virtual time. ``play`` it, and read its attributes.
+    """A run in virtual time. Call ``play``, and read the attributes.
 
     Args:
-        places: the host of each worker, whose number is its place here; that is N.
-        shards: V of a batch. Rules that apply shard by shard make V updates of each.
-        batches: so many.
-        rule: what makes an update.
-        shard_s: how long worker w takes for shard s of step t: computing, and otherwise.
-        apply_s: how long the update of a step takes of which so many vectors reach the coordinator.
-        vectors: how many do, from the worker that holds each shard, and V; default: one of each.
-        failures: workers that fail; one of a worker that is away is left out.
-        latency_s: of a message, one way.
-        leaves_off_s: how long worker w takes to leave off a shard, once it is told.
-        cores: that workers, and the coordinator at its updates, share; None: each has its own.
+        places: the host of each worker, (N,).
+        shards: V of a batch. Rules that apply shard by shard make V updates of each batch.
+        batches: number of batches.
+        rule: the update rule.
+        shard_s: seconds of worker w for shard s of step t, in all or in parts.
+        apply_s: seconds of an update, from the number of vectors that reach the coordinator.
+        vectors: number of vectors that reach the coordinator, from the worker that holds each
+            shard, and V. Default: one vector per worker.
+        failures: failures of workers. Failures of absent workers do not count.
+        latency_s: one-way latency of a message.
+        leaves_off_s: seconds of worker w to abandon a canceled shard.
+        cores: cores shared by workers, and by the coordinator during updates. None: every worker
+            has cores of its own.
         timeout_s: see ``Coordinator``.
         patience: see ``Coordinator``.
-        most_open_per_worker: N times this is ``most_open`` of ``Coordinator``.
-        coordinator: makes it, of the arguments of ``Coordinator``.
+        most_open_per_worker: ``most_open`` of ``Coordinator``, divided by N.
+        coordinator: the class of the coordinator.
+
+    Attributes:
+        updates: the updates so far.
+        events: number of events that the coordinator received.
+        begun: number of shards given to workers, including copies and repetitions.
+        copies: number of shards given to a second worker.
+        queued_s: sum of the times that results waited for the coordinator.
 
     Raises:
-        ProtocolError: nothing will happen any more, as all workers are gone for good.
+        ProtocolError: all workers are gone for good.
     """
 
     def __init__(
@@ -122,10 +140,8 @@ class VirtualRun:
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
         self.updates: list[Update] = []
-        self.events = 0  # that the coordinator was told
-        self.begun = 0  # shards that were given to workers, copies and repetitions among them
-        self.copies = 0
-        self.queued_s = 0.0  # how long events waited for the coordinator, added up
+        self.events = self.begun = self.copies = 0
+        self.queued_s = 0.0
         kind = PlanByShard if rule.by_shard else Plan
         plan = kind(rows=shards * batches, batch_size=shards, shards=shards, shuffle=False)
         self.coordinator = coordinator(
@@ -142,25 +158,17 @@ class VirtualRun:
         )
         self._shard_s, self._apply_s, self._vectors = shard_s, apply_s, vectors
         self._shards_of = plan.shards_of
-        self._held: dict[
-            int, dict[int, int]
-        ] = {}  # by step and shard: the last that had to keep it
+        self._held: dict[int, dict[int, int]] = {}  # step -> shard -> the last worker to keep it
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
         self._cores = cores
         self._places = places
         self._queue: EventQueue[Event | Failure] = EventQueue()
-        self._is_over = False
         self._wake_at = inf
-        # An event of a worker is void once the worker is in another life than when it was posted:
-        # it has failed meanwhile, or was told to leave off what it would have reported.
+        # Reports of an earlier life of a worker are void: the worker has failed since then, or
+        # has received a cancellation.
         self._lives = [0] * len(places)
         self._is_away = [False] * len(places)
-        # When the shard that it computes would be done; infinite while it shares cores: the end is
-        # not known before it comes.
-        self._due_at = [0.0] * len(places)
-        self._rest_s: dict[int, tuple[float, int, int]] = {}  # of those: after that; step, shard
-        self._pulled_at = [0.0] * len(places)
-        self._pushing_s = [0.0] * len(places)  # of the shard that it computes
+        self._computations: dict[int, _Computation] = {}  # by worker: the last
         for worker, place in enumerate(places):
             self._post(0.0, Joined(worker, place))
         for failure in failures:
@@ -173,25 +181,25 @@ class VirtualRun:
 
     @property
     def tally(self) -> Tally:
-        """What became of the shards."""
+        """The fates of the shards."""
         return self.coordinator.tally
 
     @property
     def workers(self) -> int:
-        """How many workers are there."""
+        """The number of present workers."""
         return len(self.coordinator.workers)
 
     def play(self) -> None:
-        """Play it to its end."""
-        while not self._is_over:
+        """Play the run to the end."""
+        while not self.coordinator.is_over:
             self.advance()
 
     def advance(self) -> Event | None:
-        """Let the next thing happen, and return the event, or None if nobody is told of it."""
+        """Let the next event happen, and return the event; None: a failure that nobody knows of."""
         self._end_jobs_on_cores()
         due_at = self._queue.next_at
         event = self._queue.next(self._wake_at)
-        if isinstance(event, Failure):  # whenever it is noticed
+        if isinstance(event, Failure):
             self._fail(event)
             return None
         if event is None and self._wake_at == inf:
@@ -218,13 +226,19 @@ class VirtualRun:
     # --- events -----------------------------------------------------------------------------------
 
     def _post(self, at: float, event: Joined | Left | Done | Cancelled) -> None:
-        """Let a worker report at a time, if it has the same life then."""
+        """Let a worker report at a time, unless the worker's present life ends before."""
         lives, worker = self._lives, event.worker
         life = lives[worker]
         self._queue.post(at, event, lambda: lives[worker] == life)
 
+    def _end_life(self, worker: int) -> None:
+        """Void the reports of a worker so far, and free the worker's share of cores."""
+        self._lives[worker] += 1
+        if self._cores is not None:
+            self._cores.leave_off(self.now, worker)
+
     def _end_jobs_on_cores(self) -> None:
-        """End what is computed on shared cores before anything else happens."""
+        """End the computations on shared cores that end before the next event."""
         cores = self._cores
         while cores is not None and cores.next_at < inf:
             if cores.next_at > min(self._queue.next_at, max(self.now, self._wake_at)):
@@ -232,45 +246,38 @@ class VirtualRun:
             self._computed(*cores.end())
 
     def _computed(self, at: float, worker: int) -> None:
-        rest_s, step, shard = self._rest_s.pop(worker)
-        self._due_at[worker] = at + rest_s
-        self._post(self._due_at[worker], Done(worker, step, shard))
-
-    def _leaves_cores(self, worker: int, at: float) -> None:
-        if self._cores is not None and self._cores.leave_off(at, worker):
-            del self._rest_s[worker]
+        """Let a worker that has computed a shard report the result."""
+        done = self._computations[worker]
+        done.due_at = at + (sum(done.work[1:]) + 2 * self._latency_s)
+        self._post(done.due_at, Done(worker, done.step, done.shard))
 
     def _fail(self, failure: Failure) -> None:
-        worker, at = failure.worker, failure.at_s
+        worker = failure.worker
         if self._is_away[worker]:
             return
         self._is_away[worker] = True
-        self._lives[worker] += 1
-        self._leaves_cores(worker, max(self.now, at))
-        told_at = at + failure.detected_s
-        self._post(told_at, Left(worker, "failed", crashed=failure.crashed))
+        self._end_life(worker)
+        known_at = failure.at_s + failure.detected_s
+        self._post(known_at, Left(worker, "failed", crashed=failure.crashed))
         if failure.away_s < inf:
-            self._post(told_at + failure.away_s, Joined(worker, self._places[worker]))
+            self._post(known_at + failure.away_s, Joined(worker, self._places[worker]))
 
     # --- effects ----------------------------------------------------------------------------------
 
     def _apply(self, effect: Apply) -> list[Effect]:
-        """Make an update: no event is handled meanwhile."""
+        """Make an update. No event is handled meanwhile."""
         held = self._held.pop(effect.step)
         vectors = self._vectors({s: held[s] for s in effect.shards}, self._shards_of(effect.step))
-        began, took_s = self.now, self._apply_s(vectors)
+        took_s = self._apply_s(vectors)
         if self._cores is None or not took_s:
             self._queue.now += took_s
         else:
             self._cores.begin(self.now, COORDINATOR, took_s)
-            ended = None
-            while ended != COORDINATOR:
-                at, ended = self._cores.end()
-                if ended != COORDINATOR:
-                    self._computed(at, ended)
-            self._queue.now, took_s = at, at - began
+            while (end := self._cores.end())[1] != COORDINATOR:
+                self._computed(*end)
+            self._queue.now = end[0]
         number, shards = len(effect.holders), len(effect.shards)
-        self.updates.append(Update(self.now, took_s, number, shards, effect.staleness, vectors))
+        self.updates.append(Update(self.now, number, shards, effect.staleness, vectors))
         self.events += 1
         return self.coordinator.handle(Applied(effect.step), self.now)
 
@@ -280,40 +287,34 @@ class VirtualRun:
                 self.begun += 1
                 self.copies += effect.instead_of is not None
                 if self._is_away[worker]:
-                    return  # it has failed, and nobody knows yet
+                    return  # the worker has failed, and the coordinator does not know yet
                 takes = self._shard_s(worker, step, shard)
                 work = takes if isinstance(takes, ShardWork) else ShardWork(takes)
-                computing_s, rest_s = work.computing_s, sum(work[1:]) + 2 * self._latency_s
-                self._pulled_at[worker] = self.now + self._latency_s + work.pulling_s
-                self._pushing_s[worker] = work.pushing_s
-                if self._cores is not None and computing_s:
-                    self._cores.begin(self.now, worker, computing_s)
-                    self._due_at[worker] = inf
-                    self._rest_s[worker] = rest_s, step, shard
-                    return
-                self._due_at[worker] = self.now + computing_s + rest_s
-                self._post(self._due_at[worker], Done(worker, step, shard))
+                self._computations[worker] = _Computation(step, shard, work, self.now)
+                if self._cores is not None and work.computing_s:
+                    self._cores.begin(self.now, worker, work.computing_s)
+                else:
+                    self._computed(self.now + work.computing_s, worker)
             case Keep(worker, step, shard, count):
                 held = self._held.setdefault(step, {})
                 held |= dict.fromkeys(range(shard, shard + count), worker)
-            case Cancel(worker, step, shard):
-                # What it has done already is on its way, and counts as an answer.
-                told_at = self.now + self._latency_s
-                sent_at = self._due_at[worker] - self._latency_s - self._pushing_s[worker]
-                if self._is_away[worker] or sent_at <= told_at:
-                    return
-                self._lives[worker] += 1
-                self._leaves_cores(worker, self.now)
-                left_off = Cancelled(worker, step, shard)
-                told_at = max(told_at, self._pulled_at[worker])
-                leaves_at = told_at + self._leaves_off_s(worker) + self._latency_s
-                at = min(self._due_at[worker], leaves_at)
-                self._post(at, left_off)
+            case Cancel(worker):
+                self._cancel(worker)
             case Replace(worker):
-                self._lives[worker] += 1
-                self._leaves_cores(worker, self.now)
+                self._end_life(worker)
                 self._is_away[worker] = True
                 self._post(self.now, Left(worker, "silent"))
                 self._post(self.now, Joined(worker, self._places[worker]))
-            case Finish() | Abort():
-                self._is_over = True
+
+    def _cancel(self, worker: int) -> None:
+        computed, latency_s = self._computations[worker], self._latency_s
+        # A gradient on the way counts as an answer.
+        told_at = self.now + latency_s
+        sent_at = computed.due_at - latency_s - computed.work.pushing_s
+        if self._is_away[worker] or sent_at <= told_at:
+            return
+        self._end_life(worker)
+        pulled_at = computed.begun_at + latency_s + computed.work.pulling_s
+        leaves_at = max(told_at, pulled_at) + self._leaves_off_s(worker) + latency_s
+        cancelled = Cancelled(worker, computed.step, computed.shard)
+        self._post(min(computed.due_at, leaves_at), cancelled)
