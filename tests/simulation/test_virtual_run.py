@@ -13,6 +13,7 @@ from support.messages import expect_error
 from quorate.coordination.rules import parse
 from quorate.errors import ProtocolError
 from quorate.simulation.cores import COORDINATOR, SharedCores
+from quorate.simulation.inputs import Cores
 from quorate.simulation.virtual_run import Failure, ShardWork, VirtualRun
 
 
@@ -87,7 +88,8 @@ def ends(cores: SharedCores) -> list[tuple[Any, int]]:
 
 
 def begun(places: list[int], jobs: dict[int, float], **how: Any) -> SharedCores:
-    cores = SharedCores(places, **({"cores": 1, "threads": 1, "crowding": 1.0} | how))
+    beside = how.pop("beside", 0)
+    cores = SharedCores(places, Cores(**({"per_host": 1} | how)), beside)
     for job, seconds in jobs.items():
         cores.begin(0.0, job, seconds)
     return cores
@@ -95,7 +97,7 @@ def begun(places: list[int], jobs: dict[int, float], **how: Any) -> SharedCores:
 
 def test_jobs_share_cores_by_hand() -> None:
     """Three jobs of 1, 2 and 3 s on two cores: at 2/3 of a core, then each on its own."""
-    cores = begun([0] * 3, {0: 1.0, 1: 2.0, 2: 3.0}, cores=2)
+    cores = begun([0] * 3, {0: 1.0, 1: 2.0, 2: 3.0}, per_host=2)
     assert ends(cores) == [(1.5, 0), (2.5, 1), (3.5, 2)]
     # Hosts do not share, and the coordinator is on the first.
     apart = begun([0, 1], {0: 1.0, 1: 1.0, COORDINATOR: 1.0})
@@ -113,14 +115,14 @@ def test_jobs_share_cores_by_hand() -> None:
         ({}, 1.0, 1.0),
         ({"threads": 2}, 1.0, 2.0),
         ({"crowding": 1.2}, 1.0, 1.2),
-        ({"cores": 1}, 1.0, 2.0),
+        ({"per_host": 1}, 1.0, 2.0),
         ({"beside": 1}, 1.0, 1.5),
     ],
 )
 def test_threads_crowding_and_jobs_beside(
     how: dict[str, Any], alone_s: float, both_s: float
 ) -> None:
-    how = {"cores": 2} | how
+    how = {"per_host": 2} | how
     assert ends(begun([0] * 2, {0: 1.0}, **how)) == [(alone_s, 0)]
     assert ends(begun([0] * 2, {0: 1.0, 1: 1.0}, **how))[-1][0] == both_s
 

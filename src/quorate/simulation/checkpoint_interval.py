@@ -1,14 +1,14 @@
-"""How often to save: what failures and checkpoints leave of a run's time, in closed form.
+"""The best time between checkpoints, and the share of useful time, in closed form.
 
-Failures come at exponential times of mean M. Each loses what was done since the last checkpoint and
-R seconds more; each checkpoint holds the run up for C seconds; tau seconds of work lie between two.
-Failures may come while a checkpoint is written and while the run begins again. Then work is done
-for this share of the time (Daly, Future Generation Computer Systems 22, 2006, equation 20):
+Failures come at exponential times of mean M. A failure loses the work since the last checkpoint,
+and R seconds more. A checkpoint stops the run for C seconds. tau seconds of work lie between two
+checkpoints. Failures may come during a checkpoint and during a restart. The share of useful time is
+then (Daly, Future Generation Computer Systems 22, 2006, equation 20):
 
     goodput(tau) = tau / (M exp(R/M) (exp((tau + C)/M) - 1))
 
-``best_s`` is the tau of its maximum. Young's rule (Communications of the ACM 17, 1974), sqrt(2CM),
-and Daly's (2006, equation 37) are approximations of it.
+``best_s`` is the tau with the largest goodput. Young's rule (Communications of the ACM 17, 1974),
+sqrt(2CM), and Daly's rule (2006, equation 37) are approximations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def young_s(stall_s: float, mtbf_s: float) -> float:
 
 
 def daly_s(stall_s: float, mtbf_s: float) -> float:
-    """Return Daly's interval, his estimate of higher order, in seconds."""
+    """Return Daly's interval between two checkpoints, of higher order, in seconds."""
     if isinf(mtbf_s):
         return inf
     if stall_s >= 2 * mtbf_s:
@@ -32,9 +32,9 @@ def daly_s(stall_s: float, mtbf_s: float) -> float:
 
 
 def best_s(stall_s: float, mtbf_s: float) -> float:
-    """Return the interval of the most goodput, in seconds; 0: without cost, as often as can be.
+    """Return the interval with the largest goodput, in seconds; 0 if a checkpoint costs nothing.
 
-    Where the derivative is 0: (1 - tau/M) exp((tau + C)/M) = 1, found by bisection.
+    The derivative is 0 at (1 - tau/M) exp((tau + C)/M) = 1; bisection finds the point.
     """
     if isinf(mtbf_s):
         return inf
@@ -48,18 +48,18 @@ def best_s(stall_s: float, mtbf_s: float) -> float:
 
 
 def goodput(every_s: float, stall_s: float, mtbf_s: float, restart_s: float) -> float:
-    """Return the share of the time in which work is done that stays.
+    """Return the share of useful time.
 
     Args:
-        every_s: tau; infinite only if nothing fails.
-        stall_s: C.
-        mtbf_s: M, of whatever ends the run.
-        restart_s: R.
+        every_s: tau, time of work between checkpoints; infinite only if nothing fails.
+        stall_s: C, pause for a checkpoint.
+        mtbf_s: M, mean time between failures that end the run.
+        restart_s: R, time of a restart.
     """
     if isinf(mtbf_s):
         return 1.0 if isinf(every_s) else every_s / (every_s + stall_s)
-    if every_s <= 0:  # the limit: only without cost does anything remain
+    if every_s <= 0:  # the limit for tau = 0
         return exp(-restart_s / mtbf_s) if stall_s == 0 else 0.0
     if (every_s + stall_s + restart_s) / mtbf_s > 700:
-        return 0.0  # less than a double can say
+        return 0.0  # too small for a double
     return every_s / (mtbf_s * exp(restart_s / mtbf_s) * expm1((every_s + stall_s) / mtbf_s))

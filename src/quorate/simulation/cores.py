@@ -1,12 +1,14 @@
-"""Cores: processor sharing. Who computes on a host shares its cores with all others that do.
+"""Shared cores: the workers of a host compute on the same cores (processor sharing).
 
-A job is so many seconds of computing on a core of its own. With more threads than cores each job
-goes on at an equal share of them, as a fair scheduler gives it. Where all cores compute, each is
-slower than one alone, as memory, caches and the clock are shared too: that is measured, and between
-one core and all of them taken as a straight line.
+A job needs a number of seconds on a core of its own. With more threads than cores every job gets an
+equal share of the cores, as from a fair scheduler. Where all cores compute, each core is slower
+than a core alone, because the cores share memory, caches and clock; see ``inputs.Cores``.
 
-A host keeps the work that each of its jobs was given since the beginning, the same for all: a job
-ends when that has grown by its seconds. So whoever comes or goes costs O(log N), and not a pass.
+A host records how many seconds of work every job of the host has received since the beginning, a
+number common to all jobs. A job ends when the number has grown by the seconds of the job. So the
+begin and the end of a job cost O(log N).
+
+Legend: N workers.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import heapq
 from collections.abc import Sequence
 
 from quorate.simulation.event_queue import EventQueue
+from quorate.simulation.inputs import Cores
 
-COORDINATOR = -1  # a job's number, beside those of workers
+COORDINATOR = -1  # number of the coordinator's job; workers have the numbers from 0 on
 
 
 class SharedCores:
@@ -24,20 +27,15 @@ class SharedCores:
 
     Args:
         hosts: the number of each worker's host; the coordinator is on host 0.
-        cores: of each host.
-        threads: of each worker.
-        crowding: times as long as alone a job takes where all cores compute.
-        beside: other jobs of one thread on each host, all the time.
+        cores: the cores of each host, and the threads of each job.
+        beside: number of permanent jobs of one thread on each host.
     """
 
-    def __init__(
-        self, hosts: Sequence[int], cores: int, threads: int, crowding: float, beside: int = 0
-    ) -> None:
+    def __init__(self, hosts: Sequence[int], cores: Cores, beside: int = 0) -> None:
         self._host_of = hosts
-        self._cores, self._threads = cores, threads
-        self._crowding, self._beside = crowding, beside
+        self._cores, self._beside = cores, beside
         self._hosts = [_Host() for _ in range(max(hosts, default=0) + 1)]
-        self._tags: dict[int, float] = {}  # by job: what ``_Host.given`` is at its end
+        self._tags: dict[int, float] = {}  # by job: ``_Host.given`` at the end of the job
         # The end of the first job of each host, void once a job of the host begins or ends.
         self._ends: EventQueue[_Host] = EventQueue()
 
@@ -47,8 +45,7 @@ class SharedCores:
         self._settle(host, now)
         self._tags[job] = tag = host.given + seconds
         heapq.heappush(host.ends, (tag, job))
-        host.jobs += 1
-        self._look_ahead(host)
+        self._look_ahead(host, 1)
 
     def leave_off(self, now: float, job: int) -> None:
         """End a job early, if the job is under way."""
@@ -56,8 +53,7 @@ class SharedCores:
             host = self._of(job)
             self._settle(host, now)
             del self._tags[job]
-            host.jobs -= 1
-            self._look_ahead(host)
+            self._look_ahead(host, -1)
 
     @property
     def next_at(self) -> float:
@@ -70,34 +66,30 @@ class SharedCores:
         assert host is not None
         job = host.ends[0][1]
         self._settle(host, at)
-        host.given = max(host.given, self._tags.pop(job))  # what rounding left
-        host.jobs -= 1
-        self._look_ahead(host)
+        host.given = max(host.given, self._tags.pop(job))  # a rounding error may remain
+        self._look_ahead(host, -1)
         return at, job
 
     def _of(self, job: int) -> _Host:
         return self._hosts[0 if job == COORDINATOR else self._host_of[job]]
 
     def _settle(self, host: _Host, now: float) -> None:
-        host.given += max(0.0, now - host.at) * self._rate(host)
+        """Record the work up to ``now``."""
+        if host.jobs:
+            host.given += max(0.0, now - host.at) / self._slowdown(host)
         host.at = max(host.at, now)
 
-    def _rate(self, host: _Host) -> float:
-        """Return how many seconds of work each job is given in a second."""
-        if not host.jobs:
-            return 0.0
-        wanted = host.jobs * self._threads + self._beside
-        busy = min(wanted, self._cores)
-        others = (busy - 1) / (self._cores - 1) if self._cores > 1 and busy > 1 else 0.0
-        return min(1.0, self._cores / wanted) / (1.0 + (self._crowding - 1.0) * others)
+    def _slowdown(self, host: _Host) -> float:
+        return self._cores.slowdown(host.jobs * self._cores.threads + self._beside)
 
-    def _look_ahead(self, host: _Host) -> None:
-        host.version += 1
+    def _look_ahead(self, host: _Host, jobs: int) -> None:
+        """Change the number of jobs of a host, and find the next end."""
+        host.jobs += jobs
+        host.version = version = host.version + 1
         while host.ends and self._tags.get(host.ends[0][1]) != host.ends[0][0]:
-            heapq.heappop(host.ends)  # it was left off
+            heapq.heappop(host.ends)  # the job was ended
         if host.ends:
-            at = host.at + max(0.0, host.ends[0][0] - host.given) / self._rate(host)
-            version = host.version
+            at = host.at + max(0.0, host.ends[0][0] - host.given) * self._slowdown(host)
             self._ends.post(at, host, lambda: host.version == version)
 
 
@@ -107,8 +99,8 @@ class _Host:
     __slots__ = ("at", "ends", "given", "jobs", "version")
 
     def __init__(self) -> None:
-        self.at = 0.0
-        self.given = 0.0  # seconds of work that each job was given, had it been there always
+        self.at = 0.0  # ``given`` is as of this time
+        self.given = 0.0  # seconds of work that a job from the beginning would have received
         self.jobs = 0
-        self.ends: list[tuple[float, int]] = []  # tag, job: a heap, with some that were left off
-        self.version = 0
+        self.ends: list[tuple[float, int]] = []  # heap of (tag, job), some of them ended early
+        self.version = 0  # number of changes of ``jobs``

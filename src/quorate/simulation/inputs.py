@@ -16,8 +16,8 @@ from quorate.errors import SettingError
 from quorate.settings import Settings, about, at_least, one_of
 
 ENGINES = ("processes", "ray", "collective")
-MOST = 1e12  # of a number that is to be finite: of bytes a terabyte, of seconds 30,000 years
-WIDEST = 3.0  # spread: of a wider one the mean is in times that are never drawn
+MOST = 1e12  # of a finite number: a terabyte, or 30,000 years in seconds
+WIDEST = 3.0  # of a spread: the mean of a wider spread lies in times too rare to be drawn
 
 
 def number(
@@ -126,15 +126,14 @@ class Cores(Settings):
     threads: int = _field(1, at_least(1), "threads of a worker")
     crowding: float = _field(1.0, slowdown, "slowdown when all cores are busy")
 
-    def times(self, workers: int) -> float:
-        """Return the slowdown factor of a shard while a number of workers of the host compute."""
+    def slowdown(self, threads: int) -> float:
+        """Return the slowdown factor of a job while a number of threads of the host compute."""
         if self.per_host is None:
             return 1.0
-        wanted = workers * self.threads
-        others = min(1.0, (wanted - 1) / (self.per_host - 1)) if self.per_host > 1 else 0.0
-        return max(1.0, wanted / self.per_host) * (1.0 + (self.crowding - 1.0) * others)
+        others = min(1.0, (threads - 1) / (self.per_host - 1)) if self.per_host > 1 else 0.0
+        return max(1.0, threads / self.per_host) * (1.0 + (self.crowding - 1.0) * others)
 
-    def start_times(self, workers: int) -> float:
+    def start_slowdown(self, workers: int) -> float:
         """Return the slowdown factor of the start of a worker while the other workers compute."""
         if self.per_host is None:
             return 1.0
@@ -212,10 +211,10 @@ class Network(Settings):
         return self.gradient_bytes / self.ray_bytes_per_s if self.engine == "ray" else 0.0
 
     def require(self, rule: Rule, spares: int) -> None:
-        """Check that there is such an engine, with such servers, under a rule.
+        """Check that the engine and its servers support a rule.
 
         Raises:
-            SettingError: there is not.
+            SettingError: the engine does not.
         """
         if self.engine == "collective" and (rule.name != "sync" or spares):
             got = f"{rule.name} with {spares} spares"
@@ -231,46 +230,45 @@ class Network(Settings):
     def vectors(
         self, held: Mapping[int, int], shards: int, per_host: int, hosts: int, waits_for_all: bool
     ) -> int:
-        """Return how many vectors of sums an update's shards are when they are sent.
+        """Return how many vectors of sums are sent for the shards of an update.
 
         Args:
-            held: the worker that has each shard, by the shard.
+            held: the worker that holds each shard, by shard.
             shards: V of the step.
-            per_host: workers of a host, neighbours.
-            hosts: that the workers are spread over.
-            waits_for_all: whether the step has no update before all shards are there.
+            per_host: number of workers of a host; they have consecutive numbers.
+            hosts: number of hosts.
+            waits_for_all: whether the update needs all shards of the step.
         """
         if self.engine != "ray" or hosts == 1:
-            return len({*held.values()})  # they are in the coordinator's memory, or come as one
+            return len({*held.values()})  # in the coordinator's memory, or added by each worker
         if self.servers or not waits_for_all:
-            return len(held)  # each goes to servers; or nobody knows which will be in the update
+            return len(held)  # to servers; or each alone, as any shard may be late
         return ownership.vectors({s: w // per_host for s, w in held.items()}, shards)
 
     def exchange_s(self, vectors: int, hosts: int) -> float:
-        """Return the seconds of an update that go into the exchange.
+        """Return the time of the exchange in an update, in seconds.
 
         Args:
-            vectors: of sums that go to the coordinator; with collective: ranks.
-            hosts: that the workers are spread over; with one there is no link between.
+            vectors: number of vectors of sums for the coordinator; with "collective", of ranks.
+            hosts: number of hosts; a single host needs no link.
         """
         of_one_s = self.link_s + self.ray_s
         of_half_s = self.gradient_bytes / self.bisection_bytes_per_s
         elsewhere, is_cut = (hosts - 1) / hosts, hosts > 1
         if self.engine == "collective":
-            # A host's ranks add up what they have, each a slice. Then each host sends the others
-            # their slices and gets its own, twice, both ways at once.
-            # Of each half's H/2 slices from H/2 hosts all cross the middle.
+            # The ranks of a host add up their gradients, each rank a slice. Then hosts exchange the
+            # sums of slices, and later the updated slices, both ways at once.
+            # From each half of the hosts, H/2 slices of H/2 hosts cross the middle.
             slices_s = max(of_one_s * elsewhere, of_half_s * hosts / 4 * is_cut)
             return self.vector_s + 2 * (slices_s + self.latency_s * (vectors > 1))
-        if self.servers:  # what goes through links, workers wait for by themselves
+        if self.servers:  # workers themselves wait for links
             return vectors * self.vector_s / self.servers
-        # First sums come in, at least one vector of each host that computed; after the update a
-        # copy of the parameters goes out to each such host. Half of the hosts are on the other
-        # side.
+        # Sums arrive, at least one vector from each host with shards. After the update a copy of
+        # the parameters leaves for each of these hosts. Half of the hosts are across the middle.
         copies = min(hosts, vectors)
         ins_s = max(vectors * elsewhere * of_one_s, vectors / 2 * of_half_s * is_cut)
         outs_s = max(copies * elsewhere * of_one_s, copies / 2 * of_half_s * is_cut)
-        # An update of one shard: what comes in for the next one does so while parameters go out.
+        # With one shard per update, the next gradient arrives while the parameters leave.
         between_s = max(ins_s, outs_s) if vectors == 1 else ins_s + outs_s
         return vectors * self.vector_s + between_s
 

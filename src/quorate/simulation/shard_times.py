@@ -1,15 +1,14 @@
 """Shard times: how long shards take virtual workers, and what links to servers add.
 
-Every worker draws from a stream of its own, so a run with one worker less, or another rule, draws
-the same times for the others: what differs between two simulations is what was changed.
+Every worker draws from a random stream of the worker's own. So in a run with a worker less, or with
+another rule, the workers draw the same times: two simulations differ by their inputs alone.
 
-Servers have a slice each, on hosts of workers, the coordinator's last. Ray brings a host the slices
-of others once per update, and each shard's gradient goes out in slices. A worker beside the only
-server waits for neither: under ``sync`` it takes over shards of those that do. All hosts are taken
-to send at once, so a link that is short is shared by all who use it.
+Each server has a slice of the parameters. Servers are on the hosts of workers, the coordinator's
+host last. Ray sends a host the slices of other hosts once per update, and each shard's gradient in
+slices. A worker on the host of the only server waits for neither; under ``sync`` the worker takes
+over shards of waiting workers. The model assumes that all hosts send at once, over shared links.
 
-Legend: H hosts, P workers of a host, N workers, S servers, G bytes of a gradient and of the
-parameters, h host, w worker, t step.
+Legend: N workers, w worker, t step, s shard.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from quorate.simulation.virtual_run import ShardWork
 
 
 class ShardTimeModel:
-    """Draws shard times: call it.
+    """A function that draws shard times.
 
     Args:
         times: how long shards take.
-        stragglers: who is slow.
+        stragglers: slow workers and hosts.
         workers: N.
-        per_host: workers of a host, neighbours.
-        seed: of all that is drawn.
+        per_host: number of workers of a host; they have consecutive numbers.
+        seed: seed of all random numbers.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class ShardTimeModel:
     def __call__(self, worker: int, step: int, shard: int) -> ShardWork:
         """Return how long worker w takes for shard s of step t.
 
-        What a straggler takes longer than others it waits: it holds no core meanwhile.
+        A straggler waits for the additional time, without a core.
         """
         times, stragglers, stream = self._times, self._stragglers, self._streams[worker]
         if times.measured_s:
@@ -70,75 +69,76 @@ class ShardTimeModel:
         return ShardWork(computing_s, whole_s - computing_s)
 
     def leaves_off_s(self, worker: int) -> float:
-        """Return how long worker w takes to leave off a shard, in seconds."""
+        """Return how long worker w takes to abandon a canceled shard, in seconds."""
         return self._times.leaves_off_s * self._steady[worker]
 
     @property
     def mean_s(self) -> float:
-        """The mean of all workers' shards."""
-        own, stragglers = self._times, self._stragglers
-        mean_s = sum(own.measured_s) / len(own.measured_s) if own.measured_s else own.mean_s
-        mean_s *= sum(self._steady) / len(self._steady)
-        held_up_s = mean_s * stragglers.factor + stragglers.extra_s
-        return mean_s + stragglers.probability * (held_up_s - mean_s)
+        """The mean time of a shard over all workers, in seconds."""
+        mean_s = self.undisturbed_s * (sum(self._steady) / len(self._steady))
+        delayed_s = mean_s * self._stragglers.factor + self._stragglers.extra_s
+        return mean_s + self._stragglers.probability * (delayed_s - mean_s)
 
     @property
     def undisturbed_s(self) -> float:
-        """The mean of a shard that nothing holds up, on a worker that is not slow."""
-        own = self._times
-        return sum(own.measured_s) / len(own.measured_s) if own.measured_s else own.mean_s
+        """The mean time of a shard without delays, on a worker of usual speed, in seconds."""
+        measured_s = self._times.measured_s
+        return sum(measured_s) / len(measured_s) if measured_s else self._times.mean_s
 
 
 class ServerTraffic:
-    """What links add to shards where there are servers; nothing where there are none.
+    """The time that links to servers add to shards; 0 without servers.
 
     Args:
-        network: what is sent, and how fast.
-        hosts: of each worker, from 0, the coordinator's.
+        network: the amount of data, and the speed of links.
+        hosts: the number of each worker's host, from 0, the coordinator's, on.
     """
 
     def __init__(self, network: Network, hosts: Sequence[int]) -> None:
         self._hosts, self._servers = hosts, network.servers
         count = max(hosts) + 1
-        self.pulls_s = [0.0] * count  # by host: of an update
-        self.pushes_s = [0.0] * count  # of a shard
+        self.pulls_s = [0.0] * count  # by host: to receive the parameters of an update
+        self.pushes_s = [0.0] * count  # by host: to send the gradient of a shard
         if not self._servers:
             return
         owns = Counter((1 + number) % count for number in range(self._servers))
-        own = [owns[host] / self._servers for host in range(count)]  # part of all
+        own = [owns[host] / self._servers for host in range(count)]  # a share of all
         workers = Counter(hosts)
         link_s, ray_s = network.link_s, network.ray_s  # Ray's is the same within a host
         middle_s = network.gradient_bytes / network.bisection_bytes_per_s * (count > 1)
         for host in range(count):
             self.pulls_s[host] = self.pushes_s[host] = ray_s
-            if own[host] == 1.0:  # all that its workers need is there
+            if own[host] == 1.0:  # nothing crosses the link
                 continue
-            # In over its own link; out of each other that has a slice, to all hosts but that.
+            # In over the host's own link; out of each other host with a slice, to all hosts.
             others = [other for other in range(count) if other != host and own[other]]
             sent = max((count - 1) * own[other] for other in others)
             in_s = max(1.0 - own[host], sent) * link_s
             self.pulls_s[host] += max(in_s, count / 2 * middle_s)
-            # Out of its own link; into each other that has one, from all workers elsewhere.
+            # Out of the host's own link; into each other host with a slice, from all workers.
             taken = max((len(hosts) - workers[other]) * own[other] for other in others)
             out_s = max(workers[host] * (1.0 - own[host]), taken) * link_s
             self.pushes_s[host] += max(out_s, len(hosts) / 2 * middle_s)
 
     @property
     def median_s(self) -> float:
-        """What a shard of its own takes the worker of a host in links, seconds."""
+        """The time of links for a worker's home shard, in seconds; the median over hosts."""
         return median(pull + push for pull, push in zip(self.pulls_s, self.pushes_s, strict=True))
 
     def around(
         self, shard_s: Callable[[int, int, int], ShardWork]
     ) -> Callable[[int, int, int], ShardWork]:
-        """Return what shards take with links, for one run, from what they take without.
+        """Return a function with the work of shards, links included, for one run.
 
-        The first shard of a step waits for parameters. The next ones of a worker are begun while
-        the gradient of the one before is on its way.
+        A worker's first shard of a step waits for parameters. The worker begins each further shard
+        while the gradient of the previous shard travels.
+
+        Args:
+            shard_s: the work of shards without links.
         """
         if not self._servers:
             return shard_s
-        steps: dict[int, int] = {}  # by worker: of its newest shard
+        steps: dict[int, int] = {}  # by worker: step of the newest shard
 
         def linked(worker: int, step: int, shard: int) -> ShardWork:
             work, host = shard_s(worker, step, shard), self._hosts[worker]
@@ -153,14 +153,18 @@ class ServerTraffic:
 
 
 def lognormal(stream: Random, spread: float) -> float:
-    """Return a lognormal number of mean 1, the standard deviation of whose logarithm is given."""
+    """Return a log-normal number of mean 1.
+
+    Args:
+        spread: standard deviation of the logarithm.
+    """
     return exp(stream.gauss(0.0, 1.0) * spread - spread * spread / 2) if spread else 1.0
 
 
 def _chosen(of: int, part: float, seed: str) -> set[int]:
-    """Return so large a part of the numbers below ``of``, rounded, and at least one if it is one.
+    """Return random numbers below ``of``: a share ``part`` of them, rounded, at least one if any.
 
-    Those of a smaller number are not those of a larger one.
+    The choice from few numbers is not a part of the choice from more numbers.
     """
     count = max(1, round(of * part)) if part else 0
     return set(Random(seed).sample(range(of), count))

@@ -36,21 +36,21 @@ from quorate.simulation.prediction import Prediction
 from quorate.simulation.shard_times import ServerTraffic, ShardTimeModel
 from quorate.simulation.virtual_run import TIMEOUT_S, Failure, Update, VirtualRun
 
-SHARDS_PLAYED = 8_000  # in a run, about, if nobody says how many steps
-WARM_UP = 3  # rounds: until the coordinator knows how long a shard usually takes
-RARE = 1e-4  # share of the time: what is rarer is not played
-BACKUP = "quorum"  # without a number: spares are backups, and a shard per worker is enough
+SHARDS_PLAYED = 8_000  # of a run without ``steps``, about
+WARM_UP = 3  # batches until the coordinator knows the usual times of shards
+RARE = 1e-4  # share of the time; rarer numbers of absent workers are not played
+BACKUP = "quorum"  # without a number: spares are backup workers, and an update needs N shards
 
 
 def rule_for(update: str, workers: int) -> Rule:
-    """Return the rule that ``update`` names; ``quorum`` without a number waits for N shards.
+    """Return the rule of a name; ``quorum`` without a number waits for N shards.
 
     Args:
         update: ``sync``, ``quorum``, ``quorum:R``, ``async`` or ``bounded:K``.
         workers: N, without spares.
 
     Raises:
-        SettingError: there is no such rule.
+        SettingError: no rule has this name.
     """
     return parse(f"{BACKUP}:{workers}" if update == BACKUP else update)
 
@@ -152,7 +152,7 @@ class _Simulation:
 
     @property
     def _all(self) -> int:
-        """N with the spares."""
+        """The number of workers and spares."""
         return self.workers + self.spares
 
     @property
@@ -161,10 +161,10 @@ class _Simulation:
 
     @property
     def _on_a_host(self) -> int:
-        """Workers of a host that compute at once."""
+        """The number of workers of a host that compute at once."""
         return min(self._all, self.per_host, self.shards)
 
-    # --- what is played ---------------------------------------------------------------------------
+    # --- simulated runs ---------------------------------------------------------------------------
 
     @cached_property
     def _time_model(self) -> ShardTimeModel:
@@ -185,7 +185,12 @@ class _Simulation:
         return self.network.vectors(held, shards, self.per_host, self._hosts, waits_for_all)
 
     def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
-        """Play it, without the last so many workers."""
+        """Play the run.
+
+        Args:
+            away: number of absent workers, the last ones.
+            lost: failures during the run.
+        """
         model = self._new_time_model()
         hosts = [worker // self.per_host for worker in range(self._all - away)]
         run = VirtualRun(
@@ -200,30 +205,27 @@ class _Simulation:
             failures=lost,
             leaves_off_s=model.leaves_off_s,
             cores=self._shared(hosts, away),
-            # Whoever has shards of minutes has told the run to wait for longer.
+            # Users with shards of several minutes set a longer timeout.
             timeout_s=max(TIMEOUT_S, 20 * (model.mean_s + self._traffic.median_s)),
         )
         run.play()
         return run
 
     def _shared(self, hosts: Sequence[int], away: int) -> SharedCores | None:
-        """Return the cores that workers share, if there are fewer than could compute at once.
+        """Return the cores that workers share, if a host has fewer cores than threads.
 
-        Whoever is away is started again, which takes a core of theirs.
+        The start of an absent worker takes a core.
         """
-        told = self.cores
-        if told.per_host is None:
-            return None
         beside = -(-away // max(1, self._hosts))
-        return SharedCores(hosts, told.per_host, told.threads, told.crowding, beside)
+        return None if self.cores.per_host is None else SharedCores(hosts, self.cores, beside)
 
     @cached_property
     def _whole(self) -> VirtualRun:
-        """The run in which nothing fails."""
+        """The run without failures."""
         return self._play()
 
     def _counted(self, run: VirtualRun) -> list[Update]:
-        """Return the updates after the warm-up, and the last one in it."""
+        """Return the last update of the warm-up, and all later updates."""
         of_batch = self.shards if self.rule.by_shard else 1
         return run.updates[WARM_UP * of_batch - 1 :]
 
@@ -237,24 +239,24 @@ class _Simulation:
         return self._update_s(self._whole)
 
     def _slowdown(self, away: int) -> float:
-        """Return the share of the usual speed while so many workers are away."""
+        """Return the speed while a number of workers are away, relative to the usual speed."""
         return 0.0 if away >= self._all else self._healthy_s / self._update_s(self._play(away))
 
     # --- failures ---------------------------------------------------------------------------------
 
     def _kept(self, units: int, of_unit: int, mtbf_s: float) -> float:
-        """Return what is left of the usual speed by failures after which the run goes on.
+        """Return the speed with failures that do not end the run, relative to the usual speed.
 
         Args:
-            units: that fail, each by itself: workers, or hosts.
-            of_unit: workers of each.
-            mtbf_s: of one.
+            units: number of workers, or of hosts, that fail independently.
+            of_unit: number of workers of a unit.
+            mtbf_s: mean time between failures of a unit.
         """
         if mtbf_s == inf:
             return 1.0
         detection_s = self.failures.detection_s
-        restart_s = self.failures.restart_s * self.cores.start_times(self._on_a_host)
-        # 1. While they are away: each with the same chance; more than three are taken together.
+        restart_s = self.failures.restart_s * self.cores.start_slowdown(self._on_a_host)
+        # 1. Absent units, each with the same chance; more than three are taken together.
         chance = restart_s / (mtbf_s + restart_s + detection_s)
         chances, speed = [(1.0 - chance) ** units], 0.0
         while 1.0 - sum(chances) > RARE and len(chances) <= min(3, units):
@@ -265,16 +267,16 @@ class _Simulation:
         for away, part in enumerate(chances):
             speed += part * (self._slowdown(away * of_unit) if away else 1.0)
         if rest > RARE:
-            told = sum(away * part for away, part in enumerate(chances))
-            speed += rest * self._slowdown(round((units * chance - told) / rest) * of_unit)
+            mean = sum(away * part for away, part in enumerate(chances))
+            speed += rest * self._slowdown(round((units * chance - mean) / rest) * of_unit)
         else:
             speed += rest * (speed / (1.0 - rest))
-        # 2. From the failure until it is known.
-        per_s = units / (mtbf_s + restart_s + detection_s)  # who is away does not fail
+        # 2. The time until failures are detected.
+        per_s = units / (mtbf_s + restart_s + detection_s)  # absent units do not fail
         return speed / (1.0 + per_s * self._stall_s(of_unit))
 
     def _stall_s(self, of_unit: int) -> float:
-        """Return what a failure of so many workers costs beyond their absence, played."""
+        """Return the seconds lost by a failure of some workers, apart from their absence."""
         if of_unit >= self._all:
             return self.failures.detection_s + self._time_model.undisturbed_s / 2
         of_batch = self.shards if self.rule.by_shard else 1
@@ -291,31 +293,31 @@ class _Simulation:
         return stall_s * scale
 
     def _run_failures_per_s(self) -> float:
-        """Return how often the run has to begin again at a checkpoint."""
+        """Return how many times per second the run has to begin again at a checkpoint."""
         told = self.failures
         per_h = told.of_coordinator_per_h
         if self.network.engine == "collective":
             per_h += self._all / told.worker_mtbf_h + self._hosts / told.host_mtbf_h
         else:
-            per_h += 1 / told.host_mtbf_h  # the coordinator's own
+            per_h += 1 / told.host_mtbf_h  # of the coordinator's host
         return per_h / 3600
 
-    # --- the whole --------------------------------------------------------------------------------
+    # --- the result -------------------------------------------------------------------------------
 
     def prediction(self) -> Prediction:
-        """Return what came of it."""
+        """Return the prediction."""
         run, told = self._whole, self.failures
         updates = self._counted(run)
         intervals = [after.at_s - before.at_s for before, after in pairwise(updates)]
         rows = self.rows * fmean(update.shards for update in updates[1:])
         running = rows / self._healthy_s
-        # 1. What fails.
+        # 1. Failures of workers and hosts.
         kept = 1.0
         if self.network.engine != "collective":
             kept = self._kept(self._all, 1, told.worker_mtbf_h * 3600)
             if self._hosts > 1:
                 kept *= self._kept(self._hosts - 1, self.per_host, told.host_mtbf_h * 3600)
-        # 2. What is saved, and lost since then.
+        # 2. Checkpoints, and the work lost since the last checkpoint.
         per_s = self._run_failures_per_s()
         run_mtbf_s = inf if per_s == 0 else 1 / per_s
         stall_s = self.checkpoints.stall_s
@@ -324,7 +326,7 @@ class _Simulation:
         saved = goodput(every_s, stall_s, run_mtbf_s, again_s)
         stays = kept * saved
         saving = stall_s / (every_s + stall_s) if every_s + stall_s > 0 else 0.0
-        # 3. The sums.
+        # 3. Sums over the whole run.
         counts = run.tally.to_json()
         applied = sum(counts["fresh"]) + sum(counts["stale"])
         dropped = sum(counts["dropped"])
@@ -363,16 +365,16 @@ class _Simulation:
         )
 
     def _of_one_per_s(self) -> float:
-        """Return examples/s of one worker alone, that nothing holds up."""
+        """Return examples/s of one worker alone, without delays."""
         shards = 1 if self.rule.by_shard else self.shards
         alone_s = shards * self._time_model.undisturbed_s + self.update_s
         return shards * self.rows / (alone_s + self.network.exchange_s(1, 1))
 
     def _parts(self, run: VirtualRun) -> dict[str, float]:
-        """Return what the time of a run without failures goes into, as shares.
+        """Return the shares of the time of a run without failures, by cause.
 
-        Under rules that apply shard by shard: the time of a worker, in which what waits for the
-        coordinator waits for updates and for the network, as the coordinator's time is divided.
+        Under rules that apply shard by shard, the time is the time of a worker. The wait for the
+        coordinator is divided between updates and network like the coordinator's own time.
         """
         updates = self._counted(run)
         exchange_s = fmean(self.network.exchange_s(u.vectors, self._hosts) for u in updates)
@@ -381,7 +383,7 @@ class _Simulation:
         if self.rule.by_shard:
             round_s = self._healthy_s * self._all
             even_s = uneven_s = undisturbed_s
-            # In the queue, and for its own update: it is given no other shard before.
+            # In the queue, and for the update of the shard: the next shard comes afterwards.
             waited_s = run.queued_s / run.begun + self.update_s + exchange_s
             messages = 2
         else:
@@ -396,16 +398,16 @@ class _Simulation:
         of_update = self.update_s / applies_s if applies_s else 0.0
         seconds = {
             "arithmetic": even_s,
-            "cores": even_s * (self.cores.times(self._on_a_host) - 1.0),
+            "cores": even_s * (self.cores.slowdown(self._on_a_host * self.cores.threads) - 1.0),
             "uneven": uneven_s - even_s,
             "updates": waited_s * of_update,
             "network": waited_s * (1 - of_update) * bool(applies_s)
             + messages * self.network.latency_s,
         }
-        # Who waits for a core waits no more for others, or for the coordinator.
+        # A worker that waits for a core does not wait for other workers or for the coordinator.
         left_s = max(0.0, round_s - sum(of for part, of in seconds.items() if part != "cores"))
         seconds["cores"] = min(seconds["cores"], left_s)
-        # Measured times may be shorter than their mean: the parts are then of their own sum.
+        # The drawn times may be shorter than their mean: then the shares are shares of the sum.
         whole_s = max(round_s, sum(seconds.values()))
         shares = {part: of / whole_s for part, of in seconds.items()}
         return shares | {"stragglers": 1 - sum(shares.values())}
