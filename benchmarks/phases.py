@@ -20,9 +20,8 @@ import torch
 from quorate.coordination.coordinator import Coordinator
 from quorate.data.feed import Feed
 from quorate.engines.job import Job
-from quorate.engines.local.step_sums import StepSums
-from quorate.engines.local.towers import TowersChannel
-from quorate.engines.local.worker import LocalWorker
+from quorate.engines.local.towers import LocalWorker, TowersChannel
+from quorate.engines.step_sums import StepSums
 from quorate.replica.flat import Flat
 from quorate.replica.quick import torch_calls
 from quorate.replica.replica import Replica

@@ -98,6 +98,7 @@ class Job(ABC):
         self.on_snapshots = on_snapshots
         self.loading = {"loader_workers": loader_workers, "threads": threads}
         self.trace = current()  # receives the workers' spans; None: no trace
+        self.traced = range(0) if self.trace is None else self.trace.steps_of(self)
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments to construct the same job in a worker process.

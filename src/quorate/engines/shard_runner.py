@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Task
-from quorate.engines.stages.shard_input import no_stage
+from quorate.engines.worker_status import Timesheet
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
@@ -26,6 +26,10 @@ class ShardFailure(NamedTuple):
     error: BaseException
 
 
+# The end of a run of shards: results in the order of shards, or a failure; None: cancelled.
+Outcome = list[ShardSum] | ShardFailure | None
+
+
 def never(error: BaseException) -> bool:  # noqa: ARG001
     """Return False: no exception leaves the worker."""
     return False
@@ -36,7 +40,7 @@ class ShardRunner:
 
     Args:
         worker: number of the worker.
-        tell: receives the phase, the step and the shard whenever a phase begins.
+        sheet: the worker's timesheet.
         passes: whether an exception is raised instead of returned.
     """
 
@@ -44,13 +48,11 @@ class ShardRunner:
         self,
         worker: int,
         replica: Replica,
-        tell: Callable[[str, int, int], None],
+        sheet: Timesheet,
         *,
         passes: Callable[[BaseException], bool] = never,
-        waits_for: Callable[[int], None] = no_stage,
     ) -> None:
-        self._worker, self._replica = worker, replica
-        self._tell, self._passes, self._waits_for = tell, passes, waits_for
+        self._worker, self._replica, self._sheet, self._passes = worker, replica, sheet, passes
 
     def run(
         self,
@@ -64,7 +66,7 @@ class ShardRunner:
         is_cancelled: Callable[[], bool],
         beside: Sequence[Any] | None = None,
         **options: Any,
-    ) -> list[ShardSum] | ShardFailure | None:
+    ) -> Outcome:
         """Compute shards of one step, and return their results. Blocks.
 
         Args:
@@ -79,26 +81,28 @@ class ShardRunner:
             The results in the order of shards; None if the shards were cancelled.
         """
         at_shard = first
+        self._sheet.record(job.name if step in job.traced else None, step, first)
 
         def enter(shard: int, phase: str) -> None:
             nonlocal at_shard
             at_shard = shard
             if is_cancelled():
                 raise NotWanted
-            self._tell(phase, *job.ticket(step, shard))
+            self._sheet.tell(phase, *job.ticket(step, shard))
 
         tasks = [
             Task(
                 *(self._worker, step, shard, vector, partial(enter, shard)),
                 beside=None if beside is None else beside[shard - first],
-                waits_for=self._waits_for,
+                waits_for=self._sheet.waits_for,
                 **options,
             )
             for shard, vector in enumerate(into, start=first)
         ]
         try:
             enter(first, "fetching")
-            return job.compute_run(self._replica, stream, feed(), tasks)
+            results = job.compute_run(self._replica, stream, feed(), tasks)
+            return [r.computed_by(self._worker, first + n) for n, r in enumerate(results)]
         except NotWanted:
             return None
         except BaseException as error:  # the edge of the worker: the coordinator decides

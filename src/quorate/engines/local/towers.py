@@ -21,32 +21,24 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from quorate.coordination.protocol import (
-    Cancel,
-    Cancelled,
-    Compute,
-    Discard,
-    Done,
-    Event,
-    Failed,
-    Joined,
-    Keep,
-    Replace,
-    Tick,
-)
-from quorate.engines.amendments import Amendments
+from quorate.coordination.protocol import Compute, Event, Joined
+from quorate.data.feed import Feed
+from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.job import Job, NotWanted, Original
+from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.local.lock_waits import ShortWaits
-from quorate.engines.local.worker import LocalWorker, Orders
-from quorate.engines.worker_status import WorkerStatus
+from quorate.engines.shard_runner import Outcome, ShardRunner
+from quorate.engines.step_sums import StepSums
+from quorate.engines.tracing import Batch
+from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.machine.limits import ABANDONED_S, THREAD_EXIT_S
+from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import as_compute_thread, become_compute_thread, interrupt
 from quorate.replica.replica import Replica
-from quorate.replica.shard_sum import Part, ShardSum
-from quorate.replica.snapshots import Snapshot, Snapshots, new_vectors
+from quorate.replica.snapshots import Snapshots, new_vectors
 from quorate.replica.streams import Stream
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
@@ -82,7 +74,7 @@ class Towers:
             keep_freed_memory()
         self._say = say or logging.getLogger("quorate").warning
         kind = ThreadTower if len(groups) > 1 else CallerTower
-        self._towers: list[ThreadTower | CallerTower] = [
+        self._towers: list[Tower] = [
             kind(LocalWorker(number, make_replica(group), original), threads)
             for number, group in enumerate(groups)
         ]
@@ -147,124 +139,106 @@ class Towers:
         return [tower for tower in self._towers if isinstance(tower, ThreadTower)]
 
 
-class TowersChannel:
-    """One job's conversation with all towers."""
+class TowersChannel(JobChannel):
+    """A job's channel to towers. Each tower adds its own results."""
 
-    now = staticmethod(time.monotonic)  # half a dozen times an update
-
-    def __init__(
-        self, job: Job, towers: Sequence[ThreadTower | CallerTower], buffers: Buffers
-    ) -> None:
-        self._job = job
-        self._towers = towers
+    def __init__(self, job: Job, towers: Sequence[Tower], buffers: Buffers) -> None:
         replicas = [tower.worker.replica for tower in towers]
-        self._feed = job.feed(moves_to=replicas[0].device)
-        self._orders = [Orders(job, self._feed, replica) for replica in replicas]
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._failure: Exception | None = None  # of adding, which no other worker could do better
-        self._collected: list[tuple[Replica, ShardSum]] = []  # by the last ``collect``
+        snapshots = None
         self._caller = next((t for t in towers if isinstance(t, CallerTower)), None)
-        self._snapshots: Snapshots | None = None
         if job.on_snapshots and self._caller is None:
             slots = {n: new_vectors(job.parameters, buffers) for n in range(len(towers) + 1)}
-            self._snapshots = Snapshots(job.parameters, buffers, slots)
+            snapshots = Snapshots(job.parameters, buffers, slots)
+        super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
+        self._towers = towers
+        self._feed = job.feed(moves_to=replicas[0].device)
+        self._inbox: SimpleQueue[Event | tuple[int, Outcome, Batch | None]] = SimpleQueue()
         for tower in towers:
-            self._events.put(Joined(tower.worker.number))
-
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
-        """Give a tower work. Does not block."""
-        assert not isinstance(effect, Replace)
-        tower, orders = self._towers[effect.worker], self._orders[effect.worker]
-        match effect:
-            case Compute():
-                snapshot = amendments = None
-                if self._caller is None:
-                    amendments = tower.worker.amendments()
-                if self._snapshots is not None:
-                    snapshot = self._snapshots.lend(effect.worker)
-                compute = partial(self._compute, tower, orders, effect, snapshot, amendments)
-                tower.compute(compute)
-            case Keep():
-                orders.sums.keep(effect)
-                tower.do(partial(self._push, tower, orders))
-            case Discard():
-                tower.do(partial(orders.sums.discard, effect))
-            case Cancel():
-                orders.cancelled = (effect.step, effect.shard)
+            self._inbox.put(Joined(tower.worker.number))
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
-        if self._caller is not None and self._events.empty():
+        if self._caller is not None and self._inbox.empty():
             self._caller.run()
         try:
-            event = self._events.get(timeout=timeout_s)
+            news = self._inbox.get(timeout=timeout_s)
         except Empty:
             return None
-        if self._failure is not None:
-            raise self._failure
-        if self._snapshots is not None and isinstance(event, Done | Failed | Cancelled):
-            self._snapshots.give_back(event.worker)
-        return event
+        return self._answered(*news) if isinstance(news, tuple) else news
 
     def post(self, event: Event) -> None:
-        """Add an event of the coordinator's own. Any thread, also a signal handler, may call it."""
-        self._events.put(event)
-
-    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        """Return the sums of a step. Blocks: what towers have not added yet is added here."""
-        for worker in holders:
-            self._add(self._orders[worker])
-        if self._failure is not None:
-            raise self._failure
-        parts = [(w, *part) for w in holders for part in self._orders[w].sums.take(step)]
-        self._collected = [(self._towers[w].worker.replica, value) for w, _, value in parts]
-        return [(node, value) for _, node, value in parts]
-
-    def publish(self) -> None:
-        """Give the vectors of what was collected back to the replicas."""
-        for replica, part in self._collected:
-            replica.recycle(part)
-        self._collected = []
-        if self._snapshots is not None:
-            self._snapshots.renew()
-
-    def error(self, worker: int, step: int, shard: int) -> BaseException:
-        """Return what was raised in a shard."""
-        return self._orders[worker].errors[step, shard]
+        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
+        self._inbox.put(event)
 
     def close(self) -> None:
         """End the job. Towers stay."""
         self._feed.close()
-        for tower in self._towers:
-            tower.worker.hand_over_spans(self._job)
 
-    def _compute(
-        self,
-        tower: ThreadTower | CallerTower,
-        orders: Orders,
-        given: Compute,
-        snapshot: Snapshot | None,
-        amendments: Amendments | None,
-        stream: Stream,
+    def _request(self, effect: Compute, request: Request) -> None:
+        tower = self._towers[effect.worker]
+        # A single tower computes in ``receive``, from the model as the model is then.
+        edits = None if self._caller is not None else tower.worker.edits()
+        tower.compute(partial(self._run_shards, tower.worker, request, edits))
+
+    def _run_shards(
+        self, worker: LocalWorker, request: Request, edits: Amendments | None, stream: Stream
     ) -> None:
-        worker = tower.worker
-        if tower is self._caller:  # since the shard was dealt nothing has happened
-            amendments = worker.amendments()
-        self._events.put(
-            worker.compute(orders, stream, given, snapshot=snapshot, amendments=amendments)
+        """Compute the shards of a request, in the tower's thread."""
+        outcome = worker.compute(self.job, self._feed, stream, request, edits)
+        self._inbox.put((worker.number, outcome, worker.sheet.recorded(cuts=True)))
+
+    def _decided(self, worker: int) -> None:
+        if self._sums[worker].has_kept:
+            self._towers[worker].do(self._sums[worker].add_kept)
+
+
+class LocalWorker:
+    """A worker of this process: a replica, a timesheet, and the edits of the coordinator's model.
+
+    Args:
+        number: of the worker.
+        original: the coordinator's model, if edits by user code reach the replica.
+    """
+
+    def __init__(self, number: int, replica: Replica, original: Original | None) -> None:
+        self.number = number
+        self.replica = replica
+        self.sheet = Timesheet()  # written by the worker's thread, once the thread runs
+        self.sheet.tell("starting")
+        self._runner = ShardRunner(number, replica, self.sheet, passes=ends_program)
+        self._original = original
+        self._follower: Follower | None = None
+        if original is not None:
+            self._follower = Follower(
+                replica.model, replica.trained, original.frozen, replica.changed
+            )
+
+    def edits(self) -> Amendments | None:
+        """Return the edits of the coordinator's model until now."""
+        return None if self._original is None else self._original.amendments()
+
+    def compute(
+        self, job: Job, feed: Feed, stream: Stream, request: Request, edits: Amendments | None
+    ) -> Outcome:
+        """Compute the shards of a request. Blocks; called in the worker's thread.
+
+        Args:
+            feed: rows of the job.
+            edits: of the coordinator's model, when the request was sent; None: until now.
+        """
+
+        def rows() -> Feed:
+            known = edits or self.edits()
+            if self._follower is not None and known is not None:
+                self._follower.take(known)
+                self.replica.called.shared.take(known.shared)
+            return feed
+
+        return self._runner.run(
+            *(job, rows, stream, request.step, request.shard, [None] * request.count),
+            is_cancelled=lambda: request.is_cancelled,
+            snapshot=request.snapshot,
         )
-
-    def _push(self, tower: ThreadTower | CallerTower, orders: Orders) -> None:
-        if tower is not self._caller:
-            tower.worker.sheet.tell("pushing")
-        self._add(orders)
-
-    def _add(self, orders: Orders) -> None:
-        try:
-            orders.sums.add_kept()
-        except Exception as error:  # the edge of the thread: raised by receive() or collect()
-            self._failure = error
-            self._events.put(Tick())
 
 
 class CallerTower:
@@ -275,7 +249,7 @@ class CallerTower:
         self.native_id: int | None = None  # the kernel's number of the thread
         self._compute_thread = as_compute_thread(threads, worker.replica.device)
         self._stream = Stream()
-        self._given: Callable[[Stream], None] | None = None
+        self._work: Callable[[Stream], None] | None = None
 
     def begin(self) -> None:
         """Note that the calling thread computes from now on."""
@@ -283,29 +257,29 @@ class CallerTower:
         self.worker.sheet.tell("waiting")
 
     def do(self, work: Callable[[], None]) -> None:
-        """Carry out work that needs no stream, at once."""
+        """Carry out short work at once."""
         work()
 
     def compute(self, work: Callable[[Stream], None]) -> None:
-        """Note work for ``run``."""
-        self._given = work
+        """Keep work for ``run``."""
+        self._work = work
 
     def run(self) -> None:
-        """Compute what was given, if anything was. Blocks."""
-        given, self._given = self._given, None
-        if given is not None:
+        """Carry out the work that was given, if any. Blocks."""
+        work, self._work = self._work, None
+        if work is not None:
             with self._compute_thread, self._stream as stream:
-                given(stream)
+                work(stream)
             self.worker.sheet.tell("waiting")
 
     def end(self) -> None:
-        """Free what the replica keeps for the next shard."""
+        """Free the memory that the replica keeps for the next shard."""
         self.native_id = None
         self.worker.replica.close()
 
 
 class ThreadTower(threading.Thread):
-    """A tower's thread: carries out what is put into its mailbox, in order."""
+    """A tower's thread, which carries out the work of its mailbox in order."""
 
     def __init__(self, worker: LocalWorker, threads: int) -> None:
         super().__init__(name=f"quorate-tower-{worker.number}", daemon=True)
@@ -314,26 +288,31 @@ class ThreadTower(threading.Thread):
         self._threads = threads
 
     def begin(self) -> None:
-        """Start the thread, if it has not been started."""
+        """Start the thread, unless the thread has started."""
         if self.ident is None:
             self.start()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Put work that needs no stream into the mailbox."""
-        self._mailbox.put(lambda _: work())
+        """Put short work into the mailbox."""
+
+        def push(_: Stream) -> None:
+            self.worker.sheet.tell("pushing")
+            work()
+
+        self._mailbox.put(push)
 
     def compute(self, work: Callable[[Stream], None]) -> None:
         """Put work into the mailbox."""
         self._mailbox.put(work)
 
     def end(self) -> None:
-        """Have the thread end when its mailbox is empty."""
+        """End the thread when the mailbox is empty."""
         self._mailbox.put(None)
 
     def run(self) -> None:
-        """Carry out what comes, until ``end``."""
+        """Carry out the work of the mailbox until ``end``."""
         become_compute_thread(self._threads, self.worker.replica.device)
-        with suppress(NotWanted), Stream() as stream:  # or it is interrupted
+        with suppress(NotWanted), Stream() as stream:  # ``Towers.close`` may raise NotWanted here
             self.worker.sheet.tell("waiting")
             while (work := self._mailbox.get()) is not None:
                 work(stream)
@@ -353,3 +332,6 @@ class ThreadTower(threading.Thread):
             f"because your code is still running{where}; the program can exit only after your code "
             "returns"
         )
+
+
+Tower = CallerTower | ThreadTower

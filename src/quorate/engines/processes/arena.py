@@ -24,7 +24,7 @@ from quorate.engines.processes.layouts import (
     layout_of,
 )
 from quorate.engines.two_copies import TwoCopies
-from quorate.engines.worker_status import Doing, SharedTimesheet
+from quorate.engines.worker_status import SharedTimesheet
 from quorate.machine.shared_memory import Segment, require
 from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
@@ -34,7 +34,6 @@ from quorate.replica.snapshots import Vectors
 from quorate.replica.witness import writes
 
 _PAGE = 4096
-_TICKET = struct.Struct("<q")
 MOST_IN_RUNS = 1 << 24  # bytes of a gradient; of a larger one no shard is short
 _AHEAD = struct.Struct("<qq")  # step, shard; nothing at all where a worker loads nothing ahead
 _AHEAD_BYTES = TwoCopies.room(_AHEAD.size)
@@ -96,8 +95,8 @@ class Arena:
         integer_buffers_at = 8 * floats
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
-        self._cancelled_at = _up(sheets_at + workers * SharedTimesheet.SIZE, 64)
-        ahead_at = _up(self._cancelled_at + workers * _TICKET.size, 64)
+        cancelled_at = _up(sheets_at + workers * SharedTimesheet.SIZE, 64)
+        ahead_at = _up(cancelled_at + 8 * workers, 64)
         self._slots_at = _up(ahead_at + workers * _AHEAD_BYTES, _PAGE)
         self._written_at = _up(  # within a slot
             _up(_room(parameters, snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
@@ -111,7 +110,7 @@ class Arena:
             self._segment.tensor(torch.float64, floats, 0),
             self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
         )
-        self._sheets = [
+        self.sheets = [
             SharedTimesheet(self._segment.map, sheets_at + worker * SharedTimesheet.SIZE)
             for worker in range(workers)
         ]
@@ -119,9 +118,13 @@ class Arena:
             TwoCopies(self._segment.map, ahead_at + worker * _AHEAD_BYTES, _AHEAD.size)
             for worker in range(workers)
         ]
-        for worker in range(workers if segment is None else 0):
-            self.cancel(worker, -1)
-            self.tell(worker, "starting")
+        # Per worker the ticket of a cancelled request. An aligned integer is written at once.
+        tickets = self._segment.array(8 * workers, cancelled_at)
+        self.cancelled = tickets.view(np.int64)  # (N,)
+        if segment is None:
+            self.cancelled[:] = -1
+            for sheet in self.sheets:
+                sheet.tell("starting")
 
     # --- the coordinator's side -------------------------------------------------------------------
 
@@ -243,16 +246,6 @@ class Arena:
         self.published += 1
         self.current.take_buffers(buffers)
 
-    def cancel(self, worker: int, ticket: int) -> None:
-        """Let a worker leave off what it was given with this ticket."""
-        at = self._cancelled_at + worker * _TICKET.size
-        # A slice is written and read as a whole; pack_into() and unpack_from() go byte by byte.
-        self._segment.map[at : at + _TICKET.size] = _TICKET.pack(ticket)
-
-    def doing(self, worker: int) -> Doing:
-        """Return what a worker is at. Any thread may ask; does not block."""
-        return self._sheets[worker].read()
-
     def loaded_ahead(self, worker: int) -> tuple[int, int] | None:
         """Return the step and shard whose rows a worker loads ahead, or did at its end."""
         _, content = self._ahead[worker].read()
@@ -300,10 +293,6 @@ class Arena:
         mean = parameters.shared() if average else None
         return cls(parameters.shared(), mean, frozen.shared(), **rest)
 
-    def take_doing(self, worker: int, doing: Doing) -> None:
-        """Note what a worker of another memory is at."""
-        self._sheets[worker].take(doing)
-
     def slot_image(self, number: int) -> Image:
         """Return the bytes of a slot, as they lie here."""
         return self._segment.array(self.slot_bytes, self._slots_at + number * self.slot_bytes)
@@ -319,30 +308,6 @@ class Arena:
     def read(self, buffers: Buffers) -> None:
         """Take the coordinator's buffers."""
         self.current.set(buffers)
-
-    def is_cancelled(self, worker: int, ticket: int) -> bool:
-        """Return whether this worker may leave off what it was given with this ticket."""
-        at = self._cancelled_at + worker * _TICKET.size
-        return bool(_TICKET.unpack(self._segment.map[at : at + _TICKET.size])[0] == ticket)
-
-    def tell(
-        self, worker: int, phase: str, step: int | None = None, shard: int | None = None
-    ) -> None:
-        """Say what this worker is at; the coordinator may while there is no process of it."""
-        self._sheets[worker].tell(phase, step, shard)
-
-    def waits_for(self, worker: int, stage: int) -> None:
-        """Say for which stage of its replica this worker waits."""
-        self._sheets[worker].waits_for(stage)
-
-    def record(self, worker: int, job: str | None, step: int, shard: int) -> None:
-        """Have what this worker tells be noted as spans of a job; None: not any more."""
-        self._sheets[worker].record(job, step, shard)
-
-    def recorded(self, worker: int) -> dict[str, Any]:
-        """Return what an answer says of what this worker was at since the last one."""
-        spans = self._sheets[worker].recorded(cuts=True)
-        return {} if spans is None else {"spans": spans}
 
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
         """Say what this worker loads ahead from now on, beside the shard that it is at."""

@@ -1,7 +1,7 @@
-"""One job's conversation with all worker processes: who computes what, and in which slot.
+"""One job's channel to worker processes: requests as messages, and results in slots of the arena.
 
-A worker has the slot of a shard until it has answered or ended, the coordinator until the shard's
-step is applied. Every call to compute has a ticket, so that an answer finds what it belongs to.
+A worker has the slot of a shard until the worker has answered or ended; afterwards the coordinator
+has the slot until the update of the shard's step. A request has a ticket, and so has the answer.
 """
 
 from __future__ import annotations
@@ -9,125 +9,87 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from quorate.coordination.plan import abridged
 from quorate.coordination.protocol import (
     Cancel,
-    Cancelled,
     Compute,
     Discard,
-    Done,
     Event,
-    Failed,
     Joined,
     Keep,
     Left,
     Replace,
 )
-from quorate.coordination.tree import Node, TreeSum
+from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Job, Training, class_name
+from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.messages import Message
-from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.results import Result, Running, result_of, summed
-from quorate.engines.servers import Held, Servers
+from quorate.engines.processes.results import SlotSum, result_of
+from quorate.engines.servers import Held
+from quorate.engines.shard_runner import Outcome, ShardFailure
+from quorate.engines.step_sums import StepSums
 from quorate.errors import WorkerError
-from quorate.replica.buffers import Buffers
-from quorate.replica.shard_sum import Part
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshots
 
-
-class Owner(Protocol):
-    """What a channel needs of the transport."""
-
-    arena: Arena
-    tickets: Iterator[int]  # of all jobs, no two alike
-    buffers: Buffers
-
-    @property
-    def servers(self) -> Servers | None:
-        """What has the parameters; None: the coordinator has."""
-
-    def tell(self, worker: int, message: Message) -> None:
-        """Send a worker a message. Does not block."""
-
-    def cancel(self, worker: int, ticket: int) -> None:
-        """Let a worker leave off what it was given with this ticket. Does not block."""
-
-    def replace(self, worker: int, reason: str) -> None:
-        """Kill a worker, and start another in its place."""
-
-    def begin(self, channel: ProcessesChannel) -> None:
-        """Begin the channel's job: ask workers to join. Blocks for a shard."""
-
-    def forget(self, channel: ProcessesChannel) -> None:
-        """End the channel's job."""
-
-    def pump(self, timeout_s: float | None) -> None:
-        """Wait for news of workers, at most so long, and pass on what there is."""
-
-    def wake(self) -> None:
-        """Have ``pump`` return. Any thread may."""
+if TYPE_CHECKING:
+    from quorate.engines.processes.transport import Processes
 
 
-class ProcessesChannel:
-    """One job's conversation with all workers."""
+class ProcessesChannel(JobChannel):
+    """A job's channel to worker processes. The coordinator adds all results, while it waits.
 
-    def __init__(self, transport: Owner, job: Job, number: int) -> None:
-        self.job = job
-        self.number = number
-        self.has_begun = False
-        self._transport = transport
-        self._events: deque[Event] = deque()
-        self._errors: dict[tuple[int, int, int], BaseException] = {}
-        self._running: dict[int, Running] = {}  # worker -> what it computes
-        self._ends: Counter[int] = Counter()  # worker -> ends that are reported and not yet heard
-        self._pending: dict[tuple[int, int, int], Result] = {}  # neither kept nor discarded
-        # By step: what is kept and not yet added, and the sums of the rest.
-        self._kept: dict[int, deque[tuple[Node, Result]]] = {}
-        self._has: dict[int, set[int]] = {}  # the shards of it that are kept, added or not
-        self._sums: dict[int, TreeSum[Result]] = {}
-        self._collected: list[Result] = []
-        self._is_shown = job.is_shown  # whether workers see the coordinator's buffers as they are
-        arena = transport.arena
-        self._free = [*arena.lent(again=job.is_again)]  # a heap: low first, so that few are used
-        self._snapshots: Snapshots | None = None
+    Args:
+        number: of the job.
+    """
+
+    def __init__(self, workers: Processes, job: Job, number: int) -> None:
+        arena, snapshots = workers.arena, None
         if job.on_snapshots:
             slots = {number: arena.slot(number) for number in arena.snapshots}
-            self._snapshots = Snapshots(arena.parameters, transport.buffers, slots)
+            snapshots = Snapshots(job.parameters, workers.buffers, slots)
+        sums = [StepSums(job.plan, self._recycle)] * len(workers.supervisor.workers)
+        super().__init__(job, sums, snapshots)
+        self.number = number
+        self.has_begun = False
+        self._workers = workers
+        self._events: deque[Event] = deque()
+        self._ends: Counter[int] = Counter()  # by worker: ends that ``receive`` has to return
+        self._is_shown = job.is_shown  # whether workers see the coordinator's current buffers
+        # A heap of slots: with the lowest slots first, few slots are ever written.
+        self._free = [*arena.lent(again=job.is_again)]
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Carry out an effect. Does not block."""
-        match effect:
-            case Compute():
-                self._compute(effect)
-            case Keep(worker, step, first, count) | Discard(worker, step, first, count):
-                for shard in range(first, first + count):
-                    self._decide((worker, step, shard), is_kept=isinstance(effect, Keep))
-            case Cancel(worker):
-                if (running := self._running.get(worker)) is not None:
-                    self._transport.cancel(worker, running.ticket)
-            case Replace(worker, reason):
-                self._transport.replace(worker, reason)
+        if isinstance(effect, Keep) and (servers := self._workers.servers) is not None:
+            worker, step = effect.worker, effect.step
+            for shard in range(effect.shard, effect.shard + effect.count):
+                gradient = self._sums[worker].result(worker, step, shard).gradient
+                if isinstance(gradient, Held):
+                    servers.keep(gradient.ticket, step, shard, self.job.plan.shards_of(step))
+        super().send(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
-        """Return the next event, or None after ``timeout_s`` seconds; meanwhile add up sums."""
+        """Return the next event, or None after ``timeout_s`` seconds; add results meanwhile."""
         if not self.has_begun:
             # Only now: user code that is told of the beginning may change the model, and workers
             # compare what they compute with the coordinator.
             self.has_begun = True
-            self._transport.begin(self)
+            self._workers.begin(self)
+        pump = self._workers.supervisor.pump
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._events:
-            step = next((step for step, kept in self._kept.items() if kept), None)
-            if step is not None:  # adding can wait, a worker without work cannot
-                self._transport.pump(0.0)
+            sums = self._sums[0]
+            if sums.has_kept:  # an addition can wait, a worker without a shard cannot
+                pump(0.0)
                 if not self._events:
-                    self._sums[step].put(*self._kept[step].popleft())
+                    sums.add_next()
                 continue
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._transport.pump(left_s)
+            pump(left_s)
             if not self._events and left_s == 0.0:
                 return None
         event = self._events.popleft()
@@ -135,89 +97,55 @@ class ProcessesChannel:
             self._ends[event.worker] -= 1
         return event
 
-    def now(self) -> float:
-        """Return the time of a monotonic clock, in seconds."""
-        return time.monotonic()
-
     def post(self, event: Event) -> None:
-        """Add an event of the coordinator's own. Any thread, also a signal handler, may."""
+        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
         self._events.append(event)
-        self._transport.wake()
-
-    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:  # noqa: ARG002
-        """Return the sums of a step. They lie in their slots until ``publish``."""
-        del self._has[step]
-        parts = [*self._sums.pop(step).parts.items(), *self._kept.pop(step)]
-        self._collected = [result for _, result in parts]
-        return [(node, result.sum) for node, result in parts]
+        self._workers.wake()
 
     def publish(self) -> None:
-        """Free the slots of what was collected. Buffers are shown to workers with the next shard.
+        """Recycle the collected sums; requests from now on use the new parameters and buffers.
 
-        User code may change them before. No worker reads them meanwhile.
+        Workers see the new buffers with the next request: user code may change buffers before.
         """
-        for result in self._collected:
-            self._give_back(result)
-        self._collected = []
+        super().publish()
         self._is_shown = False
-        if self._snapshots is not None:
-            self._snapshots.renew()
-
-    def error(self, worker: int, step: int, shard: int) -> BaseException:
-        """Return what was raised in a shard, or how its worker ended."""
-        return self._errors[worker, step, shard]
 
     def close(self) -> None:
-        """End the job, and free its slots' views."""
-        self._transport.forget(self)
-        # It adds by a method of this object, which would keep the slots until the next collection.
-        self._sums.clear()
-        self._pending.clear()
-        self._kept.clear()
+        """End the job, and free the views of the slots."""
+        self._workers.forget(self)
+        # The sums refer to this object: without the cycle all memory is free at once.
+        self._sums = []
         self._collected.clear()
 
     def invitation(self) -> Message:
-        """Return what a worker is told of the job when it is asked to join."""
+        """Return the description of the job, for workers."""
         job = self.job
         return {
             "kind": "open",
             "job": self.number,
             "work": class_name(type(job)),
-            "averaged": job.parameters is self._transport.arena.average,
+            "averaged": job.parameters is self._workers.arena.average,
             "plan": job.plan.to_json(),
             "steps": [job.steps.start, job.steps.stop],
             "options": job.options(),
-            **self._traced(),
+            "traced": [job.traced.start, job.traced.stop],
         }
 
-    def _traced(self) -> Message:
-        if self.job.trace is None or not (steps := self.job.trace.steps_of(self.job)):
-            return {}
-        return {"traced": [steps.start, steps.stop]}
-
-    def is_computing(self, worker: int) -> bool:
-        """Return whether a worker was given a shard and has not answered."""
-        return worker in self._running
-
-    def computing(self) -> list[int]:
-        """Return the workers that were given a shard and have not answered."""
-        return list(self._running)
-
-    # --- what the transport reports ---------------------------------------------------------------
+    # --- reports of workers -----------------------------------------------------------------------
 
     def joined(self, worker: int, place: str = "") -> None:
-        """Report that a worker takes part."""
+        """Report the beginning of a worker's part in the job."""
         self._events.append(Joined(worker, place))
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
-        """Report that a worker is gone; the shard that it computed is lost, its results are not."""
-        running = self._running.pop(worker, None)
-        if running is not None:
-            step, shard = running.step, running.shard
-            self._end(worker, running)  # it is gone, and reads and writes no more
+        """Report the end of a worker: a shard under way is lost, but no finished result."""
+        is_at_work = worker in self.requests
+        if is_at_work:
+            request = self._end(worker)
+            step, shard = request.step, request.shard
             rows = abridged(self.job.plan.shard(step, shard))
             text = f"{reason}; it computed {self.job.place(step, shard)}, rows {rows}"
-            ahead = self._transport.arena.loaded_ahead(worker)
+            ahead = self._workers.arena.loaded_ahead(worker)
             if ahead is not None and ahead != (step, shard):
                 rows = abridged(self.job.plan.shard(*ahead))
                 text += (
@@ -226,29 +154,15 @@ class ProcessesChannel:
                 )
             self._errors[worker, step, shard] = WorkerError(text)
         self._ends[worker] += 1
-        crashed = crashed and running is not None
+        crashed = crashed and is_at_work
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
 
     def answered(self, worker: int, message: Message) -> None:
-        """Take in what a worker says of the shard that it was given."""
-        if (trace := self.job.trace) is not None:
-            for number, own in message.get("group", [(worker, message)]):
-                if (spans := own.pop("spans", None)) is not None:
-                    trace.take_batch(number, spans)
-        match message["kind"]:
-            case "done":
-                self.done(worker, message)
-            case "left off":
-                self.left_off(worker, message)
-            case "failed":
-                self.failed(worker, message)
+        """Take a worker's answer to a request.
 
-    def done(self, worker: int, message: Message) -> None:
-        """Take in a shard that is computed; its result lies in the slot that was lent for it.
-
-        Or take in a group of shards of one step that were added before they came, in their order:
-        the sum lies in this worker's slot. All of them are in their step's sum, or none is, and
-        they have to come apart.
+        Results of several workers for a step that needs all shards may have been added before: the
+        sum is in the slot of ``worker``, and ``group`` has the answers in the order of shards. The
+        group counts as a whole; else the workers have to send the results one by one.
         """
         group = message.get("group", [(worker, message)])
         if len(group) > 1 and not all(self._will_count(*each) for each in group):
@@ -256,94 +170,78 @@ class ProcessesChannel:
             return
         if not self._is_expected(worker, message):
             return
-        if (more := message.get("more")) is not None:
-            self._take_run(worker, message, more)
-            return
-        slot = self._running[worker].slot
-        for place, (number, own) in enumerate(group):
-            self._take(number, own, slot, has_vectors=place == 0)  # the others are added to it
+        slots: Sequence[int | None] = ()
+        if message["kind"] == "done":
+            request = self.requests[worker]
+            slots, request.slots = request.slots, ()  # the results have the slots now
+        for number, own in group:
+            outcome = self._outcome(number, own, slots)
+            self._events.append(self._answered(number, outcome, own.get("spans")))
+            slots = [None]  # the gradients of the rest of the group are in the first
 
-    def _take_run(self, worker: int, message: Message, more: Sequence[Message]) -> None:
-        """Take in a run of shards, each with its result in a slot of its own."""
-        running = self._running.pop(worker)
-        self._end(worker, running._replace(slot=None, more=()))
-        slots = (running.slot, *running.more)
-        sums = summed(message, self.job.plan.shards_of(running.step))
-        for place, (own, slot) in enumerate(zip((message, *more), slots, strict=True)):
-            ticket = (worker, running.step, running.shard + place)
-            result = result_of(self._transport.arena, ticket, own, slot)
-            summed_in = sums.get(ticket[2])
-            self._pending[ticket] = summed_in.part(ticket[2], result) if summed_in else result
-        self._events.append(Done(worker, running.step, running.shard))
+    def _outcome(self, worker: int, message: Message, slots: Sequence[int | None]) -> Outcome:
+        if message["kind"] == "left off":
+            return None
+        if message["kind"] == "failed":
+            return ShardFailure(message["shard"], message["error"])
+        step, first = self.requests[worker].step, self.requests[worker].shard
+        added: TreeSum[ShardSum] = TreeSum(self.job.plan.shards_of(step), self._join)
+        results = list[ShardSum]()
+        for n, (own, slot) in enumerate(
+            zip((message, *message.get("more", ())), slots, strict=True)
+        ):
+            ticket = (worker, step, first + n)
+            results.append(result_of(self._workers.arena, *ticket, own, slot))
+            if "sums" in message:  # the first shard of each subtree has the gradient of all
+                added.put((0, first + n), results[-1])
+        return [*added.parts.values()] or results
+
+    def _join(self, left: ShardSum, right: ShardSum) -> ShardSum:
+        left.join(right)
+        self._recycle(right)
+        return left
 
     def _will_count(self, worker: int, message: Message) -> bool:
-        """Return whether a shard of a step that needs all of them will be in its sum."""
+        """Return whether a step that needs all shards will get the shard from this worker."""
         if not self._is_expected(worker, message):
             return False
-        step, shard = self._running[worker].step, self._running[worker].shard
-        others = ((t, s) for _, t, s in self._pending)
-        return shard not in self._has.get(step, ()) and (step, shard) not in others
-
-    def _take(self, worker: int, message: Message, held: int | None, *, has_vectors: bool) -> None:
-        """Take in a shard whose result, or a sum that it is in, lies in the slot of this number."""
-        running = self._running.pop(worker)
-        self._end(worker, running, keep_slot=running.slot == held)
-        ticket = (worker, running.step, running.shard)
-        self._pending[ticket] = result_of(
-            self._transport.arena, ticket, message, held if has_vectors else None
-        )
-        self._events.append(Done(*ticket))
-
-    def failed(self, worker: int, message: Message) -> None:
-        """Take in what user code raised in a shard."""
-        if not self._is_expected(worker, message):
-            return
-        running = self._running.pop(worker)
-        step, shard = running.step, message.get("shard", running.shard)
-        self._end(worker, running)
-        self._errors[worker, step, shard] = message["error"]
-        self._events.append(Failed(worker, step, shard))
-
-    def left_off(self, worker: int, message: Message) -> None:
-        """Take in that a shard was cancelled in time."""
-        if not self._is_expected(worker, message):
-            return
-        running = self._running.pop(worker)
-        self._end(worker, running)
-        self._events.append(Cancelled(worker, running.step, running.shard))
+        request = self.requests[worker]
+        return not self._sums[worker].holds(request.step, request.shard)
 
     def _is_expected(self, worker: int, message: Message) -> bool:
-        running = self._running.get(worker)
-        return running is not None and running.ticket == message["ticket"]
+        request = self.requests.get(worker)
+        return request is not None and request.ticket == message["ticket"]
 
-    # --- slots ------------------------------------------------------------------------------------
+    # --- requests and slots -----------------------------------------------------------------------
 
     def _compute(self, effect: Compute) -> None:
-        if self._ends[effect.worker]:
-            return  # the coordinator will hear next that it has left, and deal the shard again
-        ticket = next(self._transport.tickets)
-        has_slots = self.job.has_gradients(effect.step)
+        # After an end the coordinator hears of the end next, and deals the shard again.
+        if not self._ends[effect.worker]:
+            super()._compute(effect)
+
+    def _request(self, effect: Compute, request: Request) -> None:
+        workers, job, snapshot = self._workers, self.job, request.snapshot
+        request.ticket = next(workers.tickets)
+        has_slots = job.has_gradients(effect.step)
         slots = [heapq.heappop(self._free) if has_slots else None for _ in range(effect.count)]
-        slot, *more = slots
-        snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
-        if snapshot is None and isinstance(self.job, Training) and not self._is_shown:
-            self._transport.arena.publish(self._transport.buffers)
+        request.slots = slots
+        if snapshot is None and isinstance(job, Training) and not self._is_shown:
+            workers.arena.publish(workers.buffers)
             self._is_shown = True
-        self._running[effect.worker] = Running(ticket, effect.step, effect.shard, slot, tuple(more))
-        run: Message = {"more": more} if more else {}  # slots of the shards after the first
+        run: Message = {"more": slots[1:]} if effect.count > 1 else {}
         shards = range(effect.shard, effect.shard + effect.count)
-        beside = [self.job.beside(effect.step, shard) for shard in shards]
+        beside = [job.beside(effect.step, shard) for shard in shards]
         if any(beside):
             run["beside"] = beside
-        self._transport.tell(
+        workers.tell(
             effect.worker,
             {
                 "kind": "compute",
                 "job": self.number,
-                "ticket": ticket,
+                "ticket": request.ticket,
                 "step": effect.step,
                 "shard": effect.shard,
-                "slot": slot,
+                "slot": slots[0],
                 "snapshot": snapshot and [snapshot.number, snapshot.version],
                 "rank_of": effect.rank_of,
                 "is_needed": effect.is_needed,
@@ -351,47 +249,26 @@ class ProcessesChannel:
             },
         )
 
-    def _end(self, worker: int, running: Running, *, keep_slot: bool = False) -> None:
-        """Take back what a worker had for a shard that it computes no longer."""
-        if self._snapshots is not None:
-            self._snapshots.give_back(worker)
-        if not keep_slot:
-            for slot in (running.slot, *running.more):
-                self._free_slot(slot)
+    def _decided(self, worker: int) -> None:
+        """Do nothing: results are added in ``receive``."""
 
-    def _decide(self, ticket: tuple[int, int, int], *, is_kept: bool) -> None:
-        result, (_, step, shard) = self._pending.pop(ticket), ticket
-        results = [(shard, result)]
-        if (within := result.within) is not None:
-            results, is_kept = within.decide(shard, result, is_kept=is_kept)
-            if is_kept and results and step in self._sums:
-                for other in within.taken_out(self._kept[step], self._sums[step]):
-                    self._give_back(other)
-        for shard, each in results:
-            if is_kept:
-                self._keep(step, shard, each)
-            else:
-                self._give_back(each)
+    def _cancel(self, worker: int, request: Request) -> None:
+        self._workers.cancel(worker, request.ticket)
 
-    def _keep(self, step: int, shard: int, result: Result) -> None:
-        leaves, gradient = self.job.plan.shards_of(step), result.sum.gradient
-        if isinstance(gradient, Held) and self._transport.servers is not None:
-            self._transport.servers.keep(gradient.ticket, step, shard, leaves)
-        if step not in self._sums:
-            self._kept[step] = deque()
-            self._has[step] = set()
-            self._sums[step] = TreeSum(leaves, self._add)
-        self._kept[step].append(((0, shard), result))
-        self._has[step].add(shard)
+    def _replace(self, worker: int, reason: str) -> None:
+        self._workers.supervisor.kill(worker, reason)
 
-    def _add(self, left: Result, right: Result) -> Result:
-        left.sum.add(right.sum)
-        self._give_back(right)
-        return left
+    def _end(self, worker: int) -> Request:
+        request = super()._end(worker)
+        self._give_back(request.slots)
+        return request
 
-    def _give_back(self, result: Result) -> None:
-        self._free_slot(result.slot)
+    def _recycle(self, result: ShardSum) -> None:
+        assert isinstance(result, SlotSum)
+        self._give_back([result.slot])
+        result.slot = None
 
-    def _free_slot(self, number: int | None) -> None:
-        if number is not None:
-            heapq.heappush(self._free, number)
+    def _give_back(self, slots: Sequence[int | None]) -> None:
+        for slot in slots:
+            if slot is not None:
+                heapq.heappush(self._free, slot)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.ownership import whole_subtrees
 from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
 from quorate.data.loader_processes import Told
@@ -38,9 +37,8 @@ from quorate.replica.totals import packed_totals
 class _OpenJob:
     """A job that is open, and the rows that are fetched for it."""
 
-    def __init__(self, job: Job, traced: range, moves_to: torch.device, told: Told) -> None:
+    def __init__(self, job: Job, moves_to: torch.device, told: Told) -> None:
         self.job = job
-        self.traced = traced  # the steps of which spans are noted
         self._told = told
         self._moves_to = moves_to
         self._rank_of: tuple[int, int] | None = None
@@ -85,12 +83,8 @@ class ShardLoop:
         self._replica = replica
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
-        self._runner = ShardRunner(
-            number,
-            replica,
-            partial(arena.tell, number),
-            waits_for=partial(arena.waits_for, number),
-        )
+        self._sheet = arena.sheets[number]
+        self._runner = ShardRunner(number, replica, self._sheet)
         self._shared = NO_VALUES
         self._follower = Follower(
             replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
@@ -107,7 +101,7 @@ class ShardLoop:
                 self._open(message, stream)
             case "compute":
                 self._compute(message, stream)
-                self._arena.tell(self._number, "waiting")
+                self._sheet.tell("waiting")
                 self._jobs[message["job"]].load_following()
             case "close":
                 self._jobs.pop(message["job"]).close()
@@ -136,12 +130,10 @@ class ShardLoop:
         assert parameters is not None
         augment = self._program.augment if kind.augments else None
         source = Source(dataset, plan, self._program.collates[name], augment)
-        self._jobs[message["job"]] = _OpenJob(
-            kind(source, parameters, range(*message["steps"]), **message["options"]),
-            range(*message.get("traced", (0,))),
-            self._replica.device,
-            partial(self._arena.loads_ahead, self._number),
-        )
+        job = kind(source, parameters, range(*message["steps"]), **message["options"])
+        job.traced = range(*message["traced"])
+        told = partial(self._arena.loads_ahead, self._number)
+        self._jobs[message["job"]] = _OpenJob(job, self._replica.device, told)
         answer: Message = {"kind": "ready", "job": message["job"]}
         start = self._wire.fds.pop(0) if "gradient" in message["checks"] else None
         try:
@@ -171,8 +163,6 @@ class ShardLoop:
         number, step, first = (message[name] for name in ("job", "step", "shard"))
         ticket, snapshot = message["ticket"], message["snapshot"]
         open_job = self._jobs[number]
-        noted = open_job.job.name if step in open_job.traced else None
-        self._arena.record(self._number, noted, step, first)
         answer: Message = {"job": number, "ticket": ticket}
         slots = [
             None if slot is None else self._arena.slot(slot)
@@ -187,34 +177,34 @@ class ShardLoop:
             [None if slot is None else slot.flat for slot in slots],
             # The coordinator cancels a ticket, which no other shard will ever have, so that a
             # cancellation that comes late means nothing.
-            is_cancelled=partial(self._arena.is_cancelled, self._number, ticket),
+            is_cancelled=lambda: bool(self._arena.cancelled[self._number] == ticket),
             beside=message.get("beside"),
             snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
             is_only=True,
         )
+        if (spans := self._sheet.recorded(cuts=True)) is not None:
+            answer["spans"] = spans
         if results is None:
-            self._wire.send({"kind": "left off", **answer, **self._arena.recorded(self._number)})
+            self._wire.send({"kind": "left off", **answer})
             return
         if isinstance(results, ShardFailure):
-            answer |= {"kind": "failed", **results._asdict()}
-            self._wire.send({**answer, **self._arena.recorded(self._number)})
+            self._wire.send({"kind": "failed", **answer, **results._asdict()})
             return
         for result, into in zip(results, slots, strict=True):
             if into is not None:
                 _put(result, into)
-        said, *more = map(_said, results)
-        run: Message = {"more": more} if more else {}
-        if more and slots[0] is not None and any(result.gradient is None for result in results):
-            shards = range(first, first + len(results))
-            run["sums"] = whole_subtrees(shards, open_job.job.plan.shards_of(step))
+        answer |= _said(results[0])
+        if len(results) > 1:
+            answer["more"] = [_said(result) for result in results[1:]]
+            if slots[0] is not None and any(result.gradient is None for result in results):
+                answer["sums"] = True  # a replica in stages adds the gradients of each subtree
         fds = []
         if results[0].outputs:
             (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs
-            run["outputs"], memory = parcel.packed(piece.value)
+            answer["outputs"], memory = parcel.packed(piece.value)
             if memory is not None:
-                run["memory"], fds = True, [memory.fd]
-        spans = self._arena.recorded(self._number)
-        self._wire.send({"kind": "done", **answer, **said, **run, **spans}, fds)
+                answer["memory"], fds = True, [memory.fd]
+        self._wire.send({"kind": "done", **answer}, fds)
 
 
 def _put(result: ShardSum, into: Vectors) -> None:

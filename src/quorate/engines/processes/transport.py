@@ -115,7 +115,7 @@ class OpenJobs:
 
     def is_computing(self, worker: int) -> bool:
         """Return whether a worker has a shard of any job."""
-        return any(channel.is_computing(worker) for channel in self.channels.values())
+        return any(worker in channel.requests for channel in self.channels.values())
 
     def computing(self) -> frozenset[int]:
         """Return the workers at a shard whose time limit is the coordinator's affair.
@@ -127,22 +127,22 @@ class OpenJobs:
         return frozenset(
             worker
             for number, channel in self.channels.items()
-            for worker in channel.computing()
-            if number == newest or not self._arena.doing(worker).is_late
+            for worker in channel.requests
+            if number == newest or not self._arena.sheets[worker].read().is_late
         )
 
     def last_shard(self, worker: int) -> tuple[Doing, str]:
         """Return a worker's last reported phase, and the shard in words."""
-        doing = self._arena.doing(worker)
+        doing = self._arena.sheets[worker].read()
         channels = [channel for _, channel in sorted(self.channels.items(), reverse=True)]
-        own = [channel for channel in channels if channel.is_computing(worker)]
+        own = [channel for channel in channels if worker in channel.requests]
         for channel in own or channels:
             return doing, channel.job.place(doing.step, doing.shard)
         return doing, place(Training.name, doing.step, doing.shard)
 
     def released(self, worker: int) -> None:
         """Mark a worker as starting: its process writes no more, and the next one not yet."""
-        self._arena.tell(worker, "starting")
+        self._arena.sheets[worker].tell("starting")
 
 
 class Processes:
@@ -252,7 +252,7 @@ class Processes:
             process = life.process  # read once: another thread may end it
             handle = None if process is None else process.handle
             pid = None if handle is None else handle.pid
-            doing = self.arena.doing(life.number)
+            doing = self.arena.sheets[life.number].read()
             where = (None, False) if handle is None else (handle.host, handle.is_elsewhere)
             rows.append(WorkerStatus(life.number, life.devices, pid, None, *doing, *where))
         return rows
@@ -265,22 +265,14 @@ class Processes:
 
     def cancel(self, worker: int, ticket: int) -> None:
         """Cancel the shard that a worker was given with this ticket. Does not block."""
-        self.arena.cancel(worker, ticket)
+        self.arena.cancelled[worker] = ticket
         process = self.supervisor.workers[worker].process
         if process is not None:
             process.handle.cancel(ticket)
 
-    def replace(self, worker: int, reason: str) -> None:
-        """Kill a worker. After the end, the end is reported and a new process started."""
-        self.supervisor.kill(worker, reason)
-
     def wake(self) -> None:
         """End a ``pump``. Any thread, also a signal handler, may."""
         self._alarm.ring()
-
-    def pump(self, timeout_s: float | None) -> None:
-        """Wait for news of any worker, at most so long; see ``Supervisor.pump``."""
-        self.supervisor.pump(timeout_s)
 
     def close(self) -> None:
         """End all workers: idle workers end at once, the rest is killed."""

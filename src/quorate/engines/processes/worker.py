@@ -164,7 +164,7 @@ class Worker:
         # 4. Shards, until the coordinator ends this process or is gone itself.
         loop = ShardLoop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:
-            arena.tell(self.number, "waiting")
+            arena.sheets[self.number].tell("waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":
                 loop.handle(message, stream)
                 self._send_notes()

@@ -317,7 +317,7 @@ class Agent:
         elif ticket >= 0:
             self._cancelled = ticket
         if self._arena is not None:
-            self._arena.cancel(self._number, ticket)
+            self._arena.cancelled[self._number] = ticket
 
     def _image_of_result(self, slot: int) -> Image:
         assert self._arena is not None
@@ -329,7 +329,7 @@ class Agent:
         news: dict[str, Any] = {"message": message, "doing": None, "ahead": None}
         news["has_image"] = has_image
         if self._arena is not None:
-            doing = self._arena.doing(self._number)
+            doing = self._arena.sheets[self._number].read()
             age_s = time.monotonic() - doing.since  # clocks of two hosts have nothing in common
             news["doing"] = doing._replace(since=age_s)
             news["ahead"] = self._arena.loaded_ahead(self._number)

@@ -334,7 +334,7 @@ class RayWorkerHandle(WorkerHandle):
 
     def _note(self, doing: Doing, ahead: list[int] | None) -> None:
         here = doing._replace(since=time.monotonic() - doing.since)
-        self._pool.arena.take_doing(self.number, here)
+        self._pool.arena.sheets[self.number].take(here)
         self._pool.arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
 
     def _out_of_reach(self) -> Ending:
