@@ -124,7 +124,7 @@ def test_a_quorum_leaves_out_who_is_late() -> None:
 def test_a_script_that_cannot_be_played_is_a_mistake(
     script: list[Move], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorate.testing.channel.BLOCKS_S", 0.1)
+    monkeypatch.setattr("quorate.testing.workers_in_memory.BLOCKS_S", 0.1)
     with pytest.raises(ScriptError, match=message):
         trained(2, script)
 

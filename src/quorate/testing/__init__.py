@@ -42,7 +42,7 @@ from quorate.testing.moves import (
     Move,
     ScriptError,
 )
-from quorate.testing.transport import InMemory
+from quorate.testing.workers_in_memory import InMemory
 
 __all__ = [
     "ContractError",

@@ -14,7 +14,7 @@ from quorate.engines.wrapped import WrappedTransport
 from quorate.errors import SettingError
 from quorate.testing.contract import check_transport
 from quorate.testing.moves import Move
-from quorate.testing.transport import InMemory, one_second
+from quorate.testing.workers_in_memory import InMemory, one_second
 from quorate.training.observer import observing
 from quorate.training.state import State
 

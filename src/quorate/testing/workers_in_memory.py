@@ -1,0 +1,367 @@
+"""Workers in memory: an engine without threads, processes or waiting.
+
+Real replicas compute the shards, one after the other, in the thread of the coordinator, so the bits
+are the same as with any other engine. A script decides what happens, and in which order. After the
+end of the script, or without a script, workers behave normally.
+
+Time is virtual: a shard takes one second unless the test says otherwise, and waiting takes no real
+time. So tests of stragglers and timeouts are fast, and every run takes the same course.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, nextafter
+from queue import Empty, SimpleQueue
+
+from quorate.coordination.protocol import (
+    Cancel,
+    Compute,
+    Discard,
+    Effect,
+    Event,
+    Joined,
+    Keep,
+    Left,
+    Replace,
+)
+from quorate.engines.job import Job, Task, Training
+from quorate.engines.job_channel import JobChannel, Request
+from quorate.engines.shard_runner import Outcome, ShardFailure, ShardRunner
+from quorate.engines.step_sums import StepSums
+from quorate.engines.worker_status import Timesheet, WorkerStatus
+from quorate.errors import WorkerError
+from quorate.machine.signal_handlers import ends_program
+from quorate.replica.buffers import Buffers
+from quorate.replica.compute_thread import as_compute_thread
+from quorate.replica.replica import Replica
+from quorate.replica.snapshots import Snapshots, new_vectors
+from quorate.replica.streams import Stream
+from quorate.simulation.event_queue import EventQueue
+from quorate.testing.moves import (
+    Fails,
+    Finishes,
+    Hangs,
+    Joins,
+    Leaves,
+    LeavesOff,
+    Move,
+    ScriptError,
+)
+
+BLOCKS_S = 5.0  # seconds that ``receive`` waits for another thread when no worker acts any more
+
+
+def one_second(worker: int, step: int, shard: int) -> float:  # noqa: ARG001
+    """Return how long a shard takes: a second anywhere."""
+    return 1.0
+
+
+class InMemory:
+    """A ``Transport`` whose workers follow a script.
+
+    Args:
+        replicas: one replica per worker.
+        buffers: buffers of the coordinator's model.
+        script: moves of the workers in the first training job, in order. All workers are present at
+            the start, except workers whose first move is ``Joins``. After the end of the script,
+            each worker finishes its shard when the time of the shard is over, and abandons canceled
+            shards at once.
+        threads: intra-op threads. The bits of matrix products depend on ``threads``.
+        time_s: ``time_s(w, t, s)`` returns the virtual seconds that worker w takes for shard s of
+            step t. Affects only copies of shards and timeouts. Default: one second.
+        skips: whether to skip impossible moves. Default: an impossible move is an error.
+    """
+
+    can_replace = True
+    takes_runs = False
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        buffers: Buffers,
+        script: Iterable[Move] = (),
+        *,
+        threads: int = 1,
+        time_s: Callable[[int, int, int], float] = one_second,
+        skips: bool = False,
+    ) -> None:
+        self.replicas = list(replicas)
+        self.buffers = buffers
+        self.script = deque(script)
+        self.happened: list[Event | Effect] = []  # events, and what the coordinator sent
+        self.threads = threads
+        self.time_s = time_s
+        self.skips = skips
+        self.sheets = [Timesheet() for _ in self.replicas]
+        for sheet in self.sheets:
+            sheet.tell("waiting")
+        first_moves: dict[int, Move] = {}
+        for move in self.script:
+            if move.worker not in range(len(self.replicas)):
+                raise ScriptError(f"{move}: there are workers 0 to {len(self.replicas) - 1}")
+            first_moves.setdefault(move.worker, move)
+        self.present = {
+            worker
+            for worker in range(len(self.replicas))
+            if not isinstance(first_moves.get(worker), Joins)
+        }
+
+    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        """Return True: workers in memory can load any dataset."""
+        return True
+
+    def open(self, job: Job) -> InMemoryChannel:
+        """Begin a job. The first training job follows the script."""
+        script: deque[Move] = deque()
+        if isinstance(job, Training):
+            script, self.script = self.script, deque()
+        return InMemoryChannel(job, self, script)
+
+    def status(self) -> list[WorkerStatus]:
+        """Return the current status of each worker."""
+        thread = threading.main_thread().native_id
+        return [
+            WorkerStatus(
+                worker,
+                str(replica.group),
+                None,
+                thread if worker in self.present else None,
+                *self.sheets[worker].read(),
+            )
+            for worker, replica in enumerate(self.replicas)
+        ]
+
+    def close(self) -> None:
+        """Do nothing; there are no processes to end."""
+
+
+class InMemoryChannel(JobChannel):
+    """The channel of one job to workers in memory.
+
+    Args:
+        job: the job.
+        transport: the owner of the workers.
+        script: the moves to come.
+    """
+
+    def __init__(self, job: Job, transport: InMemory, script: deque[Move]) -> None:
+        replicas, snapshots = transport.replicas, None
+        if job.on_snapshots:
+            buffers, numbers = transport.buffers, range(len(replicas) + 1)
+            slots = {number: new_vectors(job.parameters, buffers) for number in numbers}
+            snapshots = Snapshots(job.parameters, buffers, slots)
+        super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
+        self._transport = transport
+        self._script = script
+        self._feed = job.feed(moves_to=replicas[0].device)
+        self._due: dict[int, float] = {}  # by worker: end of the shard, unless the script differs
+        self._hung: set[int] = set()  # workers
+        self._posted: SimpleQueue[Event] = SimpleQueue()
+        # Events, and workers that end their shards. While the script has moves, no shard ends by
+        # itself. Whole seconds and halves of seconds add up exactly.
+        self._queue: EventQueue[Event | int] = EventQueue(float(int(time.monotonic())))
+        for worker in sorted(transport.present):
+            self._queue.post(self.now(), Joined(worker))
+
+    # --- calls of the coordinator -----------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self._queue.now
+
+    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+        """Carry out an effect. A worker computes a shard when the shard ends."""
+        self._transport.happened.append(effect)
+        worker = effect.worker
+        is_free = worker in self._transport.present and worker not in self.requests
+        if isinstance(effect, Compute) and not is_free:
+            raise ScriptError(f"worker {worker} is not there, or is busy: {effect}")
+        super().send(effect)
+
+    def receive(self, timeout_s: float | None) -> Event | None:
+        """Return the next event; if the event is later, let ``timeout_s`` pass and return None.
+
+        Raises:
+            ScriptError: the script's next move is impossible, or nothing will happen any more.
+        """
+        until = inf if timeout_s is None else self.now() + timeout_s
+        if timeout_s:
+            until = max(until, nextafter(self.now(), inf))  # a very short time must pass too
+        event = self._receive(until)
+        if event is not None:
+            self._transport.happened.append(event)
+        return event
+
+    def post(self, event: Event) -> None:
+        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
+        self._posted.put(event)
+
+    def close(self) -> None:
+        """End the job. The workers abandon their shards."""
+        self._feed.close()
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def _request(self, effect: Compute, request: Request) -> None:
+        takes_s = self._transport.time_s(effect.worker, request.step, request.shard)
+        self._due[effect.worker] = self.now() + takes_s
+        self._schedule(effect.worker)
+
+    def _cancel(self, worker: int, request: Request) -> None:
+        request.is_cancelled = True
+        self._schedule(worker)
+
+    def _replace(self, worker: int, reason: str) -> None:
+        if worker in self.requests and worker not in self._hung and self._due[worker] <= self.now():
+            # The shard would be done, if the script did not wait for something else.
+            raise self._impossible()
+        if worker in self._transport.present:
+            for event in (self._leave(worker, reason, crashed=True), self._join(worker)):
+                self._queue.post(self.now(), event, is_first=True)
+
+    def _schedule(self, worker: int) -> None:
+        """Let a worker end its shard, unless the script has moves or the worker hangs."""
+        request = self.requests[worker]
+
+        def is_valid() -> bool:
+            return self.requests.get(worker) is request and worker not in self._hung
+
+        if not self._script:
+            at = self.now() if request.is_cancelled else max(self._due[worker], self.now())
+            self._queue.post(at, worker, is_valid)
+
+    # --- the next event ---------------------------------------------------------------------------
+
+    def _receive(self, until: float) -> Event | None:
+        while True:
+            # 1. Events of other threads.
+            if not self._posted.empty():
+                return self._posted.get()
+            # 2. The script's next move, after all events that follow from effects.
+            if self._script and self._queue.next_at == inf:
+                at = self._possible_at(self._script[0])
+                if at == inf and self._transport.skips:
+                    self._next_move()
+                elif at <= until and at < inf:
+                    self._queue.next(at)
+                    if (event := self._play(self._next_move())) is not None:
+                        return event
+                elif until < inf:  # the coordinator may make the move possible
+                    self._queue.next(until)
+                    return None
+                else:
+                    raise self._impossible()
+                continue
+            # 3. Events that follow from effects, and ends of shards.
+            happening = self._queue.next(until)
+            if isinstance(happening, int):
+                is_cancelled = self.requests[happening].is_cancelled
+                return self._end_with(happening, None) if is_cancelled else self._finish(happening)
+            if happening is not None or until < inf:
+                return happening
+            # 4. Nothing more from workers.
+            try:
+                return self._posted.get(timeout=BLOCKS_S)
+            except Empty:
+                raise ScriptError(f"nothing will happen any more: {self._situation()}") from None
+
+    def _next_move(self) -> Move:
+        """Remove the next move; after the last move, shards end by themselves."""
+        move = self._script.popleft()
+        for worker in self.requests:
+            self._schedule(worker)
+        return move
+
+    def _possible_at(self, move: Move) -> float:
+        """Return the time at which a move is possible; infinite if the move is impossible now."""
+        worker = move.worker
+        request = None if worker in self._hung else self.requests.get(worker)
+        match move:
+            case Joins():
+                is_possible = worker not in self._transport.present
+            case Leaves():
+                is_possible = worker in self._transport.present
+            case Hangs():
+                is_possible = request is not None
+            case LeavesOff():
+                is_possible = request is not None and request.is_cancelled
+            case Finishes() | Fails():
+                return inf if request is None else max(self._due[worker], self.now())
+        return self.now() if is_possible else inf
+
+    def _play(self, move: Move) -> Event | None:
+        match move:
+            case Finishes(worker):
+                return self._finish(worker)
+            case Fails(worker, error):
+                return self._fail(worker, error)
+            case LeavesOff(worker):
+                return self._end_with(worker, None)
+            case Leaves(worker):
+                return self._leave(
+                    worker, "as the script says", crashed=move.crashed, stay=move.results_stay
+                )
+            case Joins(worker):
+                return self._join(worker)
+            case Hangs(worker):
+                self._hung.add(worker)
+                return None
+
+    def _impossible(self) -> ScriptError:
+        return ScriptError(f"{self._script[0]} is impossible: {self._situation()}")
+
+    def _situation(self) -> str:
+        tasks = ", ".join(
+            f"worker {worker} {'hangs in' if worker in self._hung else 'has'} shard "
+            f"{request.shard} of step {request.step}"
+            for worker, request in self.requests.items()
+        )
+        absent = sorted({*range(len(self._sums))} - self._transport.present)
+        return f"{tasks or 'nobody has a shard'}; absent: {absent or 'nobody'}"
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _finish(self, worker: int) -> Event:
+        """Compute the shard of a worker."""
+        request, sheet = self.requests[worker], self._transport.sheets[worker]
+        replica = self._transport.replicas[worker]
+        runner = ShardRunner(worker, replica, sheet, passes=ends_program)
+        with as_compute_thread(self._transport.threads, replica.device), Stream() as stream:
+            outcome = runner.run(
+                *(self.job, lambda: self._feed, stream, request.step, request.shard, [None]),
+                is_cancelled=lambda: False,
+                snapshot=request.snapshot,
+            )
+        sheet.tell("waiting")
+        return self._end_with(worker, outcome)
+
+    def _fail(self, worker: int, error: BaseException) -> Event:
+        request, device = self.requests[worker], self._transport.replicas[worker].device
+        self.job.annotate(error, Task(worker, request.step, request.shard), device)
+        return self._end_with(worker, ShardFailure(request.shard, error))
+
+    def _end_with(self, worker: int, outcome: Outcome) -> Event:
+        return self._answered(worker, outcome, self._transport.sheets[worker].recorded(cuts=True))
+
+    def _end(self, worker: int) -> Request:
+        self._hung.discard(worker)
+        return super()._end(worker)
+
+    def _leave(self, worker: int, reason: str, *, crashed: bool, stay: bool = False) -> Left:
+        if worker in self.requests:
+            request = self._end(worker)
+            ticket = (worker, request.step, request.shard)
+            self._errors[ticket] = WorkerError(f"worker {worker} ended: {reason}")
+        if not stay:
+            recycle = self._transport.replicas[worker].recycle
+            self._sums[worker] = StepSums(self.job.plan, recycle)
+        self._transport.present.discard(worker)
+        return Left(worker, reason, crashed=crashed, results_stay=stay)
+
+    def _join(self, worker: int) -> Joined:
+        self._transport.present.add(worker)
+        return Joined(worker)
