@@ -15,8 +15,8 @@ from quorate.coordination.plan import Plan, abridged
 from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
-from quorate.engines.amendments import Amendments
 from quorate.engines.drawing import drawing as drawing
+from quorate.engines.model_changes import ModelChanges
 from quorate.engines.remote_error import exited
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
 from quorate.engines.stages.shard_input import ShardInput, ShardRows, no_stage
@@ -55,7 +55,7 @@ class Task(NamedTuple):
 class Original(NamedTuple):
     """The coordinator's model, which replicas copy."""
 
-    amendments: Callable[[], Amendments]  # returns the present ones
+    model_changes: Callable[[], ModelChanges]  # returns the present ones
     frozen: Callable[[], Mapping[str, torch.Tensor]]  # returns the values of frozen parameters
     changes: Callable[[], int]  # a number for everything but trained parameters and buffers
 

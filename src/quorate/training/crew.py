@@ -310,7 +310,7 @@ class Crew:
         )
         return Processes(
             *(self.script, self.recipe.workers, self.groups, arena, state.buffers, agreement),
-            state.user_changes.original.amendments,
+            state.user_changes.original.model_changes,
             decided=self.replicas.computing.decided,
             timeout_s=self.timeout_s,
             say=say,

@@ -232,7 +232,7 @@ class Updates(NamedTuple):
             for question in applied.questions:
                 self.crew.replicas.notes.question_values(question)
             self.crew.replicas.tell(self.say)
-            switched_off = state.user_changes.amendments.switched_off
+            switched_off = state.user_changes.model_changes.switched_off
             if new := applied.missing - named - switched_off:
                 named |= new
                 self.say(f"no gradient in step {step}, so unchanged: {', '.join(sorted(new))}")

@@ -99,7 +99,7 @@ def _files(state: State) -> dict[str, dict[str, torch.Tensor]]:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     if rest := _rest(state):
         files["rest.safetensors"] = rest
-    if beside := state.user_changes.amendments.shared.tensors.views:
+    if beside := state.user_changes.model_changes.shared.tensors.views:
         files[shared_values.FILE] = beside
     return files
 
@@ -112,8 +112,8 @@ def _record(
         **facts,
         "order": list(files["model.safetensors"]),
         **kept,
-        "amendments": state.user_changes.amendments.to_json(),
-        "shared": state.user_changes.amendments.shared.plain,
+        "amendments": state.user_changes.model_changes.to_json(),
+        "shared": state.user_changes.model_changes.shared.plain,
     }
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.engines.amendments import Amendments, Simple, plain
 from quorate.engines.job import Original
+from quorate.engines.model_changes import ModelChanges, Simple, plain
 from quorate.errors import CheckpointError, UserError
 from quorate.replica.beside.values import Newest
 from quorate.replica.flat import Flat
@@ -70,7 +70,7 @@ class UserChanges:
         mutable_frozen: Collection[int],
         notes: Notes,
     ) -> None:
-        self.amendments = Amendments()
+        self.model_changes = ModelChanges()
         self._shared = Newest()
         self._model = model
         self._notes = notes
@@ -140,7 +140,7 @@ class UserChanges:
     @property
     def original(self) -> Original:
         """Return the model as towers follow it."""
-        return Original(lambda: self.amendments, self.frozen, self.count)
+        return Original(lambda: self.model_changes, self.frozen, self.count)
 
     def require_fitting(self, saved: Mapping[str, Any]) -> None:
         """Compare what a checkpoint says with the model. Nothing is changed.
@@ -165,25 +165,25 @@ class UserChanges:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Amend the model as it was when a checkpoint was written."""
-        found, known = Amendments.from_json(saved), self.amendments
+        found, known = ModelChanges.from_json(saved), self.model_changes
         number, frozen = known.number + 1, known.frozen + 1
-        self.amendments = replace(found, number=number, frozen=frozen, shared=known.shared)
-        self.amendments.amend(self._model, self.trained())
+        self.model_changes = replace(found, number=number, frozen=frozen, shared=known.shared)
+        self.model_changes.apply(self._model, self.trained())
         for prefix, attributes in found.attributes.items():
             self._attributes[prefix].update(attributes)  # no new change
 
     def undo(self) -> None:
         """Give the model the attributes and switches that the script gave it."""
-        Amendments().amend(self._model, self.trained())
+        ModelChanges().apply(self._model, self.trained())
         modules = dict(self._modules)
-        for prefix, attributes in self.amendments.attributes.items():
+        for prefix, attributes in self.model_changes.attributes.items():
             for attribute in attributes:
                 before = self._made[prefix].get(attribute, _MISSING)
                 if before is _MISSING:
                     delattr(modules[prefix], attribute)
                 else:
                     setattr(modules[prefix], attribute, before)
-        self.amendments = Amendments(shared=self.amendments.shared)
+        self.model_changes = ModelChanges(shared=self.model_changes.shared)
 
     def count(self) -> int:
         """Return another number if user code has changed what is no trained parameter, no buffer.
@@ -191,7 +191,7 @@ class UserChanges:
         One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
         sums = [sum_of_bits(place.home.tensor) for place in self._frozen]
-        return hash((self.amendments.number, self.amendments.shared.number, *sums))
+        return hash((self.model_changes.number, self.model_changes.shared.number, *sums))
 
     # --- between two updates ----------------------------------------------------------------------
 
@@ -212,20 +212,20 @@ class UserChanges:
         frozen = self._look_at_frozen(moved)
         attributes = self._look_at_attributes()
         self._look_at_structure()
-        known = self.amendments
+        known = self.model_changes
         if switched_off != known.switched_off or frozen or attributes:
             merged = {name: dict(them) for name, them in known.attributes.items()}
             for name, them in attributes.items():
                 merged.setdefault(name, {}).update(them)
-            self.amendments = replace(
+            self.model_changes = replace(
                 known,
                 number=known.number + 1,
                 switched_off=switched_off,
                 attributes=merged,
                 frozen=known.frozen + frozen,
             )
-        if (shared := self._shared.look()) is not self.amendments.shared:
-            self.amendments = replace(self.amendments, shared=shared)
+        if (shared := self._shared.look()) is not self.model_changes.shared:
+            self.model_changes = replace(self.model_changes, shared=shared)
 
     def look_at_draws(self, *, first: bool = False) -> None:
         """Doubt numbers that were drawn outside of shards since the last look: nothing keys them.
@@ -301,7 +301,7 @@ class UserChanges:
                     if value != value and before != before:  # both are no number
                         continue
                     known[name] = value
-                    sent = self.amendments.attributes.get(prefix, {})
+                    sent = self.model_changes.attributes.get(prefix, {})
                     now = plain(value)
                     if name not in sent or sent[name] != now:
                         changed.setdefault(prefix, {})[name] = now

@@ -23,10 +23,10 @@ from queue import Empty, SimpleQueue
 
 from quorate.coordination.protocol import Compute, Event, Joined
 from quorate.data.feed import Feed
-from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.job import Job, NotWanted, Original
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.local.lock_waits import ShortWaits
+from quorate.engines.model_changes import ModelChanges, ModelChangesReceiver
 from quorate.engines.shard_runner import Outcome, ShardRunner
 from quorate.engines.step_sums import StepSums
 from quorate.engines.tracing import Batch
@@ -181,7 +181,7 @@ class TowersChannel(JobChannel):
         tower.compute(partial(self._run_shards, tower.worker, request, edits))
 
     def _run_shards(
-        self, worker: LocalWorker, request: Request, edits: Amendments | None, stream: Stream
+        self, worker: LocalWorker, request: Request, edits: ModelChanges | None, stream: Stream
     ) -> None:
         """Compute the shards of a request, in the tower's thread."""
         outcome = worker.compute(self.job, self._feed, stream, request, edits)
@@ -207,18 +207,18 @@ class LocalWorker:
         self.sheet.tell("starting")
         self._runner = ShardRunner(number, replica, self.sheet, passes=ends_program)
         self._original = original
-        self._follower: Follower | None = None
+        self._changes_receiver: ModelChangesReceiver | None = None
         if original is not None:
-            self._follower = Follower(
+            self._changes_receiver = ModelChangesReceiver(
                 replica.model, replica.trained, original.frozen, replica.changed
             )
 
-    def edits(self) -> Amendments | None:
+    def edits(self) -> ModelChanges | None:
         """Return the edits of the coordinator's model until now."""
-        return None if self._original is None else self._original.amendments()
+        return None if self._original is None else self._original.model_changes()
 
     def compute(
-        self, job: Job, feed: Feed, stream: Stream, request: Request, edits: Amendments | None
+        self, job: Job, feed: Feed, stream: Stream, request: Request, edits: ModelChanges | None
     ) -> Outcome:
         """Compute the shards of a request. Blocks; called in the worker's thread.
 
@@ -229,8 +229,8 @@ class LocalWorker:
 
         def rows() -> Feed:
             known = edits or self.edits()
-            if self._follower is not None and known is not None:
-                self._follower.take(known)
+            if self._changes_receiver is not None and known is not None:
+                self._changes_receiver.take(known)
                 self.replica.called.shared.take(known.shared)
             return feed
 

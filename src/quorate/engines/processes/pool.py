@@ -14,9 +14,9 @@ from dataclasses import asdict
 from selectors import EVENT_READ, BaseSelector
 from typing import IO, Protocol
 
-from quorate.engines.amendments import Amendments
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import Message
+from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.process_start import Starter, new_starter
 from quorate.engines.processes.script import Script
@@ -54,15 +54,15 @@ class WorkerHandle(ABC):
         self.is_placed = self.tells_exit = True
         self.place = ""
         self._is_cut = False  # where there is no line
-        self._amended = 0  # the number of the newest ``Amendments`` that were sent
+        self._sent_changes = 0  # the number of the newest ``ModelChanges`` that were sent
         self._shared = self._stored = 0  # the numbers of the newest ``Values`` that were sent
 
-    def post_with(self, amendments: Amendments, message: Message, *fds: int) -> None:
+    def post_with(self, model_changes: ModelChanges, message: Message, *fds: int) -> None:
         """Send a message, with user code's changes unless the worker knows them."""
-        if amendments.number != self._amended:
-            self._amended = amendments.number
-            message = {**message, "amendments": amendments.to_json()}
-        if (shared := amendments.shared).number != self._shared:
+        if model_changes.number != self._sent_changes:
+            self._sent_changes = model_changes.number
+            message = {**message, "amendments": model_changes.to_json()}
+        if (shared := model_changes.shared).number != self._shared:
             segment = shared.tensors.segment if shared.stored != self._stored else None
             self._shared, self._stored = shared.number, shared.stored
             message = {**message, "shared": shared.to_json(stored=segment is not None)}
@@ -77,7 +77,8 @@ class WorkerHandle(ABC):
 
     def withdraw(self, **fields: object) -> bool:
         """Take back an unsent message with these fields; return False without such a message."""
-        self._amended = self._shared = self._stored = -1  # perhaps they were to go with the message
+        # The withdrawn message may have carried changes.
+        self._sent_changes = self._shared = self._stored = -1
         return self.line is not None and self.line.wire.withdraw(**fields)
 
     def flush(self) -> None:

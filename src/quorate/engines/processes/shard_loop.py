@@ -15,10 +15,10 @@ from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
 from quorate.data.loader_processes import Told
 from quorate.data.source import Source, length
-from quorate.engines.amendments import Amendments, Follower
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import Job, class_of
 from quorate.engines.messages import Message
+from quorate.engines.model_changes import ModelChanges, ModelChangesReceiver
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.wire import Wire
@@ -86,14 +86,14 @@ class ShardLoop:
         self._sheet = arena.sheets[number]
         self._runner = ShardRunner(number, replica, self._sheet)
         self._shared = NO_VALUES
-        self._follower = Follower(
+        self._changes_receiver = ModelChangesReceiver(
             replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
         )
 
     def handle(self, message: Message, stream: Stream) -> None:
         """Carry out a message, and answer it. Blocks for as long as a shard takes."""
         if "amendments" in message:
-            self._follower.take(Amendments.from_json(message["amendments"]))
+            self._changes_receiver.take(ModelChanges.from_json(message["amendments"]))
         if "shared" in message:
             self._take_shared(message["shared"])
         match message["kind"]:

@@ -15,9 +15,9 @@ from selectors import DefaultSelector
 from typing import Any
 
 from quorate.engines import Transport, selection
-from quorate.engines.amendments import Amendments
 from quorate.engines.job import Job, Training, place
 from quorate.engines.messages import Message
+from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena
@@ -42,7 +42,7 @@ class OpenJobs:
     Args:
         arena: the shared memory.
         agreement: compares workers with the coordinator.
-        amendments: returns user code's changes of the model.
+        model_changes: returns user code's changes of the model.
         decided: how workers compute; see ``Computing``.
         notes: collects the workers' notes.
     """
@@ -51,14 +51,14 @@ class OpenJobs:
         self,
         arena: Arena,
         agreement: Agreement,
-        amendments: Callable[[], Amendments],
+        model_changes: Callable[[], ModelChanges],
         decided: Mapping[str, Any],
         notes: Notes,
     ) -> None:
         self.channels: dict[int, ProcessesChannel] = {}  # by the job's number
         self.agreement = agreement
         self._arena = arena
-        self._amendments = amendments
+        self._model_changes = model_changes
         self._decided = decided
         self._notes = notes
         self._description, self._fds = arena.described()
@@ -75,7 +75,7 @@ class OpenJobs:
         name = self.agreement.name_of(channel.job.source.dataset)
         checks, fds = self.agreement.checks(channel.job, worker.agreed)
         message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
-        worker.post_with(self._amendments(), message, *fds)
+        worker.post_with(self._model_changes(), message, *fds)
 
     def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
         """Return whether a ready worker may join; invite a doubtful worker once more."""
@@ -155,7 +155,7 @@ class Processes:
         arena: the shared memory.
         buffers: of the coordinator's model.
         agreement: compares workers with the coordinator.
-        amendments: returns user code's changes of the model.
+        model_changes: returns user code's changes of the model.
         decided: how workers compute, as far as the coordinator found out; see ``Computing``.
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
@@ -177,7 +177,7 @@ class Processes:
         arena: Arena,
         buffers: Buffers,
         agreement: Agreement,
-        amendments: Callable[[], Amendments],
+        model_changes: Callable[[], ModelChanges],
         *,
         decided: Mapping[str, Any],
         timeout_s: float,
@@ -190,7 +190,7 @@ class Processes:
         self.tickets: Iterator[int] = itertools.count()
         self._timeout_s = timeout_s
         self._notes = notes
-        self._amendments = amendments
+        self._model_changes = model_changes
         self._opened_jobs = 0
         pool = _pool(script, arena, workers, len(groups), handler)
         # What is open is closed in the opposite order, also when the rest cannot be opened.
@@ -202,7 +202,7 @@ class Processes:
             self.servers = servers
             self.takes_runs = pool.takes_runs and arena.takes_runs
             try:
-                self._jobs = OpenJobs(arena, agreement, amendments, decided, notes)
+                self._jobs = OpenJobs(arena, agreement, model_changes, decided, notes)
                 selector = opened.enter_context(DefaultSelector())
                 self._alarm = opened.enter_context(closing(Alarm(selector)))
                 devices = [str(group) for group in groups]
@@ -261,7 +261,7 @@ class Processes:
         """Send a message to a worker. Does not block: it may be stopped."""
         process = self.supervisor.workers[worker].process
         if process is not None:  # else the coordinator will hear of its end
-            process.handle.post_with(self._amendments(), message)
+            process.handle.post_with(self._model_changes(), message)
 
     def cancel(self, worker: int, ticket: int) -> None:
         """Cancel the shard that a worker was given with this ticket. Does not block."""

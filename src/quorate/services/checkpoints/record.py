@@ -118,7 +118,7 @@ class PhaseState(Struct, forbid_unknown_fields=True):
 
 
 class Amended(Struct, forbid_unknown_fields=True):
-    """What user code changed in the model; see ``quorate.engines.amendments``."""
+    """What user code changed in the model; see ``quorate.engines.model_changes``."""
 
     number: Count
     switched_off: list[str]

@@ -118,7 +118,7 @@ def _opened(
         "computing": crew.replicas.computing.decided,
         "state": share.header(given, state),
     }
-    values = state.user_changes.amendments.shared
+    values = state.user_changes.model_changes.shared
     shared_values.put(values, record)
     ranks.tell(record)
     if misfits := [text for text in ranks.gather("") if text]:
@@ -204,7 +204,7 @@ class _Lead:
         self._mark = share.mark(state)
         self._optimizer = state.optimizer_of_ranks
         self._optimizer.note_state()
-        self._amended = state.user_changes.amendments.number
+        self._sent_changes = state.user_changes.model_changes.number
         self._shared = shared_values
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
@@ -229,12 +229,12 @@ class _Lead:
             member.exchange.order = order
         if (groups := share.groups(state)) != self._groups:
             record["groups"] = self._groups = groups
-        amendments = state.user_changes.amendments
+        model_changes = state.user_changes.model_changes
         is_changed = state.visits.has_come and share.mark(state) != self._mark
-        if is_changed or amendments.number != self._amended:
-            record["amendments"] = amendments.to_json()
-            self._amended = amendments.number
-        self._shared.put(amendments.shared, record)
+        if is_changed or model_changes.number != self._sent_changes:
+            record["amendments"] = model_changes.to_json()
+            self._sent_changes = model_changes.number
+        self._shared.put(model_changes.shared, record)
         _, end_rest = self._updates.rests
 
         def tell(own: StepContribution) -> StepContribution:
@@ -253,7 +253,7 @@ class _Lead:
                         for rank in range(1, self._ranks.size):
                             self._ranks.swap([(rank, value.contiguous())], [])
                 self._shared.send()
-                member.read(amendments.shared)
+                member.read(model_changes.shared)
                 parts = member.parts(step, tell=tell, hear=self._hear)
                 applied = member.applied(parts, step, step + 1)
         except RankError:

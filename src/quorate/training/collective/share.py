@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from quorate.engines.amendments import Amendments
 from quorate.engines.collective.rank_control import RankControl, Record
+from quorate.engines.model_changes import ModelChanges
 from quorate.replica.beside.values import NO_VALUES, Values
 from quorate.replica.digest import flat_bytes
 from quorate.services.checkpoints.draft import Contents
@@ -161,7 +161,7 @@ def take_changes(ranks: RankControl, sent: Record, state: State) -> None:
         ranks.swap([], [(0, taken)])
         if taken is not value:
             value.copy_(taken)
-    Amendments.from_json(sent).amend(state.model, state.user_changes.trained())
+    ModelChanges.from_json(sent).apply(state.model, state.user_changes.trained())
 
 
 def values(state: State) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Amendments: what user code changed in the model between two updates, and where no vector has it.
+"""Model changes: what user code changed between two updates, and where no vector has it.
 
 Values of trained parameters lie in the flat vectors, and those of buffers go with every shard. What
 is in neither goes to workers as an amendment: which parameters want no gradient any more, numbers
@@ -16,11 +16,11 @@ import torch
 from quorate.replica.beside.shared import Simple
 from quorate.replica.beside.values import NO_VALUES, Values
 
-__all__ = ["Amendments", "Follower", "Simple", "plain"]
+__all__ = ["ModelChanges", "ModelChangesReceiver", "Simple", "plain"]
 
 
 @dataclass(frozen=True)
-class Amendments:
+class ModelChanges:
     """All that was changed since the script made the model."""
 
     number: int = 0  # counts changes
@@ -39,13 +39,13 @@ class Amendments:
         }
 
     @staticmethod
-    def from_json(sent: Mapping[str, Any]) -> Amendments:
-        """Return amendments from what ``to_json`` gave."""
-        return Amendments(
+    def from_json(sent: Mapping[str, Any]) -> ModelChanges:
+        """Return model_changes from what ``to_json`` gave."""
+        return ModelChanges(
             sent["number"], frozenset(sent["switched_off"]), sent["attributes"], sent["frozen"]
         )
 
-    def amend(self, model: torch.nn.Module, trained: Mapping[str, torch.Tensor]) -> None:
+    def apply(self, model: torch.nn.Module, trained: Mapping[str, torch.Tensor]) -> None:
         """Change a model in the same way, but for values of parameters.
 
         Args:
@@ -61,7 +61,7 @@ class Amendments:
                 setattr(modules[name], attribute, value)
 
 
-class Follower:
+class ModelChangesReceiver:
     """Keeps a replica's model like the coordinator's. For the replica's own thread.
 
     Args:
@@ -83,24 +83,24 @@ class Follower:
         self._trained = {name: self._own[name] for name in trained}
         self._frozen = frozen
         self._changed = changed
-        self._known = Amendments()
+        self._known = ModelChanges()
 
-    def take(self, amendments: Amendments) -> None:
+    def take(self, model_changes: ModelChanges) -> None:
         """Change the model as the coordinator's was, unless it is already."""
-        known, self._known = self._known, amendments
-        if amendments.number == known.number:
+        known, self._known = self._known, model_changes
+        if model_changes.number == known.number:
             return
-        if amendments.frozen != known.frozen:
+        if model_changes.frozen != known.frozen:
             for name, value in self._frozen().items():
                 own = self._own[name]
                 if own.data_ptr() != value.data_ptr():  # a copy, on another device
                     own.data.copy_(value)
-        same = (amendments.switched_off, amendments.attributes) == (
+        same = (model_changes.switched_off, model_changes.attributes) == (
             known.switched_off,
             known.attributes,
         )
         if not same:
-            amendments.amend(self._model, self._trained)
+            model_changes.apply(self._model, self._trained)
             self._changed()
 
 
