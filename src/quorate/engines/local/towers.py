@@ -209,9 +209,7 @@ class LocalWorker:
         self._original = original
         self._changes_receiver: ModelChangesReceiver | None = None
         if original is not None:
-            self._changes_receiver = ModelChangesReceiver(
-                replica.model, replica.trained, original.frozen, replica.changed
-            )
+            self._changes_receiver = ModelChangesReceiver(replica, original.frozen)
 
     def edits(self) -> ModelChanges | None:
         """Return the edits of the coordinator's model until now."""

@@ -86,9 +86,7 @@ class ShardLoop:
         self._sheet = arena.sheets[number]
         self._runner = ShardRunner(number, replica, self._sheet)
         self._shared = NO_VALUES
-        self._changes_receiver = ModelChangesReceiver(
-            replica.model, replica.trained, lambda: arena.frozen.views, replica.changed
-        )
+        self._changes_receiver = ModelChangesReceiver(replica, lambda: arena.frozen.views)
 
     def handle(self, message: Message, stream: Stream) -> None:
         """Carry out a message, and answer it. Blocks for as long as a shard takes."""
