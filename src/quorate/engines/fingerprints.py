@@ -1,4 +1,4 @@
-"""Fingerprints: hashes by which processes are compared before they compute together."""
+"""Fingerprints: hashes to compare processes before the processes compute together."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from quorate.replica.streams import Stream
 
 
 def data_fingerprint(source: Source) -> str:
-    """Return a hash over the rows of shard 0 of step 0: whether two processes have the same."""
+    """Return a hash over the rows of shard 0 of step 0, equal in processes with the same data."""
     return fingerprint(source.load((0, 0)).data)
 
 
 def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
-    """Return a hash over what shard 0 of step 0 yields: do two processes compute the same?"""
+    """Return a hash over the sums of shard 0 of step 0, equal in processes with the same model."""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
     replica.called.place(source.plan, 0, batch.rows, of_phase=False)

@@ -1,7 +1,7 @@
 """Model changes by user code between two updates, as far as no flat vector contains the change.
 
-Flat vectors contain the values of trained parameters, and buffers are sent with every shard. Further
-changes are sent to workers as ``ModelChanges``: parameters that require no gradient any more,
+Flat vectors contain the values of trained parameters, and buffers are sent with every shard. All
+further changes are sent to workers as ``ModelChanges``: parameters without a gradient from now on,
 numbers set as attributes of modules, and new values of frozen parameters.
 """
 

@@ -1,18 +1,20 @@
-"""Whether a worker is the same as the coordinator: it has run the script again, on its own.
+"""The agreement of workers with the coordinator: both run the script, and must compute the same.
 
-Two things are compared by their fingerprints: the first shard of each dataset as it is loaded, and
-the gradient of the first training shard. A model with other parameters has been refused before, by
-name, when the worker took the shared ones. What is not repeatable in the coordinator itself is said
-to the user, and not compared.
+Two fingerprints of each worker are compared with the coordinator's: of the first shard of each
+dataset as loaded, and of the gradient of the first training shard. (A model with different
+parameters is refused earlier, with the names of the parameters, when the worker maps the shared
+parameters.) If the coordinator's own fingerprint changes when computed twice, the user is warned,
+and workers are not compared.
 
-Every process is compared before it takes part, however late it comes: parameters have changed then,
-so those that the coordinator had at the start are kept, and the worker computes from them too.
+Every process is compared before its first shard, also late in a run. Because parameters have
+changed by then, the coordinator keeps the parameters of its own computation for the workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,25 +34,32 @@ from quorate.replica.model import unchanged
 from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 
-GRADIENT = "gradient"
-EXPECTED = "expects "  # before the fingerprint that a worker was asked with
-# How often a worker is asked again whose model was changed by user code while it computed.
-MOST_ASKED = 3
+MOST_ATTEMPTS = 3  # to compare a worker's gradient while user code changes the model
+
+
+@dataclass
+class Comparison:
+    """The progress of the comparison of one worker process."""
+
+    data: set[str] = field(default_factory=set)  # keys of compared datasets
+    gradient_is_done: bool = False
+    expected: str | None = None  # the coordinator's gradient fingerprint at the last request
+    attempts: int = 0  # answers with an unexpected gradient
 
 
 class Agreement:
-    """The coordinator's fingerprints, which workers are compared with.
+    """The coordinator's fingerprints, and the comparison of workers with the fingerprints.
 
     Args:
-        model: the coordinator's.
-        arena: whose parameters, with the buffers, gradients are computed from.
+        model: the coordinator's model.
+        arena: the parameters and buffers for the gradient.
         buffers: of the model.
-        probe: makes a replica of it, that may be it itself, to compute the gradient with.
+        probe: returns a replica of the model (perhaps with the model itself) for the gradient.
         groups: the devices of each worker.
-        datasets: by the names that workers know them by.
-        threads: intra-op threads of each worker; bits depend on them.
+        datasets: the datasets by the workers' names.
+        threads: intra-op threads of each worker; bits depend on ``threads``.
         say: shows a line to the user.
-        changes: counts what user code changed in the model that is no parameter and no buffer.
+        changes: counts changes of the model by user code, except in parameters and buffers.
     """
 
     def __init__(
@@ -64,7 +73,7 @@ class Agreement:
         *,
         threads: int,
         say: Callable[[str], None],
-        changes: Callable[[], int] = lambda: 0,
+        changes: Callable[[], int],
     ) -> None:
         self._model = model
         self._arena = arena
@@ -74,63 +83,61 @@ class Agreement:
         self._datasets = datasets
         self._threads = threads
         self._say = say
-        self._data: dict[str, str | None] = {}  # fingerprints by _key; None: not compared
-        self._courses: dict[str, Course] = {}  # where in their runs those are
+        # By _key: the position in the run, and the fingerprint; None: data is not compared.
+        self._data: dict[str, tuple[Course, str | None]] = {}
         self._changes = changes
-        self._gradient: str | None = None  # fingerprint; None: not compared
-        self._known_at = 0  # the number of changes when it was computed
-        self._start: Segment | None = None  # parameters and buffers that it was computed from
+        self._gradient: str | None = None  # fingerprint; None: gradients are not compared
+        self._known_at = 0  # the number of changes at the computation of the gradient
+        self._start: Segment | None = None  # parameters and buffers of that computation
 
     def name_of(self, dataset: object) -> str | None:
-        """Return the name of a dataset, or None if workers do not have it."""
+        """Return the name of a dataset; None if workers do not have the dataset."""
         return next((name for name, known in self._datasets.items() if known is dataset), None)
 
     def expect(self, job: Job, *, is_first: bool) -> None:
-        """Take the fingerprints for a job; the gradient's for the first. Blocks for a shard."""
-        key = self._key(job)
-        if key not in self._data:
+        """Compute the fingerprints for a new job. Blocks for a shard.
+
+        Args:
+            is_first: whether to compute the gradient's fingerprint, too.
+        """
+        if self._key(job) not in self._data:
             self._take_data(job)
         if is_first and job.is_compared and isinstance(job, Training):
             self._take_gradient(job)
 
-    def checks(self, job: Job, agreed: set[str]) -> tuple[list[str], list[int]]:
-        """Return what a worker is to be asked for, "data", "gradient", both or nothing.
+    def checks(self, job: Job, comparison: Comparison) -> tuple[list[str], list[int]]:
+        """Return the fingerprints to request from a worker: "data", "gradient", both or none.
 
-        And the descriptor of what the gradient is to be computed from.
-
-        Args:
-            agreed: of this worker's process, as ``check`` has left it.
+        The second list contains the descriptor of the parameters for the gradient.
         """
         checks, fds = [], []
         key = self._key(job)
-        if key not in agreed and self._data[key] is not None:
-            if self._courses[key] != job.plan.course:  # rows may depend on where in the run it is
+        course, data = self._data[key]
+        if key not in comparison.data and data is not None:
+            if course != job.plan.course:  # rows may depend on the position in the run
                 self._take_data(job)
             checks.append("data")
-        if GRADIENT not in agreed and self._gradient is not None and isinstance(job, Training):
+        is_open = not comparison.gradient_is_done and self._gradient is not None
+        if is_open and isinstance(job, Training):
             if self._changes() != self._known_at:
                 self._take_gradient(job)
             if self._start is not None:
-                checks.append(GRADIENT)
-                agreed -= {word for word in agreed if word.startswith(EXPECTED)}
-                agreed.add(f"{EXPECTED}{self._gradient}")
+                checks.append("gradient")
+                comparison.expected = self._gradient
                 fds.append(self._start.fd)
         return checks, fds
 
-    def check(self, job: Job, agreed: set[str], answer: Message, worker: int) -> bool:
-        """Compare a worker's answer, and return whether it may take part; else ask it again.
-
-        Args:
-            agreed: gets what is known now, and need not be asked for again.
+    def check(self, job: Job, comparison: Comparison, answer: Message, worker: int) -> bool:
+        """Compare a worker's answer. Return whether the worker may join; else request once more.
 
         Raises:
-            UserError: the script makes something else each time that it is run.
-            Whatever the user's code raised in the worker, and not in the coordinator.
+            UserError: the script has a different result each time.
+            Any exception of user code in the worker, but not in the coordinator.
         """
         key = self._key(job)
         if "data" in answer:
-            agreed.add(key)
-            if answer["data"] != self._data[key]:
+            comparison.data.add(key)
+            if answer["data"] != self._data[key][1]:
                 rows = abridged(job.plan.shard(0, 0))
                 raise UserError(
                     f"a worker that ran the script again has another {self._name(job)}",
@@ -145,10 +152,10 @@ class Agreement:
                 f"rows {abridged(job.plan.shard(0, 0))}; the coordinator has computed it"
             )
             raise error
-        # It was asked with what user code had set by then, and others may have been asked since.
-        got = answer.get(GRADIENT)
-        if got is None or self._gradient in (None, got) or f"{EXPECTED}{got}" in agreed:
-            agreed.add(GRADIENT)
+        got = answer.get("gradient")
+        # ``expected``, because the coordinator's fingerprint may have changed since the request.
+        if got is None or self._gradient in (None, got) or got == comparison.expected:
+            comparison.gradient_is_done = True
             return True
         if self._changes() == self._known_at:
             raise UserError(
@@ -157,17 +164,15 @@ class Agreement:
                 "its model or loss differs in something that is not a parameter",
                 fix="seed what the script draws, or use engine='towers'",
             )
-        # User code changed the model meanwhile: it may have computed with the one or the other.
-        asked = sum(word.startswith("asked") for word in agreed) + 1
-        agreed.add(f"asked {asked}")
-        if asked < MOST_ASKED:
-            return False
-        agreed.add(GRADIENT)
-        self._say(
-            f"worker {worker} was not compared with the coordinator: the script changed the model "
-            "during every comparison"
-        )
-        return True
+        # User code changed the model after the request, perhaps before the worker's computation.
+        comparison.attempts += 1
+        comparison.gradient_is_done = comparison.attempts == MOST_ATTEMPTS
+        if comparison.gradient_is_done:
+            self._say(
+                f"worker {worker} was not compared with the coordinator: the script changed the "
+                "model during every comparison"
+            )
+        return comparison.gradient_is_done
 
     def _name(self, job: Job) -> str:
         name = self.name_of(job.source.dataset)
@@ -175,20 +180,19 @@ class Agreement:
         return name
 
     def _key(self, job: Job) -> str:
-        """Of a job's kind, which may augment, its dataset, and the order of rows."""
+        """Return a key for the kind of a job (with augmentation or not), dataset and order."""
         plan = {name: value for name, value in job.plan.to_json().items() if name != "course"}
         return f"{job.name} {self._name(job)} {plan}"
 
     def _take_data(self, job: Job) -> None:
-        key = self._key(job)
-        self._data[key] = self._data_fingerprint(job) if job.is_compared else None
-        self._courses[key] = job.plan.course
+        data = self._data_fingerprint(job) if job.is_compared else None
+        self._data[self._key(job)] = (job.plan.course, data)
 
     def _data_fingerprint(self, job: Job) -> str | None:
-        """Of a dataset's first shard."""
+        """Return the fingerprint of a dataset's first shard; None if not repeatable."""
         try:
             first, second = (data_fingerprint(job.source) for _ in range(2))
-        except Exception:  # user code: it raises again in its shard, where it is reported
+        except Exception:  # of user code; raised again and reported when a worker loads the shard
             return None
         if first != second:
             self._say(
@@ -199,13 +203,13 @@ class Agreement:
         return first
 
     def _take_gradient(self, job: Job) -> None:
-        """Compute the gradient that workers are compared by, and keep what it is computed from."""
+        """Compute the gradient for comparisons, and keep the parameters of the computation."""
         self._known_at = self._changes()
         self._gradient = self._gradient_fingerprint(job)
         self._start = None if self._gradient is None else self._arena.kept(self._buffers)
 
     def _gradient_fingerprint(self, job: Job) -> str | None:
-        """Of the gradient of the first shard, from the parameters as they are."""
+        """Return the fingerprint of the first shard's gradient; None if not repeatable."""
         if len(kinds(self._groups)) > 1:
             return None  # workers have different bits
 
@@ -219,7 +223,7 @@ class Agreement:
                             prints.append(probe_fingerprint(replica, job.source, stream))
             return prints
 
-        # In a thread, as workers compute: this one may be inside of an autocast of the script's.
+        # In a new thread, as in workers: an autocast of the script has no effect there.
         with ThreadPoolExecutor(
             1, initializer=torch.set_num_threads, initargs=(self._threads,)
         ) as thread:

@@ -17,6 +17,7 @@ from typing import IO, Protocol
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import Message
 from quorate.engines.model_changes import ModelChanges
+from quorate.engines.processes.agreement import Comparison
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.process_start import Starter, new_starter
 from quorate.engines.processes.script import Script
@@ -37,7 +38,7 @@ class WorkerHandle(ABC):
     Attributes:
         number: the worker.
         line: to the process; None without a socket to the process: messages travel otherwise.
-        agreed: the facts known to be the coordinator's: see ``Agreement``.
+        comparison: of the process with the coordinator: see ``Agreement``.
         host: the name of the worker's host, where there are several.
         is_elsewhere: whether the worker is on a different host, or in a different container.
         is_placed: whether a machine has room for the worker; else a message "placed" follows.
@@ -48,7 +49,7 @@ class WorkerHandle(ABC):
     def __init__(self, number: int) -> None:
         self.number = number
         self.line: WatchedWire | None = None
-        self.agreed: set[str] = set()
+        self.comparison = Comparison()
         self.host: str | None = None
         self.is_elsewhere = False
         self.is_placed = self.tells_exit = True

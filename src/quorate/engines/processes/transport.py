@@ -73,7 +73,7 @@ class OpenJobs:
         """Ask a worker to join a job, and for facts by which the two are compared."""
         channel = self.channels[job]
         name = self.agreement.name_of(channel.job.source.dataset)
-        checks, fds = self.agreement.checks(channel.job, worker.agreed)
+        checks, fds = self.agreement.checks(channel.job, worker.comparison)
         message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
         worker.post_with(self._model_changes(), message, *fds)
 
@@ -81,7 +81,7 @@ class OpenJobs:
         """Return whether a ready worker may join; invite a doubtful worker once more."""
         channel = self.channels.get(answer["job"])
         if channel is None or self.agreement.check(
-            channel.job, worker.agreed, answer, worker.number
+            channel.job, worker.comparison, answer, worker.number
         ):
             return True
         worker.post({"kind": "close", "job": channel.number})
