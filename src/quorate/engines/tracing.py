@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quorate.engines.job import Job
 
 MOST_SPANS = 200_000  # some 30 MB as JSON, which viewers open with ease
+LEAST_WAIT_S = 50e-6  # of a noted wait; there is a wait for each event
 ALL_STEPS = range(1 << 62)
 COORDINATOR = -1  # in the place of a worker's number
 
@@ -56,7 +57,7 @@ class Trace:
 
     @property
     def is_on(self) -> bool:
-        """Whether the spans of the current step are kept."""
+        """True if the spans of the current step are kept."""
         return self.step in self.steps
 
     def steps_of(self, job: Job) -> range:
@@ -89,6 +90,12 @@ class Trace:
         step = self.step if step is None else step
         if step in self.steps:
             self.put(COORDINATOR, [Span(name, "", step, NO_SHARD, begin, end, track)])
+
+    def note_wait(self, begin: float) -> None:
+        """Add a wait for workers from ``begin`` until now, unless the wait was short."""
+        end = time.monotonic()
+        if end - begin >= LEAST_WAIT_S:
+            self.note("waiting for workers", begin, end)
 
     @contextmanager
     def span(self, name: str, track: str = "") -> Iterator[None]:

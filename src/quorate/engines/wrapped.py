@@ -1,26 +1,24 @@
-"""A wrapped transport passes everything on to another one: for whoever looks at a loop."""
+"""Wrapped transports and channels pass everything on, and let subclasses observe a loop."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Job
-from quorate.engines.tracing import Trace
 from quorate.engines.worker_status import WorkerStatus
 from quorate.replica.shard_sum import Part
 
 
 class WrappedTransport:
-    """A ``Transport`` that passes everything on. Override what you look at.
+    """A ``Transport`` that passes every call on to an inner transport. Override observed methods.
 
     Args:
         inner: the transport that does the work.
     """
 
-    takes_runs = False  # whoever looks at a loop looks at shards
+    takes_runs = False  # an observer sees single shards
 
     def __init__(self, inner: Transport) -> None:
         self.can_replace = inner.can_replace
@@ -44,7 +42,7 @@ class WrappedTransport:
 
 
 class WrappedChannel:
-    """A ``Channel`` that passes everything on. Override what you look at.
+    """A ``Channel`` that passes every call on to an inner channel. Override observed methods.
 
     Args:
         inner: the channel that does the work.
@@ -84,38 +82,3 @@ class WrappedChannel:
     def close(self) -> None:
         """Close the inner channel."""
         self._inner.close()
-
-
-LEAST_WAIT_S = 50e-6  # shorter ones are left out: there is one per event
-
-
-class TracedChannel(WrappedChannel):
-    """The channel of a drive, in the coordinator's thread.
-
-    Args:
-        inner: the channel that does the work.
-        trace: takes the spans.
-    """
-
-    def __init__(self, inner: Channel, trace: Trace) -> None:
-        super().__init__(inner)
-        self._trace = trace
-
-    def receive(self, timeout_s: float | None) -> Event | None:
-        """Wait for an event."""
-        begin = time.monotonic()
-        event = super().receive(timeout_s)
-        end = time.monotonic()
-        if end - begin >= LEAST_WAIT_S:
-            self._trace.note("waiting for workers", begin, end)
-        return event
-
-    def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        """Collect the sums of a step."""
-        with self._trace.span("collecting"):
-            return super().collect(step, holders)
-
-    def publish(self) -> None:
-        """Publish an update."""
-        with self._trace.span("publishing"):
-            super().publish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
@@ -22,8 +23,7 @@ from quorate.coordination.protocol import (
 from quorate.coordination.run_event import TAKEOVER, RunEvent
 from quorate.engines import Channel
 from quorate.engines.job import Training, place
-from quorate.engines.tracing import current
-from quorate.engines.wrapped import TracedChannel
+from quorate.engines.tracing import current, span
 from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
@@ -69,8 +69,7 @@ def drive(
     Raises:
         Whatever user code raised in a shard that failed beyond repair.
     """
-    if (trace := current()) is not None:
-        channel = TracedChannel(channel, trace)
+    trace = current()
     clock = clock or channel.now
     held_s = 0.0  # how long the caller had what was yielded: nobody is slow because of that
 
@@ -86,7 +85,10 @@ def drive(
         coordinator.handle(Stop(reason), now())
         return
     while True:
+        waits_from = time.monotonic()
         event = channel.receive(None if wake_at is None else max(0.0, wake_at - now()))
+        if trace is not None:
+            trace.note_wait(waits_from)
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
         if isinstance(event, Failed) and not any(isinstance(e, Abort) for e in effects):
             error = channel.error(event.worker, event.step, event.shard)
@@ -99,9 +101,11 @@ def drive(
                 case Wake(at):
                     wake_at = at
                 case Apply(step, holders, shards, staleness):
-                    parts = channel.collect(step, holders)
+                    with span("collecting"):
+                        parts = channel.collect(step, holders)
                     applied = apply(Ready(step, parts, shards, staleness))
-                    channel.publish()
+                    with span("publishing"):
+                        channel.publish()
                     effects.extend(coordinator.handle(Applied(step), now(), rests=True))
                     began = clock()
                     yield applied
