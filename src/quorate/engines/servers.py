@@ -117,7 +117,7 @@ def as_bytes(values: torch.Tensor) -> Image:
     return image
 
 
-class Held(Flat):
+class RemoteGradient(Flat):
     """The gradient of a shard, or of some, of one step.
 
     Args:
@@ -131,13 +131,13 @@ class Held(Flat):
         self.shards = 1
         self.factor = 1.0  # that the mean is to be multiplied by
 
-    def on(self, device: torch.device) -> Held:  # noqa: ARG002
+    def on(self, device: torch.device) -> RemoteGradient:  # noqa: ARG002
         """Return self: it is on no device of this process."""
         return self
 
-    def add_(self, other: Flat) -> Held:
+    def add_(self, other: Flat) -> RemoteGradient:
         """Note that others belong to the sum too: servers have added them."""
-        assert isinstance(other, Held)
+        assert isinstance(other, RemoteGradient)
         self.shards += other.shards
         return self
 

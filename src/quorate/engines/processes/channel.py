@@ -28,7 +28,7 @@ from quorate.engines.job import Job, Training, class_name
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.messages import Message
 from quorate.engines.processes.results import SlotSum, result_of
-from quorate.engines.servers import Held
+from quorate.engines.servers import RemoteGradient
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.engines.step_sums import StepSums
 from quorate.errors import WorkerError
@@ -68,7 +68,7 @@ class ProcessesChannel(JobChannel):
             worker, step = effect.worker, effect.step
             for shard in range(effect.shard, effect.shard + effect.count):
                 gradient = self._sums[worker].result(worker, step, shard).gradient
-                if isinstance(gradient, Held):
+                if isinstance(gradient, RemoteGradient):
                     servers.keep(gradient.ticket, step, shard, self.job.plan.shards_of(step))
         super().send(effect)
 

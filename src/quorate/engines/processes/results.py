@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
-from quorate.engines.servers import Held
+from quorate.engines.servers import RemoteGradient
 from quorate.errors import WorkerError
 from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece
@@ -50,7 +50,7 @@ def result_of(
                     f"{fault}; this is a damaged message: please report it"
                 )
     if message.get("is_held"):
-        gradient = Held(step, message["ticket"])
+        gradient = RemoteGradient(step, message["ticket"])
     outputs = list[Piece]()
     if "outputs" in message:
         value = unpacked(message["outputs"], message.get("memory"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from quorate.engines.servers import Held, Servers
+from quorate.engines.servers import RemoteGradient, Servers
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
@@ -100,7 +100,7 @@ class ServedOptimizer(FlatOptimizer):
     ) -> None:
         """Update the parameters where they are. Blocks."""
         with self._inside():
-            if not isinstance(gradient, Held):
+            if not isinstance(gradient, RemoteGradient):
                 super().step(gradient, missing, closure)
                 return
             self.require_same_groups()
@@ -189,7 +189,7 @@ class Served(Whole):
     ) -> Mean:
         """Make the mean gradient of a sum; see ``Whole``. Blocks: servers add up what they hold."""
         gradient = total.gradient
-        if not isinstance(gradient, Held):
+        if not isinstance(gradient, RemoteGradient):
             return super().mean(total, additions, device, wants_norm=wants_norm, cores=cores)
         for left, right in additions:
             left.add_(right)
@@ -201,6 +201,6 @@ class Served(Whole):
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the parameters whose gradient is not finite everywhere."""
-        if not isinstance(gradient, Held):
+        if not isinstance(gradient, RemoteGradient):
             return super().not_finite(gradient)
         return self._serving.not_finite()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from quorate.engines.servers import Answer, Held, Servers, Slicing, joined
+from quorate.engines.servers import Answer, RemoteGradient, Servers, Slicing, joined
 from quorate.errors import ServerError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.extent import root
@@ -151,7 +151,7 @@ class Serving:
 
     # --- an update --------------------------------------------------------------------------------
 
-    def add(self, gradient: Held, weight: float) -> bool:
+    def add(self, gradient: RemoteGradient, weight: float) -> bool:
         """Have servers end the sum of a step, and divide; return whether all is finite. Blocks.
 
         Raises:
