@@ -1,4 +1,4 @@
-"""Predictions: jobs that yield what a function returns for the rows of each shard."""
+"""Predictions: jobs with the outputs of a function for the rows of each shard."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 
 Function = Callable[[torch.nn.Module, Any], Any]  # from model and batch to outputs by row
-DEFAULT, OWN = "", "own"  # in the place of a name: the model; what this process was called with
+DEFAULT, OWN = "", "own"  # names of ``model_of``, and of the function noted by ``note_own``
 
-# In a worker process that a prediction was the first loop of: the function of the script there.
 _own: Function | None = None
 
 
 def note_own(function: Function | None) -> None:
-    """Note what this process is about to serve: the script has called ``predict`` with it."""
+    """Note the argument of ``predict``. In a worker process the script calls ``predict``, too."""
     global _own
     _own = function
 
 
 def name_of(function: Function | None) -> str | None:
-    """Return the name by which worker processes find a function; None if they cannot."""
+    """Return a name for ``named`` in all processes; None for a function without such a name."""
     if function is None:
         return DEFAULT
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -48,10 +47,10 @@ def name_of(function: Function | None) -> str | None:
 
 
 def named(text: str) -> Function:
-    """Return the function of a name, in this process.
+    """Return the function with a name, in this process.
 
     Raises:
-        AttributeError, ImportError: there is none.
+        AttributeError, ImportError: no function has the name.
     """
     if text == DEFAULT:
         return model_of
@@ -66,13 +65,13 @@ def named(text: str) -> Function:
 
 
 def model_of(model: torch.nn.Module, batch: Any) -> Any:
-    """Call the model with what a batch holds of inputs.
+    """Call the model with the inputs of a batch.
 
-    A dict is its keyword arguments. Of a list or tuple it is the first part, if the model takes no
-    more: the rest are labels.
+    A dict contains keyword arguments. The input in a list or tuple is the first part, if the model
+    has a single positional argument: further parts are labels.
 
     Raises:
-        OutputError: nobody can tell which parts are inputs.
+        OutputError: the model has several arguments.
     """
     if isinstance(batch, Mapping):
         return model(**batch)
@@ -92,11 +91,10 @@ def model_of(model: torch.nn.Module, batch: Any) -> Any:
 
 
 class Prediction(Job):
-    """What a function returns for the rows of each shard, in evaluation mode.
+    """The outputs of a function for the rows of each shard, in evaluation mode.
 
     Args:
-        function: or the name of it.
-        called: its name, for worker processes.
+        function: the name of the function: see ``named``.
     """
 
     name = "prediction"
@@ -108,35 +106,32 @@ class Prediction(Job):
         parameters: Flat,
         steps: range,
         *,
-        function: Function | str,
-        called: str = DEFAULT,
+        function: str,
         loader_workers: int = 0,
         threads: int = 1,
     ) -> None:
         super().__init__(source, parameters, steps, loader_workers=loader_workers, threads=threads)
-        self._called = called
-        if isinstance(function, str):
-            try:
-                function = named(function)
-            except (AttributeError, ImportError) as error:
-                raise UserError(
-                    "predict",
-                    f"a worker does not find the function {function!r}: {error}",
-                    fix="define it in the script before the loop",
-                ) from error
-        self._function = function
+        self._name_of_function = function
+        try:
+            self._function = named(function)
+        except (AttributeError, ImportError) as error:
+            raise UserError(
+                "predict",
+                f"a worker does not find the function {function!r}: {error}",
+                fix="define it in the script before the loop",
+            ) from error
 
     def options(self) -> dict[str, Any]:
-        """Return what a worker process needs to make the same job."""
-        return {**self.loading, "function": self._called}
+        """Return the keyword arguments to construct the same job in a worker process."""
+        return {**self.loading, "function": self._name_of_function}
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
-        """Return the one shard of every N-th step, and none of the others."""
+        """Return the only shard of every N-th step, and no shards of further steps."""
         rank, workers = rank_of
         return range(1) if step % workers == rank else range(0)
 
     def version(self, task: Task) -> object:  # noqa: ARG002
-        """Return the same for all steps: nothing is updated meanwhile."""
+        """Return a version for all steps: parameters are constant during a prediction."""
         return self
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
@@ -145,7 +140,7 @@ class Prediction(Job):
         returned: list[Any] = []
 
         def keep(model: torch.nn.Module, data: Any, *_at: Any) -> dict[str, Any]:
-            # Whoever tries a shard twice wants the last.
+            # If a shard is computed twice, the last outputs count.
             returned[:] = [checked(function(model, data), rows, "what predict's function returned")]
             return {"loss": torch.zeros(())}
 

@@ -18,7 +18,7 @@ from quorate.coordination.plan import PlanByShard
 from quorate.coordination.protocol import Stop
 from quorate.data.source import Source, length
 from quorate.engines import Transport
-from quorate.engines.prediction import OWN, Function, Prediction, model_of, name_of, note_own
+from quorate.engines.prediction import OWN, Function, Prediction, name_of, note_own
 from quorate.errors import OutputError, UserError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.model import unchanged
@@ -80,8 +80,8 @@ def predict(
     dataset, collate = data.dataset, data.loading.collate
     rows = length(dataset)
     recipe, shards = crew.recipe, prepared.shards or prepared.saved_shards or 1
+    note_own(function)
     if transport is None:
-        note_own(function)
         crew.begin_prediction(data)  # a worker process does not come back from it
     with ExitStack() as stack:
         if transport is None:
@@ -114,8 +114,7 @@ def predict(
             source,
             parameters,
             range(plan.steps_per_epoch),
-            function=function or model_of,
-            called=called,
+            function=called,
             loader_workers=recipe.loading.processes,
             threads=recipe.workers.threads,
         )
