@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quorate.coordination.protocol import (
     Cancel,
@@ -44,7 +44,9 @@ class Request:
     snapshot: Snapshot | None  # the parameters to compute from; None: the current parameters
     is_cancelled: bool = False
     ticket: int = 0  # names the request in messages to worker processes
-    slots: Sequence[int | None] = ()  # by shard: where a worker process writes the result
+    slots: list[int | None] = field(
+        default_factory=list
+    )  # by shard: where a worker process writes the result
 
 
 class JobChannel(ABC):
@@ -123,7 +125,7 @@ class JobChannel(ABC):
             self._errors[worker, step, outcome.shard] = outcome.error
             return Failed(worker, step, outcome.shard)
         for result in outcome:
-            self._sums[worker].put(worker, step, result)
+            self._sums[worker].put(step, result)
         return Done(worker, step, first)
 
     def _end(self, worker: int) -> Request:

@@ -51,37 +51,37 @@ class StepSums:
         self._adding = threading.Lock()
         self._error: Exception | None = None  # from an addition by another thread
 
-    def put(self, worker: int, step: int, result: ShardSum) -> None:
-        """Take the result of a worker for a shard, or for all shards below a node of the tree."""
+    def put(self, step: int, result: ShardSum) -> None:
+        """Take the result of a shard, or of all shards below a node of the tree."""
         shards = range(result.shares[0].shard, result.shares[-1].shard + 1)
         level = (len(shards) - 1).bit_length()
         undecided = _Result((level, shards.start >> level), result, len(shards))
-        for shard in shards:
-            self._undecided[worker, step, shard] = undecided
+        for share in result.shares:
+            self._undecided[share.worker, step, share.shard] = undecided
 
     def result(self, worker: int, step: int, shard: int) -> ShardSum:
         """Return a result that awaits the coordinator's decision."""
         return self._undecided[worker, step, shard].sum
 
     def decide(self, effect: Keep | Discard) -> None:
-        """Keep or discard results. With its last shard a sum of shards counts, or is recycled.
+        """Keep or discard results.
 
-        A sum counts if one of its shards is kept. Copies of the sum's other shards have the same
-        bits, but cannot be subtracted from the sum. So the copies are recycled.
+        A sum of shards counts from the first kept shard on. Copies of the sum's other shards have
+        the same bits, but a sum cannot lose a shard. So the copies are recycled.
         """
-        step, is_kept = effect.step, isinstance(effect, Keep)
+        step = effect.step
         for shard in range(effect.shard, effect.shard + effect.count):
             result = self._undecided.pop((effect.worker, step, shard))
             result.undecided -= 1
-            result.is_kept |= is_kept
-            if result.undecided:
+            if result.is_kept:
                 continue
-            if not result.is_kept:
+            if isinstance(effect, Keep):
+                result.is_kept = True
+                if result.node[0] > 0:
+                    self._recycle_copies(step, result.node)
+                self._kept.append((step, result.node, result.sum))
+            elif not result.undecided:
                 self.recycle(result.sum)
-                continue
-            if result.node[0] > 0:
-                self._recycle_copies(step, result.node)
-            self._kept.append((step, result.node, result.sum))
 
     def _recycle_copies(self, step: int, node: Node) -> None:
         """Recycle kept results of shards below a node.
@@ -115,15 +115,6 @@ class StepSums:
                 pass
         except Exception as error:  # the edge of the thread
             self._error = error
-
-    def holds(self, step: int, shard: int) -> bool:
-        """Return whether a worker's result of a shard is kept, or awaits the decision."""
-        kept = [node for of, node, _ in self._kept if of == step]
-        nodes = [*kept, *(self._sums[step].parts if step in self._sums else ())]
-        shards = self._plan.shards_of(step)
-        return any(shard in leaves(node, shards) for node in nodes) or any(
-            (step, shard) == (of, each) for _, of, each in self._undecided
-        )
 
     def take(self, step: int) -> list[Part]:
         """Return the sums of a step, with kept results not added yet, and forget the step.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -47,6 +47,10 @@ class Section:
     def view(self, vector: torch.Tensor) -> torch.Tensor:
         """Return the tensor as a view of its vector."""
         return vector.as_strided(self.shape, self.stride, vector.storage_offset() + self.start)
+
+
+# Of each tensor: name, dtype, shape, strides.
+Description = list[list[Any]]
 
 
 class Layout:
@@ -88,6 +92,21 @@ class Layout:
             )
             self.sizes[vector] += span
         self.sections = {name: self.sections[name] for name, _ in tensors}
+
+    def described(self) -> Description:
+        """Return the layout as a message, without ``by_rows``."""
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+        sections = self.sections.values()
+        return [[s.name, dtypes[s.vector], list(s.shape), list(s.stride)] for s in sections]
+
+    @staticmethod
+    def of(description: Description, by_rows: Collection[str] = ()) -> Layout:
+        """Return the layout of a description."""
+        tensors = (
+            (name, torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta"))
+            for name, dtype, shape, stride in description
+        )
+        return Layout(tensors, by_rows)
 
     def new(self, device: torch.device) -> Flat:
         """Return zeroed vectors of this layout."""

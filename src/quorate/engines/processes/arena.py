@@ -8,27 +8,21 @@ Legend: N workers, V shards, P elements of the parameters, F of what ``Buffers.v
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from quorate.engines.processes.layouts import (
-    compare,
-    described,
-    is_channels_last,
-    layout_of,
-)
 from quorate.engines.two_copies import TwoCopies
 from quorate.engines.worker_status import SharedTimesheet
+from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment, require
 from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
-from quorate.replica.flat import Flat, Layout, Memory
+from quorate.replica.flat import Description, Flat, Layout, Memory
 from quorate.replica.model import bind, trainable
 from quorate.replica.snapshots import Vectors
 from quorate.replica.witness import writes
@@ -216,21 +210,14 @@ class Arena:
         fds = [segment.fd for segment in segments if segment is not None]
         assert len(fds) == len(segments)
         return {
-            "parameters": described(self.parameters.layout),
+            "parameters": self.parameters.layout.described(),
             "by_rows": sorted(self.parameters.layout.by_rows),
-            "frozen": described(self.frozen.layout),
+            "frozen": self.frozen.layout.described(),
+            "average": self.average is not None,
             "mutable_frozen": sorted(self.mutable_frozen),
             "written": sorted(self.written),
             **self._sizes,
         }, fds
-
-    def described(self) -> tuple[Segment, list[int]]:
-        """Return the same with the description in a segment, where its length does not matter."""
-        text, fds = self.handed_over()
-        payload = json.dumps(text).encode()
-        description = Segment(len(payload))
-        description.map[:] = payload
-        return description, fds
 
     def kept(self, buffers: Buffers) -> Segment:
         """Return a copy of the parameters, and of the coordinator's buffers, as they are now."""
@@ -258,40 +245,43 @@ class Arena:
 
     @classmethod
     def attach(cls, description: dict[str, Any], fds: list[int], model: torch.nn.Module) -> Arena:
-        """Map what the coordinator handed over, and take the frozen parameters from there.
+        """Map the coordinator's memory, and give a worker's model the frozen parameters there.
+
+        Args:
+            description: from ``handed_over``.
+            fds: the descriptors from there come first, and are taken out of the list.
 
         Raises:
-            UserError: this process made another model.
+            UserError: the script made another model in this process.
         """
-        parameters, frozen = description.pop("parameters"), description.pop("frozen")
-        layout = layout_of(parameters, by_rows := description.pop("by_rows"))
-        compare(parameters, described(Layout(trainable(model).items(), by_rows)))
-        own = _frozen(model, description["mutable_frozen"], layout)
-        compare(frozen, described(Layout(own.items())))
-        first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in fds)
-        if any(is_channels_last(*entry) for entry in parameters):
+        parameters, by_rows, frozen, average, sizes = _unpacked(description)
+        layout = Layout.of(parameters, by_rows)
+        _compare(parameters, Layout(trainable(model).items(), by_rows).described())
+        own = _frozen(model, sizes["mutable_frozen"], layout)
+        _compare(frozen, Layout(own.items()).described())
+        own_fds = [fds.pop(0) for _ in range(3 + average)]
+        first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in own_fds)
+        if any(_is_channels_last(shape, stride) for _, _, shape, stride in parameters):
             set_format(model, torch.channels_last)  # buffers too, which have a format of their own
-        average = layout.over(more[0]) if more else None
-        frozen_there = layout_of(frozen).over(second)
-        arena = cls(layout.over(first), average, frozen_there, **description, segment=rest)
+        shadow = layout.over(more[0]) if more else None
+        frozen_there = Layout.of(frozen).over(second)
+        arena = cls(layout.over(first), shadow, frozen_there, **sizes, segment=rest)
         arena._bind_frozen(model)
         return arena
 
     # --- a node's side, where workers do not see the coordinator's memory -------------------------
 
     @classmethod
-    def like(cls, description: dict[str, Any], *, average: bool) -> Arena:
-        """Return one of the same layout, in memory of its own.
+    def like(cls, description: dict[str, Any]) -> Arena:
+        """Return an arena of the same layout in memory of its own.
 
         Args:
-            description: as of ``handed_over``, perhaps with other numbers of slots.
-            average: whether parameters are averaged.
+            description: from ``handed_over``, perhaps with other numbers of slots.
         """
-        rest = dict(description)
-        parameters = layout_of(rest.pop("parameters"), rest.pop("by_rows"))
-        frozen = layout_of(rest.pop("frozen"))
-        mean = parameters.shared() if average else None
-        return cls(parameters.shared(), mean, frozen.shared(), **rest)
+        parameters, by_rows, frozen, average, sizes = _unpacked(description)
+        layout = Layout.of(parameters, by_rows)
+        shadow = layout.shared() if average else None
+        return cls(layout.shared(), shadow, Layout.of(frozen).shared(), **sizes)
 
     def slot_image(self, number: int) -> Image:
         """Return the bytes of a slot, as they lie here."""
@@ -342,6 +332,38 @@ class Arena:
 
     def _bind_frozen(self, model: torch.nn.Module) -> None:
         bind(_frozen(model, self.mutable_frozen, self.parameters.layout), self.frozen)
+
+
+def _unpacked(
+    description: dict[str, Any],
+) -> tuple[Description, list[str], Description, bool, dict[str, Any]]:
+    """Return the layout of parameters, names with rows, frozen layout, averaged?, and the rest."""
+    rest = dict(description)
+    parameters, by_rows, frozen, average = map(
+        rest.pop, ("parameters", "by_rows", "frozen", "average")
+    )
+    return parameters, by_rows, frozen, average, rest
+
+
+def _is_channels_last(shape: list[int], stride: list[int]) -> bool:
+    # Not is_contiguous(): a tensor of one channel is contiguous in both formats.
+    return len(shape) == 4 and tuple(stride) != torch.empty(shape, device="meta").stride()
+
+
+def _compare(coordinators: Description, own: Description) -> None:
+    """Refuse another model. Strides do not count: the coordinator chose the memory format."""
+
+    def refuse(got: str, expected: str) -> NoReturn:
+        raise UserError(
+            f"a worker that ran the script again made another model: got {got}, expected "
+            f"{expected} as in the coordinator; make the script repeatable, or use engine='towers'"
+        )
+
+    for expected, got in zip(coordinators, own, strict=False):
+        if expected[:3] != got[:3]:
+            refuse(f"parameter {got[:3]}", f"{expected[:3]}")
+    if len(coordinators) != len(own):
+        refuse(f"{len(own)} parameters", f"{len(coordinators)}")
 
 
 def _may_run(parameters: Flat) -> bool:

@@ -161,52 +161,52 @@ class ProcessesChannel(JobChannel):
         """Take a worker's answer to a request.
 
         Results of several workers for a step that needs all shards may have been added before: the
-        sum is in the slot of ``worker``, and ``group`` has the answers in the order of shards. The
-        group counts as a whole; else the workers have to send the results one by one.
+        sum is in the slot of ``worker``, and ``group`` has the answers in the order of shards. If
+        the coordinator awaits one of the answers no more, the workers send the results one by one.
         """
         group = message.get("group", [(worker, message)])
-        if len(group) > 1 and not all(self._will_count(*each) for each in group):
-            message["apart"]()
+        if not all(self._is_expected(*each) for each in group):
+            if len(group) > 1:
+                message["apart"]()
             return
-        if not self._is_expected(worker, message):
-            return
-        slots: Sequence[int | None] = ()
+        request, slots = self.requests[worker], list[int | None]()
         if message["kind"] == "done":
-            request = self.requests[worker]
-            slots, request.slots = request.slots, ()  # the results have the slots now
+            slots, request.slots = request.slots, []  # the results have the slots now
+        outcomes: list[Outcome] = []
         for number, own in group:
-            outcome = self._outcome(number, own, slots)
+            outcomes.append(self._outcome(number, own, slots))
+            slots = [None]
+        if len(group) > 1:
+            results = [r for outcome in outcomes if isinstance(outcome, list) for r in outcome]
+            outcomes = [self._joined(request.step, results), *([] for _ in group[1:])]
+        for (number, own), outcome in zip(group, outcomes, strict=True):
             self._events.append(self._answered(number, outcome, own.get("spans")))
-            slots = [None]  # the gradients of the rest of the group are in the first
 
-    def _outcome(self, worker: int, message: Message, slots: Sequence[int | None]) -> Outcome:
+    def _outcome(self, worker: int, message: Message, slots: list[int | None]) -> Outcome:
         if message["kind"] == "left off":
             return None
         if message["kind"] == "failed":
             return ShardFailure(message["shard"], message["error"])
-        step, first = self.requests[worker].step, self.requests[worker].shard
-        added: TreeSum[ShardSum] = TreeSum(self.job.plan.shards_of(step), self._join)
-        results = list[ShardSum]()
-        for n, (own, slot) in enumerate(
-            zip((message, *message.get("more", ())), slots, strict=True)
-        ):
-            ticket = (worker, step, first + n)
-            results.append(result_of(self._workers.arena, *ticket, own, slot))
-            if "sums" in message:  # the first shard of each subtree has the gradient of all
-                added.put((0, first + n), results[-1])
-        return [*added.parts.values()] or results
+        request, arena = self.requests[worker], self._workers.arena
+        messages = [message, *message.get("more", ())]
+        results: list[ShardSum] = [
+            result_of(arena, worker, request.step, request.shard + n, own, slot)
+            for n, (own, slot) in enumerate(zip(messages, slots, strict=True))
+        ]
+        return self._joined(request.step, results) if "sums" in message else results
 
-    def _join(self, left: ShardSum, right: ShardSum) -> ShardSum:
-        left.join(right)
-        self._recycle(right)
-        return left
+    def _joined(self, step: int, results: list[ShardSum]) -> list[ShardSum]:
+        """Join results: the gradient of the first of each subtree is the subtree's sum."""
 
-    def _will_count(self, worker: int, message: Message) -> bool:
-        """Return whether a step that needs all shards will get the shard from this worker."""
-        if not self._is_expected(worker, message):
-            return False
-        request = self.requests[worker]
-        return not self._sums[worker].holds(request.step, request.shard)
+        def join(left: ShardSum, right: ShardSum) -> ShardSum:
+            left.join(right)
+            self._recycle(right)
+            return left
+
+        tree: TreeSum[ShardSum] = TreeSum(self.job.plan.shards_of(step), join)
+        for result in results:
+            tree.put((0, result.shares[0].shard), result)
+        return [*tree.parts.values()]
 
     def _is_expected(self, worker: int, message: Message) -> bool:
         request = self.requests.get(worker)
@@ -253,7 +253,10 @@ class ProcessesChannel(JobChannel):
         """Do nothing: results are added in ``receive``."""
 
     def _cancel(self, worker: int, request: Request) -> None:
-        self._workers.cancel(worker, request.ticket)
+        self._workers.arena.cancelled[worker] = request.ticket
+        process = self._workers.supervisor.workers[worker].process
+        if process is not None:
+            process.handle.cancel(request.ticket)
 
     def _replace(self, worker: int, reason: str) -> None:
         self._workers.supervisor.kill(worker, reason)

@@ -22,7 +22,7 @@ from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.process_start import Starter, new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import facts_of_own_process
-from quorate.engines.processes.wire import WatchedWire, Wire
+from quorate.engines.processes.wire import Wire
 from quorate.engines.servers import Servers
 from quorate.machine.descriptors import require_for_workers
 from quorate.machine.limits import KILLED_EXIT_S
@@ -48,7 +48,7 @@ class WorkerHandle(ABC):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.line: WatchedWire | None = None
+        self.line: Wire | None = None
         self.comparison = Comparison()
         self.host: str | None = None
         self.is_elsewhere = False
@@ -80,7 +80,7 @@ class WorkerHandle(ABC):
         """Take back an unsent message with these fields; return False without such a message."""
         # The withdrawn message may have carried changes.
         self._sent_changes = self._shared = self._stored = -1
-        return self.line is not None and self.line.wire.withdraw(**fields)
+        return self.line is not None and self.line.withdraw(**fields)
 
     def flush(self) -> None:
         """Send unsent messages, as far as the worker takes them. Does not block."""
@@ -89,12 +89,12 @@ class WorkerHandle(ABC):
 
     def arrived(self) -> list[Message]:
         """Return all arrived messages. Does not block."""
-        return [] if self.line is None else self.line.wire.arrived()
+        return [] if self.line is None else self.line.arrived()
 
     @property
     def is_cut(self) -> bool:
         """True if nothing more will come."""
-        return self._is_cut if self.line is None else self.line.wire.is_cut
+        return self._is_cut if self.line is None else self.line.is_cut
 
     def deaf(self) -> None:
         """Stop watching the socket, after a cut or a handover."""
@@ -175,7 +175,7 @@ class WorkerProcess(WorkerHandle):
         OSError: the process cannot be started; nothing is left.
     """
 
-    line: WatchedWire
+    line: Wire
 
     def __init__(
         self, number: int, script: Script, starter: Starter, *, place: RankPlace | None = None
@@ -185,8 +185,8 @@ class WorkerProcess(WorkerHandle):
         with ExitStack() as undo:
             # The script's output up to its training loop.
             self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
-            wire, theirs = Wire.pair()
-            self.line = undo.enter_context(closing(WatchedWire(wire)))
+            self.line, theirs = Wire.pair()
+            undo.enter_context(closing(self.line))
             with closing(theirs):
                 self._process = starter.start(theirs, self._output)
             undo.callback(self._end_process)

@@ -92,7 +92,7 @@ class ForkStarter:
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # The server may be stopped, or have a hundred requests to serve.
             environment = _environment(spins=self._spins)
-            server.wire.post({"path": _path(), "environment": environment}, fds)
+            server.wire.post({"path": _path(), "environment": environment}, *fds)
         except BaseException:
             report.close()
             raise

@@ -36,38 +36,142 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Note, Notes
 
 
-class OpenJobs:
-    """The jobs that are open: the supervisor's ``JobBook``.
+class Processes:
+    """A worker process per entry of devices, on this machine or on a Ray cluster.
 
     Args:
+        script: the script that workers run.
+        workers: the settings.
+        groups: the devices of each worker.
         arena: the shared memory.
+        buffers: of the coordinator's model.
         agreement: compares workers with the coordinator.
         model_changes: returns user code's changes of the model.
-        decided: how workers compute; see ``Computing``.
+        decided: how workers compute, as far as the coordinator found out; see ``Computing``.
+        timeout_s: how long a worker may take to reach the training loop, and to answer there.
+        say: shows a line to the user.
         notes: collects the workers' notes.
+        handler: the ``class_name`` of a ``Handler``, if servers may own the parameters.
+
+    Raises:
+        UserError: the machine or the cluster lacks a resource.
+        WorkerError: a process cannot be started.
     """
+
+    can_replace = True
 
     def __init__(
         self,
+        script: Script,
+        workers: Workers,
+        groups: Sequence[Group],
         arena: Arena,
+        buffers: Buffers,
         agreement: Agreement,
         model_changes: Callable[[], ModelChanges],
+        *,
         decided: Mapping[str, Any],
+        timeout_s: float,
+        say: Callable[[str], None],
         notes: Notes,
+        handler: str | None = None,
     ) -> None:
+        self.arena = arena
+        self.buffers = buffers
+        self.tickets: Iterator[int] = itertools.count()
         self.channels: dict[int, ProcessesChannel] = {}  # by the job's number
         self.agreement = agreement
-        self._arena = arena
+        self._timeout_s = timeout_s
+        self._notes = notes
         self._model_changes = model_changes
         self._decided = decided
-        self._notes = notes
-        self._description, self._fds = arena.described()
+        self._description = arena.handed_over()
+        self._opened_jobs = 0
+        pool = _pool(script, arena, workers, len(groups), handler)
+        # What is open is closed in the opposite order, also when the rest cannot be opened.
+        with ExitStack() as opened:
+            opened.callback(pool.close)
+            if (servers := pool.servers) is not None:
+                each = ", ".join(f"server {n} on {where}" for n, where in enumerate(servers.where))
+                say(f"{servers.count} slices of the parameters: {each}")
+            self.servers = servers
+            self.takes_runs = pool.takes_runs and arena.takes_runs
+            try:
+                selector = opened.enter_context(DefaultSelector())
+                self._alarm = opened.enter_context(closing(Alarm(selector)))
+                devices = [str(group) for group in groups]
+                edited_file = partial(script.changed, script.sources())
+                told = (devices, timeout_s, say, edited_file, _elastic_size(workers))
+                self.supervisor = Supervisor(pool, self, selector, *told)
+                opened.enter_context(closing(self.supervisor)).start()
+            except OSError as error:
+                raise WorkerError(f"workers cannot be started: {error}") from error
+            if servers is not None:
+                servers.watch(self.wake)
+            self._opened = opened.pop_all()
+
+    def can_compute(self, dataset: object) -> bool:
+        """Return whether workers had this dataset when they came to the loop."""
+        return self.agreement.name_of(dataset) is not None
+
+    def open(self, job: Job) -> ProcessesChannel:
+        """Return a job's channel. Workers are invited with its first ``receive``."""
+        self._opened_jobs += 1
+        channel = ProcessesChannel(self, job, self._opened_jobs)
+        self.channels[channel.number] = channel
+        return channel
+
+    def begin(self, channel: ProcessesChannel) -> None:
+        """Begin a channel's job. Blocks for the shard that workers are compared with."""
+        job, number, gather_s = channel.job, channel.number, None
+        is_first = number == 1 and isinstance(job, Training)
+        # A coordinator whose own results are not repeatable, as was said, cannot be compared.
+        self.agreement.expect(job, is_first=is_first and not self._notes.doubts)
+        if is_first:
+            # A user who wants to know the differences wants all workers to take part.
+            gather_s = FIRST_WORKERS_S if job.is_compared else self._timeout_s
+        self.arena.publish(self.buffers)
+        self.supervisor.open(number, gather_s=gather_s)
+
+    def forget(self, channel: ProcessesChannel) -> None:
+        """End a job."""
+        del self.channels[channel.number]
+        if channel.has_begun:
+            self.supervisor.end(channel.number)
+
+    def status(self) -> list[WorkerStatus]:
+        """Return the status of each worker. Thread-safe."""
+        rows = []
+        for life in self.supervisor.workers:
+            process = life.process  # read once: another thread may end it
+            handle = None if process is None else process.handle
+            pid = None if handle is None else handle.pid
+            doing = self.arena.sheets[life.number].read()
+            where = (None, False) if handle is None else (handle.host, handle.is_elsewhere)
+            rows.append(WorkerStatus(life.number, life.devices, pid, None, *doing, *where))
+        return rows
+
+    def tell(self, worker: int, message: Message) -> None:
+        """Send a message to a worker. Does not block: it may be stopped."""
+        process = self.supervisor.workers[worker].process
+        if process is not None:  # else the coordinator will hear of its end
+            process.handle.post_with(self._model_changes(), message)
+
+    def wake(self) -> None:
+        """End a ``pump``. Any thread, also a signal handler, may."""
+        self._alarm.ring()
+
+    def close(self) -> None:
+        """End all workers: idle workers end at once, the rest is killed."""
+        self._opened.close()
+
+    # --- what the supervisor calls: see ``JobBook`` -----------------------------------------------
 
     def welcome(self, worker: WorkerHandle) -> None:
         """Send the shared memory to a worker at the training loop."""
-        self._arena.loads_ahead(worker.number, None)
-        fds = [self._description.fd, *self._fds]
-        worker.post({"kind": "arena", "computing": self._decided, "fds": len(fds)}, *fds)
+        self.arena.loads_ahead(worker.number, None)
+        description, fds = self._description
+        worker.post({"kind": "arena", "computing": self._decided, "description": description}, *fds)
 
     def invite(self, worker: WorkerHandle, job: int) -> None:
         """Ask a worker to join a job, and for facts by which the two are compared."""
@@ -128,12 +232,12 @@ class OpenJobs:
             worker
             for number, channel in self.channels.items()
             for worker in channel.requests
-            if number == newest or not self._arena.sheets[worker].read().is_late
+            if number == newest or not self.arena.sheets[worker].read().is_late
         )
 
     def last_shard(self, worker: int) -> tuple[Doing, str]:
         """Return a worker's last reported phase, and the shard in words."""
-        doing = self._arena.sheets[worker].read()
+        doing = self.arena.sheets[worker].read()
         channels = [channel for _, channel in sorted(self.channels.items(), reverse=True)]
         own = [channel for channel in channels if worker in channel.requests]
         for channel in own or channels:
@@ -142,141 +246,7 @@ class OpenJobs:
 
     def released(self, worker: int) -> None:
         """Mark a worker as starting: its process writes no more, and the next one not yet."""
-        self._arena.sheets[worker].tell("starting")
-
-
-class Processes:
-    """A worker process per entry of devices, on this machine or on a Ray cluster.
-
-    Args:
-        script: the script that workers run.
-        workers: the settings.
-        groups: the devices of each worker.
-        arena: the shared memory.
-        buffers: of the coordinator's model.
-        agreement: compares workers with the coordinator.
-        model_changes: returns user code's changes of the model.
-        decided: how workers compute, as far as the coordinator found out; see ``Computing``.
-        timeout_s: how long a worker may take to reach the training loop, and to answer there.
-        say: shows a line to the user.
-        notes: collects the workers' notes.
-        handler: the ``class_name`` of a ``Handler``, if servers may own the parameters.
-
-    Raises:
-        UserError: the machine or the cluster lacks a resource.
-        WorkerError: a process cannot be started.
-    """
-
-    can_replace = True
-
-    def __init__(
-        self,
-        script: Script,
-        workers: Workers,
-        groups: Sequence[Group],
-        arena: Arena,
-        buffers: Buffers,
-        agreement: Agreement,
-        model_changes: Callable[[], ModelChanges],
-        *,
-        decided: Mapping[str, Any],
-        timeout_s: float,
-        say: Callable[[str], None],
-        notes: Notes,
-        handler: str | None = None,
-    ) -> None:
-        self.arena = arena
-        self.buffers = buffers
-        self.tickets: Iterator[int] = itertools.count()
-        self._timeout_s = timeout_s
-        self._notes = notes
-        self._model_changes = model_changes
-        self._opened_jobs = 0
-        pool = _pool(script, arena, workers, len(groups), handler)
-        # What is open is closed in the opposite order, also when the rest cannot be opened.
-        with ExitStack() as opened:
-            opened.callback(pool.close)
-            if (servers := pool.servers) is not None:
-                each = ", ".join(f"server {n} on {where}" for n, where in enumerate(servers.where))
-                say(f"{servers.count} slices of the parameters: {each}")
-            self.servers = servers
-            self.takes_runs = pool.takes_runs and arena.takes_runs
-            try:
-                self._jobs = OpenJobs(arena, agreement, model_changes, decided, notes)
-                selector = opened.enter_context(DefaultSelector())
-                self._alarm = opened.enter_context(closing(Alarm(selector)))
-                devices = [str(group) for group in groups]
-                edited_file = partial(script.changed, script.sources())
-                told = (devices, timeout_s, say, edited_file, _elastic_size(workers))
-                self.supervisor = Supervisor(pool, self._jobs, selector, *told)
-                opened.enter_context(closing(self.supervisor)).start()
-            except OSError as error:
-                raise WorkerError(f"workers cannot be started: {error}") from error
-            if servers is not None:
-                servers.watch(self.wake)
-            self._opened = opened.pop_all()
-
-    def can_compute(self, dataset: object) -> bool:
-        """Return whether workers had this dataset when they came to the loop."""
-        return self._jobs.agreement.name_of(dataset) is not None
-
-    def open(self, job: Job) -> ProcessesChannel:
-        """Return a job's channel. Workers are invited with its first ``receive``."""
-        self._opened_jobs += 1
-        channel = ProcessesChannel(self, job, self._opened_jobs)
-        self._jobs.channels[channel.number] = channel
-        return channel
-
-    def begin(self, channel: ProcessesChannel) -> None:
-        """Begin a channel's job. Blocks for the shard that workers are compared with."""
-        job, number, gather_s = channel.job, channel.number, None
-        is_first = number == 1 and isinstance(job, Training)
-        # A coordinator whose own results are not repeatable, as was said, cannot be compared.
-        self._jobs.agreement.expect(job, is_first=is_first and not self._notes.doubts)
-        if is_first:
-            # A user who wants to know the differences wants all workers to take part.
-            gather_s = FIRST_WORKERS_S if job.is_compared else self._timeout_s
-        self.arena.publish(self.buffers)
-        self.supervisor.open(number, gather_s=gather_s)
-
-    def forget(self, channel: ProcessesChannel) -> None:
-        """End a job."""
-        del self._jobs.channels[channel.number]
-        if channel.has_begun:
-            self.supervisor.end(channel.number)
-
-    def status(self) -> list[WorkerStatus]:
-        """Return the status of each worker. Thread-safe."""
-        rows = []
-        for life in self.supervisor.workers:
-            process = life.process  # read once: another thread may end it
-            handle = None if process is None else process.handle
-            pid = None if handle is None else handle.pid
-            doing = self.arena.sheets[life.number].read()
-            where = (None, False) if handle is None else (handle.host, handle.is_elsewhere)
-            rows.append(WorkerStatus(life.number, life.devices, pid, None, *doing, *where))
-        return rows
-
-    def tell(self, worker: int, message: Message) -> None:
-        """Send a message to a worker. Does not block: it may be stopped."""
-        process = self.supervisor.workers[worker].process
-        if process is not None:  # else the coordinator will hear of its end
-            process.handle.post_with(self._model_changes(), message)
-
-    def cancel(self, worker: int, ticket: int) -> None:
-        """Cancel the shard that a worker was given with this ticket. Does not block."""
-        self.arena.cancelled[worker] = ticket
-        process = self.supervisor.workers[worker].process
-        if process is not None:
-            process.handle.cancel(ticket)
-
-    def wake(self) -> None:
-        """End a ``pump``. Any thread, also a signal handler, may."""
-        self._alarm.ring()
-
-    def close(self) -> None:
-        """End all workers: idle workers end at once, the rest is killed."""
-        self._opened.close()
+        self.arena.sheets[worker].tell("starting")
 
 
 def servers_of(workers: Transport) -> Servers | None:

@@ -17,6 +17,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
 from quorate.engines.messages import Message, pack, unpack
@@ -44,6 +45,8 @@ class Wire:
         self.is_cut = False  # nothing more will come: the other end is closed
         self._received = bytearray()
         self._outbox: deque[_Unsent] = deque()
+        self._selector: BaseSelector | None = None
+        self._awaits_room = False  # whether the selector waits for room in the socket
 
     @classmethod
     def pair(cls) -> tuple[Wire, Wire]:
@@ -64,7 +67,7 @@ class Wire:
         except (BrokenPipeError, ConnectionResetError):
             pass  # and what it sent before is still to be read
 
-    def post(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def post(self, message: Message, *fds: int) -> None:
         """Send a message, or as much of it as the other end takes now. Does not block.
 
         The other end may be a process that is stopped. What it does not take waits, with copies of
@@ -80,25 +83,43 @@ class Wire:
                 return  # nobody will read it
         if sent < len(data):  # descriptors go with the first byte
             rest, copies = bytearray(data[sent:]), [] if sent else [os.dup(fd) for fd in fds]
-            self._outbox.append(_Unsent(message, rest, copies, is_begun=sent > 0))
+            self._outbox.append(_Unsent(message, rest, copies, sent > 0))
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the other end takes it. Does not block."""
+        """Send posted messages, as far as the other end takes them. Does not block."""
         while self._outbox:
             first = self._outbox[0]
             try:
                 sent = self._sent(first.data, first.fds, _AT_ONCE)
             except BlockingIOError:
-                return
+                break
             except (BrokenPipeError, ConnectionResetError):
                 self._forget_outbox()  # nobody will read it
-                return
+                break
             first.close()  # descriptors go with the first byte
             del first.data[:sent]
             first.is_begun = True
             if not first.data:
                 self._outbox.popleft()
+        if self._selector is not None and self.has_unsent is not self._awaits_room:
+            self._awaits_room = self.has_unsent
+            events = EVENT_READ | (EVENT_WRITE if self._awaits_room else 0)
+            key = self._selector.get_key(self.socket)
+            self._selector.modify(self.socket, events, key.data)
+
+    def watch(self, selector: BaseSelector, hear: Callable[[], None]) -> None:
+        """Have a selector call ``hear`` for received bytes, and for room if messages wait."""
+        self._selector, self._awaits_room = selector, False
+        selector.register(self.socket, EVENT_READ, hear)
+        self.flush()
+
+    def deaf(self) -> None:
+        """End ``watch``, if the socket is watched."""
+        selector, self._selector = self._selector, None
+        if selector is not None:
+            with suppress(KeyError):
+                selector.unregister(self.socket)
 
     @property
     def has_unsent(self) -> bool:
@@ -140,6 +161,7 @@ class Wire:
 
     def close(self) -> None:
         """Close this end; the other one is cut when it has read what was sent."""
+        self.deaf()
         self._forget_outbox()
         self.socket.close()
 
@@ -176,68 +198,14 @@ class Wire:
         return message
 
 
-class WatchedWire:
-    """The coordinator's end: a selector looks for what comes, and for room while something waits.
-
-    Args:
-        wire: this object closes it.
-    """
-
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
-        self._selector: BaseSelector | None = None
-        self._awaits_room = False  # whether the selector looks for it
-
-    def watch(self, selector: BaseSelector, hear: Callable[[], None]) -> None:
-        """Have a selector tell when something came, or there is room for what waits."""
-        self._selector, self._awaits_room = selector, False
-        selector.register(self.wire.socket, EVENT_READ, hear)
-        self.flush()
-
-    def deaf(self) -> None:
-        """Look at it no more: it is cut, or somebody else's."""
-        selector, self._selector = self._selector, None
-        if selector is not None:
-            with suppress(KeyError):
-                selector.unregister(self.wire.socket)
-
-    def post(self, message: Message, *fds: int) -> None:
-        """Send a message, now or when the other end takes it. Does not block."""
-        self.wire.post(message, fds)
-        self._look()
-
-    def flush(self) -> None:
-        """Send what waits, as far as the other end takes it. Does not block."""
-        self.wire.flush()
-        self._look()
-
-    def close(self) -> None:
-        """Close this end."""
-        self.deaf()
-        self.wire.close()
-
-    def _look(self) -> None:
-        # With every message: the selector itself is asked only if something is to change.
-        awaits_room = self.wire.has_unsent
-        if self._selector is None or awaits_room == self._awaits_room:
-            return
-        self._awaits_room = awaits_room
-        events = EVENT_READ | (EVENT_WRITE if awaits_room else 0)
-        self._selector.modify(
-            self.wire.socket, events, self._selector.get_key(self.wire.socket).data
-        )
-
-
+@dataclass(eq=False)
 class _Unsent:
-    """A message that was posted, as far as it is not sent. It owns the descriptors."""
+    """The unsent rest of a posted message, with descriptors of its own."""
 
-    def __init__(
-        self, message: Message, data: bytearray, fds: list[int], *, is_begun: bool
-    ) -> None:
-        self.message = message
-        self.data = data
-        self.fds = fds
-        self.is_begun = is_begun
+    message: Message
+    data: bytearray
+    fds: list[int]
+    is_begun: bool
 
     def close(self) -> None:
         while self.fds:

@@ -5,7 +5,6 @@ A worker owns nothing that matters: parameters, results and position are the coo
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -26,7 +25,6 @@ from quorate.engines.stages.new_replica import new_replica
 from quorate.errors import UserError
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
-from quorate.machine.shared_memory import Segment
 from quorate.machine.signal_handlers import OF_PYTHON, ignore_job_signals
 from quorate.machine.standard_streams import (
     Steady,
@@ -139,9 +137,7 @@ class Worker:
         answer = self._wire.receive()
         if answer is None:
             return
-        description, *fds = (self._wire.fds.pop(0) for _ in range(answer["fds"]))
-        text = Segment(os.fstat(description).st_size, description)
-        arena = Arena.attach(json.loads(text.map[:].rstrip(b"\0")), fds, program.model)
+        arena = Arena.attach(answer["description"], self._wire.fds, program.model)
         turns = Turns(side_by_side=True)
         Sharing(program.model, program.loss, copies=False).tell(turns)
         replica = new_replica(

@@ -146,12 +146,12 @@ class Agent:
 
     def _handed_over(self, process: WorkerProcess, door: str | None, key: str) -> bool:
         """Hand the worker over to a coordinator on this node; return whether."""
-        if door is None or process.exit is None or process.line.wire.has_unsent:
+        if door is None or process.exit is None or process.line.has_unsent:
             return False
-        if not hand_over(door, key, process.line.wire, process.exit):
+        if not hand_over(door, key, process.line, process.exit):
             return False
         process.deaf()
-        process.line.wire.close()  # it has to be cut when the coordinator ends
+        process.line.close()  # it has to be cut when the coordinator ends
         return True
 
     def _round(self, process: WorkerProcess) -> Iterator[News]:
@@ -283,10 +283,7 @@ class Agent:
                 slot = arena.snapshots[0] if part == Part.SNAPSHOT else None
                 image_of(arena, part, slot)[:] = image
         if message["kind"] == "arena":
-            description, shared = arena.described()
-            owned.append(description)
-            fds = [description.fd, *shared]
-            message = {"kind": "arena", "computing": message["computing"], "fds": len(fds)}
+            message["description"], fds = arena.handed_over()
         elif message["kind"] == "compute":
             self._give(process, message, *fds)
             if message["ticket"] == self._cancelled:

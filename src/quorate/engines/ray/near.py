@@ -19,7 +19,7 @@ from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
 
 from quorate.engines.processes.pool import Callback
-from quorate.engines.processes.wire import WatchedWire, Wire
+from quorate.engines.processes.wire import Wire
 from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
 
@@ -32,7 +32,7 @@ class Near:
     """
 
     def __init__(self, wire: Wire, process: int) -> None:
-        self.line = WatchedWire(wire)
+        self.line = wire
         self._process = process
         # Held while the descriptor is used: closed meanwhile, its number may be another process's.
         self._lock = threading.Lock()

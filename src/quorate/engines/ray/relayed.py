@@ -41,18 +41,12 @@ class Part(StrEnum):
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 
-def described(arena: Arena) -> Message:
-    """Return what ``arena_like`` needs."""
-    description, _ = arena.handed_over()
-    return {"description": description, "average": arena.average is not None}
-
-
 def arena_like(sent: Message) -> Arena:
     """Return an arena for one worker alone, that images of the coordinator's fit into."""
     description = sent["description"]
     snapshots = min(1, description["snapshots"])
     sizes = {**description, "slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
-    return Arena.like(sizes, average=sent["average"])
+    return Arena.like(sizes)
 
 
 def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:

@@ -26,7 +26,6 @@ from quorate.engines.ray.published import Given, image_in
 from quorate.engines.ray.relayed import (
     Part,
     Ref,
-    described,
     difference,
     image_of,
 )
@@ -183,7 +182,6 @@ class RayWorkerHandle(WorkerHandle):
             parts, fds = [*parts, Part.SHARED], fds[1:]
         match message["kind"]:
             case "arena":
-                message = {**message, **described(self._pool.arena)}
                 parts, refs = [Part.FROZEN], self._pool.published.refs([Part.FROZEN], self._frozen)
             case "open":
                 self._jobs[message["job"]] = OpenJob.of(message)

@@ -52,19 +52,19 @@ class Values:
             "number": self.number,
             "plain": self.plain,
             "stored": self.stored,
-            "tensors": _described(self.tensors.layout) if stored else None,
+            "tensors": self.tensors.layout.described() if stored else None,
         }
 
     def from_json(self, sent: Mapping[str, Any]) -> Values:
         """Return the values that were sent after these, with memory of their own for tensors."""
         if sent["tensors"] is None:
             return Values(sent["number"], sent["plain"], sent["stored"], self.tensors)
-        tensors = layout_of(sent).new(torch.device("cpu"))
+        tensors = Layout.of(sent["tensors"]).new(torch.device("cpu"))
         return Values(sent["number"], sent["plain"], sent["stored"], tensors)
 
     def mapped(self, sent: Mapping[str, Any], fd: int) -> Values:
         """Return the values that were sent with a descriptor of their tensors, which it takes."""
-        tensors = layout_of(sent).over(Segment(os.fstat(fd).st_size, fd))
+        tensors = Layout.of(sent["tensors"]).over(Segment(os.fstat(fd).st_size, fd))
         return Values(sent["number"], sent["plain"], sent["stored"], tensors)
 
 
@@ -128,18 +128,3 @@ def _looked_at() -> tuple[Plain, dict[str, torch.Tensor]]:
             else:
                 tensors |= tensors_of(f"{name}.{key}", value)
     return plain, tensors
-
-
-def _described(layout: Layout) -> list[list[Any]]:
-    return [
-        [s.name, str(layout.dtypes[s.vector]).removeprefix("torch."), list(s.shape), list(s.stride)]
-        for s in layout.sections.values()
-    ]
-
-
-def layout_of(sent: Mapping[str, Any]) -> Layout:
-    """Return the layout of the tensors that ``to_json`` described."""
-    return Layout(
-        (name, torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)))
-        for name, dtype, shape, stride in sent["tensors"]
-    )
