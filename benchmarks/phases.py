@@ -20,7 +20,8 @@ import torch
 from quorate.coordination.coordinator import Coordinator
 from quorate.data.feed import Feed
 from quorate.engines.job import Job
-from quorate.engines.local.towers import LocalWorker, TowersChannel
+from quorate.engines.local.towers import TowersChannel
+from quorate.engines.shard_runner import ShardRunner
 from quorate.engines.step_sums import StepSums
 from quorate.replica.flat import Flat
 from quorate.replica.quick import torch_calls
@@ -32,7 +33,7 @@ from quorate.training.user_changes import UserChanges
 # (depth, what it is, owner, name)
 TIMED: list[tuple[int, str, Any, str]] = [
     (0, "the shards of a run, and what is around them", TowersChannel, "receive"),
-    (1, "computing what was dealt", LocalWorker, "compute"),
+    (1, "computing what was dealt", ShardRunner, "run"),
     (2, "rows", Feed, "take_run"),
     (2, "a shard", Job, "_computed"),
     (3, "forward, backward and their frame", Replica, "_run"),

@@ -1,17 +1,20 @@
-"""The shard runner: computes the shards that a worker was given, whichever engine gave them.
+"""The shard runner: computes the shards of a worker, for every engine.
 
-A run of shards ends in one of three ways: with a result for each shard, cancelled between two
-phases, or with what was raised in one of the shards.
+A run of shards ends in three ways: with a result for each shard, cancelled between two phases, or
+with an exception raised in a shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
+
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Task
+from quorate.engines.model_changes import ModelChangesReceiver
 from quorate.engines.worker_status import Timesheet
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
@@ -39,20 +42,26 @@ class ShardRunner:
     """Computes shards with the replica of one worker.
 
     Args:
-        worker: number of the worker.
+        number: of the worker.
         sheet: the worker's timesheet.
+        frozen: returns the coordinator's values of the frozen parameters, by name.
         passes: whether an exception is raised instead of returned.
+
+    Attributes:
+        changes: repeats user code's changes of the coordinator's model.
     """
 
     def __init__(
         self,
-        worker: int,
+        number: int,
         replica: Replica,
         sheet: Timesheet,
+        frozen: Callable[[], Mapping[str, torch.Tensor]] = dict,
         *,
         passes: Callable[[BaseException], bool] = never,
     ) -> None:
-        self._worker, self._replica, self._sheet, self._passes = worker, replica, sheet, passes
+        self.number, self.replica, self.sheet, self._passes = number, replica, sheet, passes
+        self.changes = ModelChangesReceiver(replica, frozen)
 
     def run(
         self,
@@ -81,32 +90,32 @@ class ShardRunner:
             The results in the order of shards; None if the shards were cancelled.
         """
         at_shard = first
-        self._sheet.record(job.name if step in job.traced else None, step, first)
+        self.sheet.record(job.name if step in job.traced else None, step, first)
 
         def enter(shard: int, phase: str) -> None:
             nonlocal at_shard
             at_shard = shard
             if is_cancelled():
                 raise NotWanted
-            self._sheet.tell(phase, *job.ticket(step, shard))
+            self.sheet.tell(phase, *job.ticket(step, shard))
 
         tasks = [
             Task(
-                *(self._worker, step, shard, vector, partial(enter, shard)),
+                *(self.number, step, shard, vector, partial(enter, shard)),
                 beside=None if beside is None else beside[shard - first],
-                waits_for=self._sheet.waits_for,
+                waits_for=self.sheet.waits_for,
                 **options,
             )
             for shard, vector in enumerate(into, start=first)
         ]
         try:
             enter(first, "fetching")
-            results = job.compute_run(self._replica, stream, feed(), tasks)
-            return [r.computed_by(self._worker, first + n) for n, r in enumerate(results)]
+            results = job.compute_run(self.replica, stream, feed(), tasks)
+            return [r.computed_by(self.number, first + n) for n, r in enumerate(results)]
         except NotWanted:
             return None
         except BaseException as error:  # the edge of the worker: the coordinator decides
             if self._passes(error):
                 raise
-            job.annotate(error, tasks[at_shard - first], self._replica.device)
+            job.annotate(error, tasks[at_shard - first], self.replica.device)
             return ShardFailure(at_shard, error)

@@ -24,7 +24,7 @@ from quorate.replica.shard_sum import Part, ShardSum
 
 @dataclass(slots=True)
 class _Result:
-    """The result of a shard, or of all shards below a node, until the decisions about them."""
+    """The result of a shard, or of all shards below a node, until the coordinator's decisions."""
 
     node: Node
     sum: ShardSum
@@ -35,7 +35,7 @@ class _Result:
 class StepSums:
     """Results of one worker for one job, or of several workers with common memory.
 
-    Only ``add_next`` and ``add_kept`` are for other threads than the coordinator's.
+    Threads besides the coordinator's call ``add_next`` and ``add_kept`` alone.
 
     Args:
         plan: of the job.
@@ -96,7 +96,7 @@ class StepSums:
 
     @property
     def has_kept(self) -> bool:
-        """Whether kept results wait for ``add_next``."""
+        """True if kept results wait for ``add_next``."""
         return bool(self._kept)
 
     def add_next(self) -> bool:

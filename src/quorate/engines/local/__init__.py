@@ -1,1 +1,1 @@
-"""Workers of this process: towers, which are threads, or the thread that drives when alone."""
+"""Workers of this process: towers with a thread each, or a single tower in the calling thread."""

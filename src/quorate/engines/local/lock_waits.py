@@ -1,10 +1,10 @@
-"""How long threads wait for the interpreter's lock before it is handed to them: towers, not long.
+"""Short waits for the interpreter's lock while towers compute.
 
-Towers compute side by side as torch's operations let the lock go. But whoever let it go may have it
-back before another thread is awake, again and again: only after five milliseconds of waiting
-(``sys.getswitchinterval``) is a thread handed the lock. Two towers whose shards take two
-milliseconds so computed one after the other, and the coordinator heard of a shard when the next one
-was done, and had it computed twice.
+Towers compute in parallel, because torch's operations release the lock. But a thread that releases
+the lock often takes the lock again before another thread is awake: Python hands the lock over only
+after five milliseconds of waiting (``sys.getswitchinterval``). With shards of two milliseconds, two
+towers then computed in turn, and the coordinator received the result of a shard with the end of the
+next shard, so that shards were computed twice.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from __future__ import annotations
 import sys
 import threading
 
-WAIT_S = 2e-4  # with less a switch takes as long as what is won
+WAIT_S = 2e-4  # a shorter wait costs more for switches than the wait saves
 
 _lock = threading.Lock()
 _users = 0
-_before_s = _ours_s = 0.0  # as the interpreter tells them: it keeps whole microseconds
+_before_s = _ours_s = 0.0  # as returned by the interpreter, which keeps whole microseconds
 
 
 class ShortWaits:
-    """Between ``begin`` and ``end`` of one of these nobody waits longer than ``WAIT_S``."""
+    """The period between ``begin`` and ``end``, in which no thread waits longer than ``WAIT_S``."""
 
     def __init__(self) -> None:
         self._has_begun = False
 
     def begin(self) -> None:
-        """Have threads wait less; where a script set less than that, it stays."""
+        """Shorten the waits of all threads, unless the script has set a shorter wait."""
         global _users, _before_s, _ours_s
         with _lock:
             if self._has_begun:
@@ -39,9 +39,9 @@ class ShortWaits:
             _users += 1
 
     def end(self) -> None:
-        """Have them wait as before, if nobody else wants less; what a script has set since stays.
+        """Restore the waits, unless the script has set a wait since, or further periods go on.
 
-        Nothing happens where it has not begun.
+        Nothing happens without ``begin``.
         """
         global _users
         with _lock:

@@ -1,9 +1,8 @@
-"""Towers: workers of this process, one replica each, in threads of their own.
+"""Towers: workers of this process, with a replica and a thread each.
 
-A tower's thread has its own random stream and its own number of intra-op threads, and owns its
-replica. The replicas stay between steps and between jobs. A single tower has no thread: the thread
-that drives computes while it waits for the answer, else both would hand the interpreter's lock to
-and fro.
+A tower's thread has a random stream and a number of intra-op threads of its own, and owns the
+replica. Replicas stay between steps and between jobs. A single tower has no thread: the calling
+thread computes in ``receive``, because two threads would pass the interpreter's lock to and fro.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Original
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.local.lock_waits import ShortWaits
-from quorate.engines.model_changes import ModelChanges, ModelChangesReceiver
+from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import Outcome, ShardRunner
 from quorate.engines.step_sums import StepSums
 from quorate.engines.tracing import Batch
@@ -45,16 +44,20 @@ _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
 
 
+# Returns user code's edits of the coordinator's model until now; None: edits are not followed.
+Edits = Callable[[], ModelChanges | None]
+
+
 class Towers:
     """A worker per device entry.
 
     Args:
         groups: the devices of each tower.
-        make_replica: called here, once per tower.
+        make_replica: makes the replica of a tower, in the calling thread.
         buffers: of the coordinator's model.
-        threads: intra-op threads of each tower. The bits of a matrix product depend on it.
-        say: shows a line to the user; the log does by default.
-        original: the coordinator's model, if what user code changes in it is to be followed.
+        threads: intra-op threads of each tower. The bits of a matrix product depend on the number.
+        say: shows a line to the user. Default: logs the line.
+        original: the coordinator's model, if towers repeat user code's edits of the model.
     """
 
     can_replace = False  # a thread cannot be ended
@@ -74,10 +77,14 @@ class Towers:
             keep_freed_memory()
         self._say = say or logging.getLogger("quorate").warning
         kind = ThreadTower if len(groups) > 1 else CallerTower
-        self._towers: list[Tower] = [
-            kind(LocalWorker(number, make_replica(group), original), threads)
-            for number, group in enumerate(groups)
-        ]
+        self._edits: Edits = (lambda: None) if original is None else original.model_changes
+        frozen = dict if original is None else original.frozen
+        self._towers: list[Tower] = []
+        for number, group in enumerate(groups):
+            sheet = Timesheet()  # written by the tower's thread, once the thread runs
+            sheet.tell("starting")
+            runner = ShardRunner(number, make_replica(group), sheet, frozen, passes=ends_program)
+            self._towers.append(kind(runner, threads))
         self.threads = threads
         self._buffers = buffers
         self._started = False
@@ -86,16 +93,16 @@ class Towers:
     @property
     def replicas(self) -> list[Replica]:
         """The replica of each tower."""
-        return [tower.worker.replica for tower in self._towers]
+        return [tower.runner.replica for tower in self._towers]
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
-        """Return True: towers have what this process has."""
+        """Return True: towers have all datasets of this process."""
         return True
 
     def open(self, job: Job) -> TowersChannel:
-        """Begin a job, in the thread that will drive it; the first job starts the threads."""
-        channel = TowersChannel(job, self._towers, self._buffers)
-        # Only now: the feed may have forked, which is no good with threads.
+        """Begin a job, in the thread of the training loop; the first job starts the threads."""
+        channel = TowersChannel(job, self._towers, self._buffers, self._edits)
+        # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
         self._started = True
         if self._threads:
             self._waits.begin()
@@ -104,35 +111,35 @@ class Towers:
         return channel
 
     def status(self) -> list[WorkerStatus]:
-        """Return what each tower is at. Any thread may call it."""
+        """Return the status of each tower. Thread-safe."""
         return [
             WorkerStatus(w.number, str(w.replica.group), None, t.native_id, *w.sheet.read())
-            for t, w in ((tower, tower.worker) for tower in self._towers)
+            for t, w in ((tower, tower.runner) for tower in self._towers)
         ]
 
     def close(self) -> None:
-        """End the threads; a busy one ends with its shard, for which nobody waits long."""
+        """End the threads; a busy thread is interrupted between two operations, after a while."""
         self._waits.end()
         for tower in self._towers:
             tower.end()
         threads = self._threads if self._started else []
-        # A thread cannot be ended. Nobody waits long for one that computes what is not wanted, and
-        # not at all after a second Ctrl-C; it ends with its shard.
+        # 1. Wait for the shards under way; after a second Ctrl-C hardly at all.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
         for thread in threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         return_freed_memory()
+        # 2. Raise NotWanted in the threads that still compute.
         held = [thread for thread in threads if thread.is_alive()]
         for thread in held:
-            interrupt(thread, NotWanted)  # the channel is closed: nobody waits for an answer
+            interrupt(thread, NotWanted)  # the channel is closed, and expects no answer
         deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
         for thread in held:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                # It may be in a long operator, and an interpreter that ends meanwhile aborts.
+                # An interpreter that ends during a long operator of a thread aborts.
                 atexit.register(thread.join, THREAD_EXIT_S)
-                self._say(f"worker {thread.worker.number} did not stop, {thread.held_by()}")
+                self._say(f"worker {thread.runner.number} did not stop, {thread.held_by()}")
 
     @property
     def _threads(self) -> list[ThreadTower]:
@@ -142,19 +149,19 @@ class Towers:
 class TowersChannel(JobChannel):
     """A job's channel to towers. Each tower adds its own results."""
 
-    def __init__(self, job: Job, towers: Sequence[Tower], buffers: Buffers) -> None:
-        replicas = [tower.worker.replica for tower in towers]
+    def __init__(self, job: Job, towers: Sequence[Tower], buffers: Buffers, edits: Edits) -> None:
+        replicas = [tower.runner.replica for tower in towers]
         snapshots = None
         self._caller = next((t for t in towers if isinstance(t, CallerTower)), None)
         if job.on_snapshots and self._caller is None:
             slots = {n: new_vectors(job.parameters, buffers) for n in range(len(towers) + 1)}
             snapshots = Snapshots(job.parameters, buffers, slots)
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
-        self._towers = towers
+        self._towers, self._edits = towers, edits
         self._feed = job.feed(moves_to=replicas[0].device)
         self._inbox: SimpleQueue[Event | tuple[int, Outcome, Batch | None]] = SimpleQueue()
         for tower in towers:
-            self._inbox.put(Joined(tower.worker.number))
+            self._inbox.put(Joined(tower.runner.number))
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
@@ -177,82 +184,51 @@ class TowersChannel(JobChannel):
     def _request(self, effect: Compute, request: Request) -> None:
         tower = self._towers[effect.worker]
         # A single tower computes in ``receive``, from the model as the model is then.
-        edits = None if self._caller is not None else tower.worker.edits()
-        tower.compute(partial(self._run_shards, tower.worker, request, edits))
+        edits = None if self._caller is not None else self._edits()
+        tower.compute(partial(self._run_shards, tower.runner, request, edits))
 
     def _run_shards(
-        self, worker: LocalWorker, request: Request, edits: ModelChanges | None, stream: Stream
+        self, runner: ShardRunner, request: Request, edits: ModelChanges | None, stream: Stream
     ) -> None:
-        """Compute the shards of a request, in the tower's thread."""
-        outcome = worker.compute(self.job, self._feed, stream, request, edits)
-        self._inbox.put((worker.number, outcome, worker.sheet.recorded(cuts=True)))
+        """Compute the shards of a request, in the tower's thread.
+
+        Args:
+            edits: of the coordinator's model, when the request was sent; None: until now.
+        """
+
+        def rows() -> Feed:
+            known = edits or self._edits()
+            if known is not None:
+                runner.changes.take(known)
+                runner.replica.called.shared.take(known.shared)
+            return self._feed
+
+        outcome = runner.run(
+            *(self.job, rows, stream, request.step, request.shard, [None] * request.count),
+            is_cancelled=lambda: request.is_cancelled,
+            snapshot=request.snapshot,
+        )
+        self._inbox.put((runner.number, outcome, runner.sheet.recorded(cuts=True)))
 
     def _decided(self, worker: int) -> None:
         if self._sums[worker].has_kept:
             self._towers[worker].do(self._sums[worker].add_kept)
 
 
-class LocalWorker:
-    """A worker of this process: a replica, a timesheet, and the edits of the coordinator's model.
-
-    Args:
-        number: of the worker.
-        original: the coordinator's model, if edits by user code reach the replica.
-    """
-
-    def __init__(self, number: int, replica: Replica, original: Original | None) -> None:
-        self.number = number
-        self.replica = replica
-        self.sheet = Timesheet()  # written by the worker's thread, once the thread runs
-        self.sheet.tell("starting")
-        self._runner = ShardRunner(number, replica, self.sheet, passes=ends_program)
-        self._original = original
-        self._changes_receiver: ModelChangesReceiver | None = None
-        if original is not None:
-            self._changes_receiver = ModelChangesReceiver(replica, original.frozen)
-
-    def edits(self) -> ModelChanges | None:
-        """Return the edits of the coordinator's model until now."""
-        return None if self._original is None else self._original.model_changes()
-
-    def compute(
-        self, job: Job, feed: Feed, stream: Stream, request: Request, edits: ModelChanges | None
-    ) -> Outcome:
-        """Compute the shards of a request. Blocks; called in the worker's thread.
-
-        Args:
-            feed: rows of the job.
-            edits: of the coordinator's model, when the request was sent; None: until now.
-        """
-
-        def rows() -> Feed:
-            known = edits or self.edits()
-            if self._changes_receiver is not None and known is not None:
-                self._changes_receiver.take(known)
-                self.replica.called.shared.take(known.shared)
-            return feed
-
-        return self._runner.run(
-            *(job, rows, stream, request.step, request.shard, [None] * request.count),
-            is_cancelled=lambda: request.is_cancelled,
-            snapshot=request.snapshot,
-        )
-
-
 class CallerTower:
     """A single tower, whose shards the calling thread computes."""
 
-    def __init__(self, worker: LocalWorker, threads: int) -> None:
-        self.worker = worker
+    def __init__(self, runner: ShardRunner, threads: int) -> None:
+        self.runner = runner
         self.native_id: int | None = None  # the kernel's number of the thread
-        self._compute_thread = as_compute_thread(threads, worker.replica.device)
+        self._compute_thread = as_compute_thread(threads, runner.replica.device)
         self._stream = Stream()
         self._work: Callable[[Stream], None] | None = None
 
     def begin(self) -> None:
         """Note that the calling thread computes from now on."""
         self.native_id = threading.get_native_id()
-        self.worker.sheet.tell("waiting")
+        self.runner.sheet.tell("waiting")
 
     def do(self, work: Callable[[], None]) -> None:
         """Carry out short work at once."""
@@ -268,20 +244,20 @@ class CallerTower:
         if work is not None:
             with self._compute_thread, self._stream as stream:
                 work(stream)
-            self.worker.sheet.tell("waiting")
+            self.runner.sheet.tell("waiting")
 
     def end(self) -> None:
         """Free the memory that the replica keeps for the next shard."""
         self.native_id = None
-        self.worker.replica.close()
+        self.runner.replica.close()
 
 
 class ThreadTower(threading.Thread):
     """A tower's thread, which carries out the work of its mailbox in order."""
 
-    def __init__(self, worker: LocalWorker, threads: int) -> None:
-        super().__init__(name=f"quorate-tower-{worker.number}", daemon=True)
-        self.worker = worker
+    def __init__(self, runner: ShardRunner, threads: int) -> None:
+        super().__init__(name=f"quorate-tower-{runner.number}", daemon=True)
+        self.runner = runner
         self._mailbox: SimpleQueue[Callable[[Stream], None] | None] = SimpleQueue()
         self._threads = threads
 
@@ -294,7 +270,7 @@ class ThreadTower(threading.Thread):
         """Put short work into the mailbox."""
 
         def push(_: Stream) -> None:
-            self.worker.sheet.tell("pushing")
+            self.runner.sheet.tell("pushing")
             work()
 
         self._mailbox.put(push)
@@ -309,15 +285,15 @@ class ThreadTower(threading.Thread):
 
     def run(self) -> None:
         """Carry out the work of the mailbox until ``end``."""
-        become_compute_thread(self._threads, self.worker.replica.device)
+        become_compute_thread(self._threads, self.runner.replica.device)
         with suppress(NotWanted), Stream() as stream:  # ``Towers.close`` may raise NotWanted here
-            self.worker.sheet.tell("waiting")
+            self.runner.sheet.tell("waiting")
             while (work := self._mailbox.get()) is not None:
                 work(stream)
-                self.worker.sheet.tell("waiting")
+                self.runner.sheet.tell("waiting")
 
     def held_by(self) -> str:
-        """Return in words what keeps it from ending."""
+        """Return in words why the thread does not end."""
         frame = sys._current_frames().get(self.ident or 0)
         where = ""
         while frame is not None and not where:

@@ -1,8 +1,9 @@
 """Worker processes of one machine, which share memory with the coordinator.
 
 On the coordinator's side:
-transport       the engine: the jobs that are open, and the memory that workers share
-channel         one job's conversation with all workers: who computes which shard into which slot
+transport       the engine: the open jobs, and the shared memory
+channel         a job's channel: requests as messages, results in slots
+results         a result from a worker's message and a slot
 supervisor      starts, monitors, restarts and ends workers
 pool            where processes are started, and the coordinator's handle of each
 endings         the messages printed when a worker ends
@@ -11,13 +12,13 @@ alarm           ends a wait for all workers
 process_start   starts a process: a new interpreter, or a fork of the fork server
 
 On the worker's side:
-fork_server     has imported torch, and forks into workers
-worker          runs the script up to its training loop (script_as_worker), and serves there
-program         what the script made, to compute with
-shard_loop      computes shards
+fork_server     imports torch, and forks into workers
+worker          runs the script up to the training loop (script_as_worker), and computes from there
+program         model, loss and data, as built by the script
+shard_loop      carries out the coordinator's messages
 
 On both:
-arena           what is in shared memory
-wire            messages between the two
-script          the script that is running, and how to run it once more
+arena           the shared memory
+wire            messages between a worker and the coordinator
+script          the running script, and how to run the script again
 """

@@ -10,18 +10,18 @@ from selectors import EVENT_READ, BaseSelector
 
 
 class Alarm:
-    """A pipe that a selector looks at. ``close`` it.
+    """A pipe watched by a selector. ``close`` the alarm after use.
 
     Args:
-        selector: its keys' data are called when they are ready.
-        then: called when it was rung, by whoever waited.
+        selector: the owner of the selector calls the data of ready keys.
+        then: called after a ring, in the thread of the selector.
     """
 
     def __init__(self, selector: BaseSelector, then: Callable[[], None] | None = None) -> None:
         self._selector = selector
         self._then = then
-        # Held while a descriptor is used: closed meanwhile, its number may be another file's. A
-        # handler of signals may ring in the middle of a call of the same thread.
+        # Held while a descriptor is in use: after a close, the number may belong to another file. A
+        # signal handler may ring in the middle of a call of the same thread.
         self._lock = threading.RLock()
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -29,14 +29,14 @@ class Alarm:
         selector.register(self._read, EVENT_READ, self._heard)
 
     def ring(self) -> None:
-        """End the wait under way, or the next one. Any thread, also a signal handler, may."""
+        """End the wait under way, or the next wait. Safe from any thread and signal handler."""
         with self._lock:
             if self._write >= 0:
-                with suppress(BlockingIOError):  # it rings already
+                with suppress(BlockingIOError):  # the pipe is full: the alarm rings already
                     os.write(self._write, b"!")
 
     def close(self) -> None:
-        """Close the pipe; more than once is no mistake."""
+        """Close the pipe, unless the pipe is closed."""
         with self._lock:
             if self._write >= 0:
                 write, self._write = self._write, -1
@@ -48,7 +48,7 @@ class Alarm:
     def _heard(self) -> None:
         with self._lock:
             if self._write < 0:
-                return  # closed by what else was ready in the same round
+                return  # closed by a callback before, in the same round
             with suppress(BlockingIOError):
                 os.read(self._read, 4096)
         if self._then is not None:

@@ -1,9 +1,9 @@
-"""The arena: what the coordinator and its workers have in shared memory.
+"""The arena: the shared memory of the coordinator and its workers.
 
-The coordinator writes parameters and buffers, and only while no worker has to read them. A worker
-writes the slot that it was given for a shard, and its own timesheet.
+The coordinator writes parameters and buffers, and only while no worker reads the two. A worker
+writes the slots of its request, and its own timesheet.
 
-Legend: N workers, V shards, P elements of the parameters, F of what ``Buffers.values`` returns.
+Legend: N workers, V shards, F elements of ``Buffers.values``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -28,28 +28,34 @@ from quorate.replica.snapshots import Vectors
 from quorate.replica.witness import writes
 
 _PAGE = 4096
-MOST_IN_RUNS = 1 << 24  # bytes of a gradient; of a larger one no shard is short
-_AHEAD = struct.Struct("<qq")  # step, shard; nothing at all where a worker loads nothing ahead
+MOST_IN_RUNS = 1 << 24  # bytes of a gradient; shards of larger models take too long for runs
+_AHEAD = struct.Struct("<qq")  # step, shard; no bytes where a worker loads no rows ahead
 _AHEAD_BYTES = TwoCopies.room(_AHEAD.size)
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
 
 
+class ArenaSizes(NamedTuple):
+    """The sizes of an arena, and the parameters with a place of their own."""
+
+    mutable_frozen: Collection[int]  # see ``Buffers``: not in ``Arena.frozen``
+    written: Collection[str]  # names of parameters written by the forward pass: see ``writes``
+    floats: int  # F
+    integer_buffers: int  # bytes of all other buffers
+    slots: int
+    again: bool  # whether half of the slots are for jobs that interrupt a training
+    snapshots: int  # how many slots, the last, hold snapshots of the parameters
+    workers: int  # N
+
+
 class Arena:
-    """Both sides' view of it. Use ``create`` in the coordinator, ``attach`` in a worker.
+    """The shared memory, from one side. Use ``create`` in the coordinator, ``attach`` in a worker.
 
     Args:
-        parameters: in a segment of their own, as all that outlives the workers.
-        average: likewise, if the parameters are averaged.
-        frozen: likewise, those that are not trained.
-        mutable_frozen: see ``Buffers``; these are no frozen ones here.
-        written: names of parameters that the forward pass writes; see ``Writes``.
-        floats: F.
-        integer_buffers: bytes of all other buffers.
-        slots: how many there are.
-        again: whether half of them are for jobs that interrupt another.
-        snapshots: how many of them, the last ones, hold snapshots of the parameters.
-        workers: N.
-        segment: all the rest; made here if it is not given.
+        parameters: in a segment of their own, because parameters outlive the workers.
+        average: the averaged parameters, in a segment of their own; None: no average.
+        frozen: the parameters that are not trained, in a segment of their own.
+        sizes: of everything else.
+        segment: everything else. Default: a new segment.
     """
 
     def __init__(
@@ -57,35 +63,21 @@ class Arena:
         parameters: Flat,
         average: Flat | None,
         frozen: Flat,
-        *,
-        mutable_frozen: Collection[int],
-        written: Collection[str] = (),
-        floats: int,
-        integer_buffers: int,
-        slots: int,
-        again: bool,
-        snapshots: int,
-        workers: int,
+        sizes: ArenaSizes,
         segment: Segment | None = None,
     ) -> None:
-        self.parameters, self.average, self.frozen = parameters, average, frozen
-        self.published = 0  # how often what workers read may have changed, but for snapshots
-        self.slots = slots - snapshots
-        self.snapshots = range(slots - snapshots, slots)
-        self.mutable_frozen, self.written = frozenset(mutable_frozen), frozenset(written)
-        self._writes = writes.layout(parameters.views, written)
+        self.parameters, self.average, self.frozen, self.sizes = parameters, average, frozen, sizes
+        self.published = 0  # counts possible changes of parameters and buffers, without snapshots
+        self.takes_runs = False  # whether there are slots for runs of shards
+        floats, integer_buffers, workers = sizes.floats, sizes.integer_buffers, sizes.workers
+        self.slots = sizes.slots - sizes.snapshots
+        self.snapshots = range(self.slots, sizes.slots)
+        self._slots_of_a_job = self.slots // (1 + sizes.again)
+        self._writes = writes.layout(parameters.views, sizes.written)
         self._slots: dict[int, Vectors] = {}
-        self._slots_of_a_job = self.slots // (1 + again)
-        self._sizes = {
-            "floats": floats,
-            "integer_buffers": integer_buffers,
-            "slots": slots,
-            "again": again,
-            "snapshots": snapshots,
-            "workers": workers,
-        }
-        # From the front: buffers; workers' timesheets, which ticket they may leave off, and what
-        # they load ahead; then the slots, each on pages of its own: those never used cost nothing.
+        # From the front: buffers; per worker a timesheet, the ticket of a cancelled request, and
+        # the shard whose rows are loaded ahead; slots. Slots begin on pages of their own, and the
+        # system provides memory for a page with the first write.
         integer_buffers_at = 8 * floats
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
@@ -93,12 +85,11 @@ class Arena:
         ahead_at = _up(cancelled_at + 8 * workers, 64)
         self._slots_at = _up(ahead_at + workers * _AHEAD_BYTES, _PAGE)
         self._written_at = _up(  # within a slot
-            _up(_room(parameters, snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
+            _up(_room(parameters, sizes.snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
         )
         self.slot_bytes = _up(self._written_at + self._writes.nbytes, _PAGE)
-        nbytes = self._slots_at + slots * self.slot_bytes
+        nbytes = self._slots_at + sizes.slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
-        self._in_stages = False
         self.current = Vectors(
             parameters,
             self._segment.tensor(torch.float64, floats, 0),
@@ -112,9 +103,8 @@ class Arena:
             TwoCopies(self._segment.map, ahead_at + worker * _AHEAD_BYTES, _AHEAD.size)
             for worker in range(workers)
         ]
-        # Per worker the ticket of a cancelled request. An aligned integer is written at once.
-        tickets = self._segment.array(8 * workers, cancelled_at)
-        self.cancelled = tickets.view(np.int64)  # (N,)
+        # (N,) The ticket of a cancelled request. A processor writes an aligned integer as a whole.
+        self.cancelled = self._segment.array(8 * workers, cancelled_at).view(np.int64)
         if segment is None:
             self.cancelled[:] = -1
             for sheet in self.sheets:
@@ -137,73 +127,59 @@ class Arena:
         workers: int,
         in_stages: bool = False,
     ) -> Arena:
-        """Share a model whose trainable parameters lie in a segment; the frozen ones move to one.
+        """Share a model whose trainable parameters are in a segment; move frozen parameters to one.
 
         Args:
-            results: how many shards' results may wait for others of their step, or to be applied.
-            again: whether a step is computed again while the results of its first time wait.
+            results: how many results of shards may wait for other shards, or for an update.
+            again: whether a step is computed again while its first results wait.
             on_snapshots: whether workers compute from snapshots.
-            in_stages: whether shards are dealt in runs in any case, as they flow through stages.
+            in_stages: whether workers need runs of shards, because shards flow through stages.
 
         Raises:
-            UserError: there is not enough memory for it.
+            UserError: memory is short.
         """
         buffers = Buffers(model, mutable_frozen)
-        floats, integer_buffers = (
-            _or_empty(buffers.values()),
-            _or_empty(buffers.integer_buffers()),
-        )
-        layout = Layout(_frozen(model, mutable_frozen, parameters.layout).items())
-        # Runs of shards are added up as they come: a worker's take about as many slots as the tree
-        # has levels, and one that it is writing.
-        levels = (results - 1).bit_length()
+        floats = _numel(buffers.values())
+        integer_buffers = _numel(buffers.integer_buffers())
+        own_frozen = _frozen(model, mutable_frozen, parameters.layout)
+        layout = Layout(own_frozen.items())
         snapshots = workers + 1 if on_snapshots else 0
+        # 1. Memory for the slots in use. Results of runs are added on arrival: the results of a
+        #    worker take a slot per level of the tree, and the worker writes one more.
+        levels = (results - 1).bit_length()
         used = min(results + workers, workers * (levels + 2)) * (1 + again) + snapshots
-        slot_bytes = _room(parameters, snapshots).nbytes + 8 * floats.numel()
-        slot_bytes += integer_buffers.numel() + writes.layout(parameters.views, written).nbytes
-        require(  # and one for parameters at the start
+        slot_bytes = _room(parameters, snapshots).nbytes + 8 * floats + integer_buffers
+        slot_bytes += writes.layout(parameters.views, written).nbytes
+        require(  # with a slot for the parameters at the start
             layout.nbytes + used * slot_bytes + max(slot_bytes, parameters.layout.nbytes),
             f"gradients of {results} shards on {workers} workers",
             "use fewer workers, or engine='towers'",
         )
-        frozen = layout.shared()
-        may_run = in_stages or _may_run(parameters)
-        arena = cls(
-            parameters,
-            average,
-            frozen,
-            mutable_frozen=mutable_frozen,
-            written=written,
-            floats=floats.numel(),
-            integer_buffers=integer_buffers.numel(),
-            # Per worker one that is being computed, and one that is done and not decided on; and
-            # where there are runs, what late workers have of a step before.
-            slots=(results * (1 + may_run) + 2 * workers) * (1 + again) + snapshots,
-            again=again,
-            snapshots=snapshots,
-            workers=workers,
+        # 2. Slots: for each worker one for the shard under way, and one for a result without the
+        #    coordinator's decision; with runs also the results of late workers for the step before.
+        takes_runs = in_stages or parameters.layout.gradients.nbytes <= MOST_IN_RUNS
+        slots = (results * (1 + takes_runs) + 2 * workers) * (1 + again) + snapshots
+        sizes = ArenaSizes(
+            *(sorted(mutable_frozen), sorted(written), floats, integer_buffers),
+            *(slots, again, snapshots, workers),
         )
-        for name, parameter in _frozen(model, mutable_frozen, parameters.layout).items():
+        arena = cls(parameters, average, layout.shared(), sizes)
+        arena.takes_runs = takes_runs
+        for name, parameter in own_frozen.items():
             arena.frozen.views[name].copy_(parameter.detach())
-        arena._bind_frozen(model)
-        arena._in_stages = in_stages
+        bind(own_frozen, arena.frozen)
         return arena
 
-    @property
-    def takes_runs(self) -> bool:
-        """Whether there are slots for shards that are dealt in runs."""
-        return self._in_stages or _may_run(self.parameters)
-
     def lent(self, *, again: bool) -> range:
-        """Return the slots of a job: of one that interrupts another they are others.
+        """Return the slots of a job; a job that interrupts a training has slots of its own.
 
-        The interrupted one's hold results, and a worker may still be writing to one of them.
+        The slots of the interrupted training hold results, or a worker is still writing results.
         """
         first = self._slots_of_a_job if again else 0
         return range(first, first + self._slots_of_a_job)
 
     def handed_over(self) -> tuple[dict[str, Any], list[int]]:
-        """Return what ``attach`` needs: a description in JSON, and descriptors."""
+        """Return the arguments of ``attach``: a description as a message, and descriptors."""
         segments = [self.parameters.segment, self.frozen.segment, self._segment]
         if self.average is not None:
             segments.append(self.average.segment)
@@ -214,13 +190,11 @@ class Arena:
             "by_rows": sorted(self.parameters.layout.by_rows),
             "frozen": self.frozen.layout.described(),
             "average": self.average is not None,
-            "mutable_frozen": sorted(self.mutable_frozen),
-            "written": sorted(self.written),
-            **self._sizes,
+            "sizes": self.sizes._asdict(),
         }, fds
 
     def kept(self, buffers: Buffers) -> Segment:
-        """Return a copy of the parameters, and of the coordinator's buffers, as they are now."""
+        """Return a copy of the parameters and of the coordinator's buffers."""
         beside = _up(self.parameters.layout.nbytes, 64) + self._buffers_bytes
         segment = Segment(max(self.slot_bytes, beside))
         values = self.slot_in(segment, of_parameters=True)
@@ -229,12 +203,12 @@ class Arena:
         return segment
 
     def publish(self, buffers: Buffers) -> None:
-        """Show workers the coordinator's buffers, and its parameters as they are now."""
+        """Show workers the coordinator's current buffers and parameters."""
         self.published += 1
         self.current.take_buffers(buffers)
 
     def loaded_ahead(self, worker: int) -> tuple[int, int] | None:
-        """Return the step and shard whose rows a worker loads ahead, or did at its end."""
+        """Return the step and shard of the rows that a worker loads ahead, or loaded at its end."""
         _, content = self._ahead[worker].read()
         if not content:
             return None
@@ -254,22 +228,23 @@ class Arena:
         Raises:
             UserError: the script made another model in this process.
         """
-        parameters, by_rows, frozen, average, sizes = _unpacked(description)
-        layout = Layout.of(parameters, by_rows)
-        _compare(parameters, Layout(trainable(model).items(), by_rows).described())
-        own = _frozen(model, sizes["mutable_frozen"], layout)
-        _compare(frozen, Layout(own.items()).described())
-        own_fds = [fds.pop(0) for _ in range(3 + average)]
+        sizes = ArenaSizes(**description["sizes"])
+        layout = Layout.of(description["parameters"], description["by_rows"])
+        frozen = Layout.of(description["frozen"])
+        own = Layout(trainable(model).items(), description["by_rows"])
+        _require_same(description["parameters"], own.described())
+        own_frozen = _frozen(model, sizes.mutable_frozen, layout)
+        _require_same(description["frozen"], Layout(own_frozen.items()).described())
+        own_fds = [fds.pop(0) for _ in range(3 + description["average"])]
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in own_fds)
-        if any(_is_channels_last(shape, stride) for _, _, shape, stride in parameters):
+        if any(_is_channels_last(*entry[2:]) for entry in description["parameters"]):
             set_format(model, torch.channels_last)  # buffers too, which have a format of their own
-        shadow = layout.over(more[0]) if more else None
-        frozen_there = Layout.of(frozen).over(second)
-        arena = cls(layout.over(first), shadow, frozen_there, **sizes, segment=rest)
-        arena._bind_frozen(model)
+        average = layout.over(more[0]) if more else None
+        arena = cls(layout.over(first), average, frozen.over(second), sizes, rest)
+        bind(own_frozen, arena.frozen)
         return arena
 
-    # --- a node's side, where workers do not see the coordinator's memory -------------------------
+    # --- the side of a node without the coordinator's memory --------------------------------------
 
     @classmethod
     def like(cls, description: dict[str, Any]) -> Arena:
@@ -278,36 +253,32 @@ class Arena:
         Args:
             description: from ``handed_over``, perhaps with other numbers of slots.
         """
-        parameters, by_rows, frozen, average, sizes = _unpacked(description)
-        layout = Layout.of(parameters, by_rows)
-        shadow = layout.shared() if average else None
-        return cls(layout.shared(), shadow, Layout.of(frozen).shared(), **sizes)
+        layout = Layout.of(description["parameters"], description["by_rows"])
+        frozen = Layout.of(description["frozen"])
+        average = layout.shared() if description["average"] else None
+        return cls(layout.shared(), average, frozen.shared(), ArenaSizes(**description["sizes"]))
 
     def slot_image(self, number: int) -> Image:
-        """Return the bytes of a slot, as they lie here."""
+        """Return the bytes of a slot, without a copy."""
         return self._segment.array(self.slot_bytes, self._slots_at + number * self.slot_bytes)
 
     def rest_image(self, number: int) -> Image:
-        """Return the bytes of a slot behind its parameters or gradient, as they lie here."""
+        """Return the bytes of a slot behind the parameters or gradient, without a copy."""
         return self.slot_image(number)[_up(self.parameters.layout.nbytes, 64) :]
 
     def buffers_image(self) -> Image:
-        """Return the bytes of the buffers, as they lie here."""
+        """Return the bytes of the buffers, without a copy."""
         return self._segment.array(self._buffers_bytes)
 
-    def read(self, buffers: Buffers) -> None:
-        """Take the coordinator's buffers."""
-        self.current.set(buffers)
-
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
-        """Say what this worker loads ahead from now on, beside the shard that it is at."""
+        """Note the step and shard whose rows a worker loads ahead; None: no rows."""
         ahead = self._ahead[worker]
         ahead.write(ahead.read()[0] + 1, b"" if ticket is None else _AHEAD.pack(*ticket))
 
     # --- both -------------------------------------------------------------------------------------
 
     def slot(self, number: int) -> Vectors:
-        """Return the slot of a number; its views are made once, as there is one per parameter."""
+        """Return a slot. The views, one per parameter, are made once."""
         if number not in self._slots:
             self._slots[number] = self._slot(number)
         return self._slots[number]
@@ -317,32 +288,18 @@ class Arena:
         return self.slot_in(self._segment, start, of_parameters=of_parameters)
 
     def slot_in(self, memory: Memory, start: int = 0, *, of_parameters: bool = False) -> Vectors:
-        """Return a slot that lies in memory, from byte ``start`` on: of parameters or gradients."""
+        """Return views of memory from byte ``start`` on as a slot of parameters or gradients."""
         layout = self.parameters.layout if of_parameters else self.parameters.layout.gradients
         floats_at = start + _up(layout.nbytes, 64)
-        floats, integer_buffers = self.current.floats.numel(), self.current.integer_buffers.numel()
+        floats, integer_buffers = self.sizes.floats, self.sizes.integer_buffers
         return Vectors(
             layout.over(memory, start),
             memory.tensor(torch.float64, floats, floats_at),
             memory.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),
             self._writes.over(memory, start + self._written_at)
-            if self.written and not of_parameters
+            if self.sizes.written and not of_parameters
             else None,
         )
-
-    def _bind_frozen(self, model: torch.nn.Module) -> None:
-        bind(_frozen(model, self.mutable_frozen, self.parameters.layout), self.frozen)
-
-
-def _unpacked(
-    description: dict[str, Any],
-) -> tuple[Description, list[str], Description, bool, dict[str, Any]]:
-    """Return the layout of parameters, names with rows, frozen layout, averaged?, and the rest."""
-    rest = dict(description)
-    parameters, by_rows, frozen, average = map(
-        rest.pop, ("parameters", "by_rows", "frozen", "average")
-    )
-    return parameters, by_rows, frozen, average, rest
 
 
 def _is_channels_last(shape: list[int], stride: list[int]) -> bool:
@@ -350,7 +307,7 @@ def _is_channels_last(shape: list[int], stride: list[int]) -> bool:
     return len(shape) == 4 and tuple(stride) != torch.empty(shape, device="meta").stride()
 
 
-def _compare(coordinators: Description, own: Description) -> None:
+def _require_same(coordinators: Description, own: Description) -> None:
     """Refuse another model. Strides do not count: the coordinator chose the memory format."""
 
     def refuse(got: str, expected: str) -> NoReturn:
@@ -366,12 +323,8 @@ def _compare(coordinators: Description, own: Description) -> None:
         refuse(f"{len(own)} parameters", f"{len(coordinators)}")
 
 
-def _may_run(parameters: Flat) -> bool:
-    return parameters.layout.gradients.nbytes <= MOST_IN_RUNS
-
-
 def _room(parameters: Flat, snapshots: int) -> Layout:
-    """Return what every slot has room for: a gradient, or all parameters."""
+    """Return the layout that fits into every slot: of gradients, or of all parameters."""
     return parameters.layout if snapshots else parameters.layout.gradients
 
 
@@ -385,8 +338,8 @@ def _frozen(
     }
 
 
-def _or_empty(values: torch.Tensor | None) -> torch.Tensor:
-    return torch.empty(0) if values is None else values
+def _numel(values: torch.Tensor | None) -> int:
+    return 0 if values is None else values.numel()
 
 
 def _up(nbytes: int, unit: int) -> int:

@@ -1,4 +1,4 @@
-"""The program of a worker: what its process computes with, as the script built it."""
+"""The program of a worker process: model, loss and data, as built by the script."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from quorate.replica.totals import Wanted
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What a worker process computes with: it comes from the script, not from the coordinator.
+    """Everything of a worker process from the script instead of the coordinator.
 
-    Functions and datasets cannot travel between processes, so that each worker makes its own by
-    running the script. Parameters, rows' order and what is to be computed are the coordinator's.
+    Functions and datasets cannot travel between processes, so each worker makes its own by running
+    the script. Parameters, the order of rows and requests come from the coordinator.
     """
 
     model: torch.nn.Module
     loss: Loss
     totals: Wanted
     group: Group  # the worker's devices
-    datasets: Mapping[str, Any]  # by the names that the coordinator asks for
+    datasets: Mapping[str, Any]  # by the coordinator's names
     spread: Spread | Split | None
     collates: Mapping[str, Collate | None]  # by the same names
     augment: Augment | None

@@ -1,24 +1,23 @@
-"""A worker's loop: carries out what the coordinator asks for, one message at a time, in order.
+"""The loop of a worker process: carries out the coordinator's messages in order.
 
-The large things are in the arena; messages say which slot of it, and which ticket an answer has.
+Parameters and results are in the arena. A message names the slots of a request, and an answer has
+the ticket of its request.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from quorate.coordination.plan import from_json
 from quorate.data.feed import Feed
-from quorate.data.loader_processes import Told
-from quorate.data.source import Source, length
+from quorate.data.source import Source, Ticket, length
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import Job, class_of
 from quorate.engines.messages import Message
-from quorate.engines.model_changes import ModelChanges, ModelChangesReceiver
+from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.wire import Wire
@@ -34,44 +33,29 @@ from quorate.replica.streams import Stream
 from quorate.replica.totals import packed_totals
 
 
+@dataclass
 class _OpenJob:
-    """A job that is open, and the rows that are fetched for it."""
+    """An open job, with the feed of this worker's home shards."""
 
-    def __init__(self, job: Job, moves_to: torch.device, told: Told) -> None:
-        self.job = job
-        self._told = told
-        self._moves_to = moves_to
-        self._rank_of: tuple[int, int] | None = None
-        self._feed: Feed | None = None
-
-    def feed(self, rank_of: tuple[int, int], step: int, shard: int) -> Feed:
-        """Return rows of this rank's home shards; a new feed when workers have come or gone."""
-        if self._feed is None or rank_of != self._rank_of:
-            self.close()
-            self._feed = self.job.feed(rank_of, (step, shard), self._moves_to, self._told)
-            self._rank_of = rank_of
-        return self._feed
-
-    def load_following(self) -> None:
-        """Load the rows that are likely to be wanted next, while the coordinator is at work."""
-        if self._feed is not None:
-            self._feed.load_following()
+    job: Job
+    rank_of: tuple[int, int] | None = None  # of the feed
+    feed: Feed | None = None
 
     def close(self) -> None:
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
 
 
 class ShardLoop:
-    """A worker's side of all jobs: which are open, and what is computed for them.
+    """The jobs of a worker process, and the shards computed for the jobs.
 
     Args:
         number: of the worker.
-        wire: takes the answers.
-        arena: where parameters are read and results are written.
+        wire: receives the answers.
+        arena: has the parameters, and slots for results.
         replica: computes.
-        program: what the script made.
+        program: model, loss and data of the script.
     """
 
     def __init__(
@@ -84,14 +68,13 @@ class ShardLoop:
         self._program = program
         self._jobs: dict[int, _OpenJob] = {}
         self._sheet = arena.sheets[number]
-        self._runner = ShardRunner(number, replica, self._sheet)
+        self._runner = ShardRunner(number, replica, self._sheet, lambda: arena.frozen.views)
         self._shared = NO_VALUES
-        self._changes_receiver = ModelChangesReceiver(replica, lambda: arena.frozen.views)
 
     def handle(self, message: Message, stream: Stream) -> None:
-        """Carry out a message, and answer it. Blocks for as long as a shard takes."""
+        """Carry out a message, and send the answer. Blocks for as long as a shard takes."""
         if "amendments" in message:
-            self._changes_receiver.take(ModelChanges.from_json(message["amendments"]))
+            self._runner.changes.take(ModelChanges.from_json(message["amendments"]))
         if "shared" in message:
             self._take_shared(message["shared"])
         match message["kind"]:
@@ -100,12 +83,13 @@ class ShardLoop:
             case "compute":
                 self._compute(message, stream)
                 self._sheet.tell("waiting")
-                self._jobs[message["job"]].load_following()
+                if (feed := self._jobs[message["job"]].feed) is not None:
+                    feed.load_following()  # while the coordinator is at work
             case "close":
                 self._jobs.pop(message["job"]).close()
 
     def _take_shared(self, sent: dict[str, Any]) -> None:
-        """Take what user code set of ``Shared``: what is dealt from now on is computed with it."""
+        """Take new values of ``Shared`` from user code, for all later requests."""
         if sent["tensors"] is None:
             self._shared = self._shared.from_json(sent)
         else:
@@ -130,32 +114,40 @@ class ShardLoop:
         source = Source(dataset, plan, self._program.collates[name], augment)
         job = kind(source, parameters, range(*message["steps"]), **message["options"])
         job.traced = range(*message["traced"])
-        told = partial(self._arena.loads_ahead, self._number)
-        self._jobs[message["job"]] = _OpenJob(job, self._replica.device, told)
+        self._jobs[message["job"]] = _OpenJob(job)
         answer: Message = {"kind": "ready", "job": message["job"]}
         start = self._wire.fds.pop(0) if "gradient" in message["checks"] else None
         try:
             if "data" in message["checks"]:
                 answer["data"] = data_fingerprint(source)
         except Exception:
-            pass  # the edge of user code: it raises again in its shard, where it is reported
+            pass  # the edge of user code: the shard raises again, and is reported then
         try:
             if start is not None:
                 answer["gradient"] = self._gradient(start, source, stream)
-        except Exception as error:  # the coordinator has computed it
+        except Exception as error:  # the coordinator computes the same shard without an error
             answer["error"] = error
         self._wire.send(answer)
 
     def _gradient(self, start: int, source: Source, stream: Stream) -> str:
-        """Compute what this worker is compared by, from parameters as they were at the start."""
+        """Return the fingerprint of a gradient from the parameters at the start of the run."""
         segment = Segment(os.fstat(start).st_size, start)
         values = self._arena.slot_in(segment, of_parameters=True)
         self._replica.pull(values.flat, version=segment, set_buffers=values.set)
         try:
             return probe_fingerprint(self._replica, source, stream)
         finally:
-            # Else they would stay mapped.
+            # The parameters of the start would stay mapped otherwise.
             self._replica.pull(self._arena.parameters, version=None)
+
+    def _feed(self, open_job: _OpenJob, rank_of: tuple[int, int], first: Ticket) -> Feed:
+        """Return rows of the home shards of a rank; a new feed after workers have come or gone."""
+        if open_job.feed is None or rank_of != open_job.rank_of:
+            open_job.close()
+            told = partial(self._arena.loads_ahead, self._number)
+            open_job.feed = open_job.job.feed(rank_of, first, self._replica.device, told)
+            open_job.rank_of = rank_of
+        return open_job.feed
 
     def _compute(self, message: Message, stream: Stream) -> None:
         number, step, first = (message[name] for name in ("job", "step", "shard"))
@@ -168,13 +160,12 @@ class ShardLoop:
         ]
         results = self._runner.run(
             open_job.job,
-            lambda: open_job.feed(tuple(message["rank_of"]), step, first),
+            lambda: self._feed(open_job, tuple(message["rank_of"]), (step, first)),
             stream,
             step,
             first,
             [None if slot is None else slot.flat for slot in slots],
-            # The coordinator cancels a ticket, which no other shard will ever have, so that a
-            # cancellation that comes late means nothing.
+            # A ticket belongs to a single request, so a late cancellation has no effect.
             is_cancelled=lambda: bool(self._arena.cancelled[self._number] == ticket),
             beside=message.get("beside"),
             snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
@@ -206,7 +197,7 @@ class ShardLoop:
 
 
 def _put(result: ShardSum, into: Vectors) -> None:
-    """Put what a shard yields beside its gradient into its slot."""
+    """Copy buffers and written parameters of a result into the slot; the gradient is there."""
     if result.buffers is not None:
         into.floats.copy_(result.buffers)
     if result.integer_buffers is not None:
@@ -216,7 +207,7 @@ def _put(result: ShardSum, into: Vectors) -> None:
 
 
 def _said(result: ShardSum) -> Message:
-    """Return what is said of a shard that is done."""
+    """Return the message about the result of a shard, without the vectors of the slot."""
     said: Message = {
         "weight": result.weight,
         "metrics": result.metrics,

@@ -1,11 +1,11 @@
-"""The wire between the coordinator and one worker: small messages over a pair of sockets.
+"""The wire between the coordinator and a worker: small messages over a pair of sockets.
 
-What is large lies in shared memory, whose descriptors travel with a message. A message: its length
-in 4 bytes, then what ``messages.pack`` makes of it.
+Large things lie in shared memory, whose descriptors travel with a message. A message on the socket
+is its length in 4 bytes, and the bytes from ``messages.pack``.
 
-Why not records in shared memory, and a descriptor to wake who waits: it is faster by some 5 us of
-the 15 that a word and its answer take, and the order beside messages that stay on the sockets, one
-that is killed while it writes, and one that sleeps are then ours to see to, not the kernel's.
+Records in shared memory, with a descriptor to wake the reader, would save some 5 us of the 15 us of
+a message and its answer. But the kernel would then no longer order messages, end the message of a
+killed writer, and wake a sleeping reader.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from quorate.machine.shared_memory import Segment
 
 _HEADER = struct.Struct("<I")
 _CHUNK = 1 << 16
-_MOST_FDS = 8  # that come with one message
-# Else a script that has SIGPIPE's default action back ends when the other end has.
+_MOST_FDS = 8  # with one message
+# Without the flag a script that restores SIGPIPE's default action would end with the other process.
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
-# As plain numbers: two flags of an enumeration are put together in microseconds.
+# Plain numbers: the union of two flags of an enumeration takes microseconds.
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 
 
 class Wire:
-    """One end of a wire. The receiver of descriptors owns them. Not thread-safe.
+    """An end of a wire. Not thread-safe. The receiver of descriptors owns the descriptors.
 
-    Receiving raises ``UserError`` where descriptors were sent that this process cannot take.
+    All methods that receive raise ``UserError`` if this process cannot take more descriptors.
+
+    Attributes:
+        fds: received descriptors; the reader of a message removes the descriptors of the message.
+        is_cut: whether the other end is closed, and everything was received.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self.fds: list[int] = []  # received, and not yet taken
-        self.is_cut = False  # nothing more will come: the other end is closed
+        self.fds: list[int] = []
+        self.is_cut = False
         self._received = bytearray()
         self._outbox: deque[_Unsent] = deque()
         self._selector: BaseSelector | None = None
@@ -55,9 +59,9 @@ class Wire:
         return cls(ours), cls(theirs)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message. It blocks if the other end has left some 100 kB unread.
+        """Send a message. Blocks while the other end has some 100 kB to read.
 
-        A message to a process that is gone is lost without an error: its end is seen elsewhere.
+        A message to an ended process is lost without an error, because the supervisor sees the end.
         """
         data = _framed(message)
         try:
@@ -65,13 +69,13 @@ class Wire:
                 data = data[self._sent(data, fds, 0) :]
             self.socket.sendall(data, _NO_SIGNAL)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # and what it sent before is still to be read
+            pass  # messages from the other end may still be unread
 
     def post(self, message: Message, *fds: int) -> None:
-        """Send a message, or as much of it as the other end takes now. Does not block.
+        """Send as much of a message as the socket has room for. Does not block.
 
-        The other end may be a process that is stopped. What it does not take waits, with copies of
-        the descriptors, for ``flush`` or ``withdraw``. Do not mix with ``send``.
+        The process of the other end may be stopped. The rest of the message waits, with copies of
+        the descriptors, for ``flush`` or ``withdraw``. Do not mix ``post`` and ``send``.
         """
         data, sent = _framed(message), 0
         if not self._outbox:
@@ -80,7 +84,7 @@ class Wire:
             except BlockingIOError:
                 pass
             except (BrokenPipeError, ConnectionResetError):
-                return  # nobody will read it
+                return  # no process will read the message
         if sent < len(data):  # descriptors go with the first byte
             rest, copies = bytearray(data[sent:]), [] if sent else [os.dup(fd) for fd in fds]
             self._outbox.append(_Unsent(message, rest, copies, sent > 0))
@@ -95,7 +99,7 @@ class Wire:
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
-                self._forget_outbox()  # nobody will read it
+                self._forget_outbox()  # no process will read the messages
                 break
             first.close()  # descriptors go with the first byte
             del first.data[:sent]
@@ -123,11 +127,11 @@ class Wire:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something that was posted waits until the other end takes it."""
+        """True if a posted message waits for room in the socket."""
         return bool(self._outbox)
 
     def withdraw(self, **fields: object) -> bool:
-        """Take back the message with these fields, if nothing of it was sent; return whether."""
+        """Remove the first unsent message with these fields; return False if there is none."""
         for unsent in self._outbox:
             if not unsent.is_begun and fields.items() <= unsent.message.items():
                 self._outbox.remove(unsent)
@@ -136,15 +140,15 @@ class Wire:
         return False
 
     def receive(self) -> Message | None:
-        """Return the next message, or None when the other end is closed. Blocks."""
+        """Return the next message, or None if the other end is closed. Blocks."""
         while (message := self._take()) is None and not self.is_cut:
             self._read(0)
         return message
 
     def arrived(self) -> list[Message]:
-        """Return all messages that are here. Does not block.
+        """Return all received messages. Does not block.
 
-        Memory that came with one is in its place under "memory", and is closed with it.
+        A message with the key "memory" gets the memory sent with the message as the value.
         """
         while not self.is_cut:
             try:
@@ -160,13 +164,13 @@ class Wire:
         return messages
 
     def close(self) -> None:
-        """Close this end; the other one is cut when it has read what was sent."""
+        """Close this end. The other end is cut after the sent messages."""
         self.deaf()
         self._forget_outbox()
         self.socket.close()
 
     def _sent(self, data: bytes | bytearray, fds: Sequence[int], flags: int) -> int:
-        """Send the beginning of what there is, and descriptors with it; return how much."""
+        """Send the beginning of data, with descriptors; return the number of sent bytes."""
         if not fds:
             return self.socket.send(data, flags | _NO_SIGNAL)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]

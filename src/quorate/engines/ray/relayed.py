@@ -44,9 +44,9 @@ class Part(StrEnum):
 def arena_like(sent: Message) -> Arena:
     """Return an arena for one worker alone, that images of the coordinator's fit into."""
     description = sent["description"]
-    snapshots = min(1, description["snapshots"])
-    sizes = {**description, "slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
-    return Arena.like(sizes)
+    snapshots = min(1, description["sizes"]["snapshots"])
+    own = {"slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
+    return Arena.like({**description, "sizes": {**description["sizes"], **own}})
 
 
 def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
