@@ -44,8 +44,8 @@ _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
 
 
-# Returns user code's edits of the coordinator's model until now; None: edits are not followed.
-Edits = Callable[[], ModelChanges | None]
+# Returns user code's changes of the coordinator's model until now; None: towers repeat no changes.
+ChangesUntilNow = Callable[[], ModelChanges | None]
 
 
 class Towers:
@@ -57,7 +57,7 @@ class Towers:
         buffers: of the coordinator's model.
         threads: intra-op threads of each tower. The bits of a matrix product depend on the number.
         say: shows a line to the user. Default: logs the line.
-        original: the coordinator's model, if towers repeat user code's edits of the model.
+        original: the coordinator's model, if towers repeat user code's changes of the model.
     """
 
     can_replace = False  # a thread cannot be ended
@@ -77,7 +77,9 @@ class Towers:
             keep_freed_memory()
         self._say = say or logging.getLogger("quorate").warning
         kind = ThreadTower if len(groups) > 1 else CallerTower
-        self._edits: Edits = (lambda: None) if original is None else original.model_changes
+        self._model_changes: ChangesUntilNow = (
+            (lambda: None) if original is None else original.model_changes
+        )
         frozen = dict if original is None else original.frozen
         self._towers: list[Tower] = []
         for number, group in enumerate(groups):
@@ -101,7 +103,7 @@ class Towers:
 
     def open(self, job: Job) -> TowersChannel:
         """Begin a job, in the thread of the training loop; the first job starts the threads."""
-        channel = TowersChannel(job, self._towers, self._buffers, self._edits)
+        channel = TowersChannel(job, self._towers, self._buffers, self._model_changes)
         # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
         self._started = True
         if self._threads:
@@ -149,7 +151,9 @@ class Towers:
 class TowersChannel(JobChannel):
     """A job's channel to towers. Each tower adds its own results."""
 
-    def __init__(self, job: Job, towers: Sequence[Tower], buffers: Buffers, edits: Edits) -> None:
+    def __init__(
+        self, job: Job, towers: Sequence[Tower], buffers: Buffers, changes: ChangesUntilNow
+    ) -> None:
         replicas = [tower.runner.replica for tower in towers]
         snapshots = None
         self._caller = next((t for t in towers if isinstance(t, CallerTower)), None)
@@ -157,7 +161,7 @@ class TowersChannel(JobChannel):
             slots = {n: new_vectors(job.parameters, buffers) for n in range(len(towers) + 1)}
             snapshots = Snapshots(job.parameters, buffers, slots)
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
-        self._towers, self._edits = towers, edits
+        self._towers, self._model_changes = towers, changes
         self._feed = job.feed(moves_to=replicas[0].device)
         self._inbox: SimpleQueue[Event | tuple[int, Outcome, Batch | None]] = SimpleQueue()
         for tower in towers:
@@ -184,20 +188,20 @@ class TowersChannel(JobChannel):
     def _request(self, effect: Compute, request: Request) -> None:
         tower = self._towers[effect.worker]
         # A single tower computes in ``receive``, from the model as the model is then.
-        edits = None if self._caller is not None else self._edits()
-        tower.compute(partial(self._run_shards, tower.runner, request, edits))
+        changes = None if self._caller is not None else self._model_changes()
+        tower.compute(partial(self._run_shards, tower.runner, request, changes))
 
     def _run_shards(
-        self, runner: ShardRunner, request: Request, edits: ModelChanges | None, stream: Stream
+        self, runner: ShardRunner, request: Request, changes: ModelChanges | None, stream: Stream
     ) -> None:
         """Compute the shards of a request, in the tower's thread.
 
         Args:
-            edits: of the coordinator's model, when the request was sent; None: until now.
+            changes: of the coordinator's model, when the request was sent; None: until now.
         """
 
         def rows() -> Feed:
-            known = edits or self._edits()
+            known = changes or self._model_changes()
             if known is not None:
                 runner.changes.take(known)
                 runner.replica.called.shared.take(known.shared)
