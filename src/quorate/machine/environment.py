@@ -1,4 +1,4 @@
-"""The environment: read here and nowhere else, and never written, but for three variables.
+"""The environment: read here and nowhere else, and never written, but for two variables.
 
 And by a process that is forked for somebody: it takes what that one has.
 """
@@ -83,23 +83,6 @@ def torchrun_error_file() -> Path | None:
 def gloo_interface() -> str | None:
     """Return the interface that gloo was told to listen on, if it was."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
-
-
-@contextmanager
-def gloo_on(interface: str | None) -> Iterator[None]:
-    """Within the block gloo listens on an interface: torch reads it from the environment alone.
-
-    Args:
-        interface: its name; None leaves it to gloo. One that is named already stays.
-    """
-    if interface is None or "GLOO_SOCKET_IFNAME" in os.environ:
-        yield
-        return
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
-    try:
-        yield
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
 
 
 def ray_address() -> str | None:

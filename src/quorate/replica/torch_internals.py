@@ -425,14 +425,29 @@ def last_forward_call() -> int:
 # torch.distributed makes what belongs to a device for groups that it registers, and for no others.
 
 
-def new_backend(device_type: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def new_backend(
+    device_type: str,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    address: str | None = None,
+) -> Any:
     """Return the backend of torch.distributed for a kind of device, for a group of ranks. Blocks.
 
+    Args:
+        address: of this host, on which gloo listens; None: the choice of torch.
+
     Raises:
-        ValueError: there is none.
+        ValueError: torch has no backend for this kind of device.
     """
     dist: Any = torch.distributed
     name = backend_name(device_type)
+    if name == "gloo" and address is not None:
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        return dist.ProcessGroupGloo(store, rank, size, options)
     if name in _BUILT_IN:
         make = getattr(dist, _BUILT_IN[name])
         return make(store, rank, size, timeout=timeout)

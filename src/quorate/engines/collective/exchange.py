@@ -1,8 +1,10 @@
-"""The exchange: each rank gets its slices of the sum over all shards, and gives what they became.
+"""The gradient exchange: each rank receives its slices of the sum over all shards.
 
-Bucket by bucket: the ranks of a host add what they have along the tree of shards; what each host
-has goes to the rank that owns the slice, which adds that along the tree. So there is one order,
-whoever adds, and a slice crosses to another host once.
+Bucket by bucket, the ranks of a host add their sums along the tree of shards. Each host sends its
+sum of a slice once to the rank that owns the slice, and the owner adds the sums of all hosts along
+the tree. So additions have one order on any number of ranks.
+
+Legend: V shards in a step; the subtree of a rank or host is a node of the tree of shards.
 """
 
 from __future__ import annotations
@@ -22,136 +24,141 @@ from quorate.engines.collective.rank_control import MOST_UNDER_WAY, RankControl,
 from quorate.engines.collective.rank_slices import Bucket, RankSlices
 from quorate.replica.flat import Flat, Layout
 
-OUTBOX, PARAMETERS = 0, 1  # what ranks of a host read of each other
+GRADIENTS, PARAMETERS = 0, 1  # vectors that ranks of a host read from each other
 
 _Part = tuple[Node, torch.Tensor]
 
 
 class GradientExchange:
-    """What ranks send each other of vectors of one layout. ``open`` it before it is used.
+    """The exchange of vectors of one layout among all ranks. Call ``open`` before use.
 
     Args:
-        ranks: all of them.
+        ranks: the connections to all ranks.
         layout: of the whole vectors.
-        bucket_bytes: how much is exchanged at a time.
+        bucket_bytes: the size of a bucket, at most.
     """
 
     def __init__(self, ranks: RankControl, layout: Layout, bucket_bytes: int) -> None:
         self.ranks = ranks
         self.slices = RankSlices(ranks, layout, bucket_bytes)
-        # Backward makes the gradients of the last layers first.
+        # Backward computes the gradients of the last layers first.
         self.order = [*reversed(range(len(self.slices.buckets)))]
         self._pool = _TensorPool()
         self._has_seen = False
-        self.is_finite = True  # whether the last sum is, all of its slices
+        self.is_finite = True  # whether all slices of the last sum are finite
 
     def open(self, parameters: Flat, *, by_owners: bool = False) -> None:
-        """Make memory for what is sent, and find that of the others. All ranks call it. Blocks.
+        """Make memory for gradients, and map the memory of other ranks. All ranks call. Blocks.
 
         Args:
-            parameters: the same on all ranks.
-            by_owners: whether ranks write to nothing of them but to what they own, while others
-                compute from them. Ranks of one host then have them once, where they can.
+            parameters: the same values on all ranks.
+            by_owners: whether each rank writes only its slices of the parameters, while other
+                ranks compute from the parameters. Ranks of one host then share one copy, if
+                they can share memory.
         """
         layout, device = self.slices.whole, self.ranks.device
         memory = layout.new(device) if parameters.segment is None else layout.shared()
-        self.outbox = GradientBuckets(memory, self.slices.buckets)
-        self._near = HostMemory(self.ranks, [memory, parameters], [PARAMETERS] if by_owners else [])
+        self.gradient_buckets = GradientBuckets(memory, self.slices.buckets)
+        one = [PARAMETERS] if by_owners else []
+        self._memory = HostMemory(self.ranks, [memory, parameters], one)
         self._parameters = parameters
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._total = self.slices.layout.new(device)
         self._pieces = self.slices.pieces(self._total)  # by bucket
-        self.dealt = cache(self._near.hosts.deal)  # of V: the node that each rank owns
+        self.dealt = cache(self._memory.hosts.deal)  # from V to the subtree of each rank
 
     @property
     def has_one_copy(self) -> bool:
-        """Whether all ranks have the parameters in one and the same memory."""
-        return PARAMETERS in self._near.are_one and len(self._near.ranks) == self.ranks.size
+        """Whether all ranks share one copy of the parameters."""
+        is_one = PARAMETERS in self._memory.are_one
+        return is_one and len(self._memory.ranks) == self.ranks.size
 
     def seen_order(self) -> list[int] | None:
-        """Return the order in which this rank's buckets became whole; None if it is as known.
+        """Return the order in which this rank's buckets became complete, after the first step.
 
-        All ranks are to take them in one order; rank 0 says in which, when it has made a step.
+        All ranks must exchange buckets in one order. Rank 0 sends the order after its first step.
+
+        Returns:
+            None, if the order is known already.
         """
-        came = self.outbox.came
+        came = self.gradient_buckets.came
         if self._has_seen or len(came) < len(self.order):
             return None
         self._has_seen = True
         return [*came] if came != self.order else None
 
     def slowest_factor(self, shards: int) -> float:
-        """Return how much longer than evenly dealt V shards take: see ``hosts``."""
+        """Return the share of the busiest rank in V shards, relative to an equal share."""
         return slowest_factor(self.dealt(shards), shards)
 
     # --- sums -------------------------------------------------------------------------------------
 
     def sum(self, shards: int, *, waits: bool = True) -> Flat:
-        """Return this rank's slices of the sum over a step's shards. All ranks call it. Blocks.
-
-        Summed are the outboxes of all ranks that own shards.
+        """Return this rank's slices of the sum over a step's shards. All ranks call. Blocks.
 
         Args:
-            waits: whether buckets are still coming into this rank's outbox.
+            shards: V of the step.
+            waits: whether backward still computes gradients of this rank.
 
         Returns:
-            The sum, in memory that the next one takes.
+            The sum, in memory that the next call overwrites.
         """
         dealt = self.dealt(shards)
         under_way: deque[_BucketSum] = deque()
         with self._beside():
             for number in self.order:
                 if waits and dealt[self.ranks.rank] is not None:
-                    self.outbox.wait(number)
+                    self.gradient_buckets.wait(number)
                 under_way.append(self._begin(number, dealt, shards))
                 if len(under_way) > MOST_UNDER_WAY:
                     under_way.popleft().end()
-            for adding in under_way:
-                adding.end()
+            for bucket_sum in under_way:
+                bucket_sum.end()
         return self._total
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Within the block a GPU works beside whatever computes gradients, which goes on."""
+        """Within the block a GPU runs this thread's kernels while backward continues."""
         if self._stream is None:
             yield
             return
         computes = torch.accelerator.current_stream(self.ranks.device)
-        # What this stream sends may still be on its way into the outbox by the other one, and what
-        # it writes may still be read there: events of single gradients do not cover all of that.
+        # The other stream may still write gradients that this stream sends, and may still read
+        # memory that this stream writes: events of single gradients do not cover all of that.
         self._stream.wait_stream(computes)
         with self._stream:
             yield
         computes.wait_stream(self._stream)
 
     def _begin(self, number: int, dealt: Sequence[Node | None], shards: int) -> _BucketSum:
-        """Add what this host has of a bucket, and send it to those that own it."""
-        bucket, hosts = self.slices.buckets[number], self._near.hosts
-        own, me = self._near.host, self.ranks.rank
-        adding = _BucketSum(self._pieces[number], shards, self._pool)
+        """Add the sums of this host for a bucket, and send them to the owners of slices."""
+        bucket, hosts = self.slices.buckets[number], self._memory.hosts
+        own, me = self._memory.host, self.ranks.rank
+        bucket_sum = _BucketSum(self._pieces[number], shards, self._pool)
         sends: list[tuple[int, torch.Tensor]] = []
-        parts = self._near_parts(bucket, dealt, adding)
-        adding.take(parts.pop(me))
+        parts = self._host_parts(bucket, dealt, bucket_sum)
+        bucket_sum.take(parts.pop(me))
         for target, theirs in parts.items():
-            sends += [(target, part) for _, part in adding.added(theirs)]
+            sends += [(target, part) for _, part in bucket_sum.added(theirs)]
         takes: list[tuple[int, torch.Tensor]] = []
         for host in range(len(hosts.ranks)):
             if host != own:
-                coming = [(n, adding.new()) for n in hosts.sums(dealt, host, shards)]
+                coming = [(n, bucket_sum.new()) for n in hosts.sums(dealt, host, shards)]
                 takes += [(hosts.hand(host, me), part) for _, part in coming]
-                adding.coming += coming
-        adding.swap = self.ranks.begin_swap(sends, takes)
-        return adding
+                bucket_sum.coming += coming
+        bucket_sum.transfer = self.ranks.begin_swap(sends, takes)
+        return bucket_sum
 
-    def _near_parts(
-        self, bucket: Bucket, dealt: Sequence[Node | None], adding: _BucketSum
+    def _host_parts(
+        self, bucket: Bucket, dealt: Sequence[Node | None], bucket_sum: _BucketSum
     ) -> dict[int, list[_Part]]:
-        """Return what the ranks of this host have for each rank that this one deals with."""
-        near, me = self._near, self.ranks.rank
-        owners = [(rank, node) for rank in near.ranks if (node := dealt[rank]) is not None]
-        targets = near.targets[me]
-        if near.shares:
-            near.arrive()
-            of = {rank: near.of(rank, OUTBOX) for rank, _ in owners}
+        """Return the sums of the ranks of this host, by each rank that this rank deals with."""
+        memory, me = self._memory, self.ranks.rank
+        owners = [(rank, node) for rank in memory.ranks if (node := dealt[rank]) is not None]
+        targets = memory.targets[me]
+        if memory.shares:
+            memory.arrive()
+            of = {rank: memory.of(rank, GRADIENTS) for rank, _ in owners}
             return {
                 target: [(node, bucket.part(of[rank], target)) for rank, node in owners]
                 for target in targets
@@ -161,32 +168,33 @@ class GradientExchange:
         takes: list[tuple[int, torch.Tensor]] = []
         for rank, node in owners:
             for target in targets:
-                part = bucket.part(self.outbox, target)
+                part = bucket.part(self.gradient_buckets, target)
                 if rank != me:
-                    part = adding.new(part)
+                    part = bucket_sum.new(part)
                     takes.append((rank, part))
                 parts[target].append((node, part))
         if dealt[me] is not None:
             sends = [
-                (rank, bucket.part(self.outbox, target))
-                for rank in near.ranks
+                (rank, bucket.part(self.gradient_buckets, target))
+                for rank in memory.ranks
                 if rank != me
-                for target in near.targets[rank]
+                for target in memory.targets[rank]
             ]
         self.ranks.swap(sends, takes)
         return parts
 
-    # --- what became of them ----------------------------------------------------------------------
+    # --- slices after the update ------------------------------------------------------------------
 
     def spread(self, whole: Flat) -> None:
-        """Have all ranks get the slices that each has in its own whole vectors. Blocks.
+        """Copy the slices that each rank owns to the whole vectors of all ranks. Blocks.
 
         Args:
-            whole: the parameters, or others of their layout.
+            whole: the parameters, or other vectors of the layout.
         """
-        near, hosts, ranks = self._near, self._near.hosts, self.ranks
-        others = [host for host in range(len(hosts.ranks)) if host != near.host]
+        memory, hosts, ranks = self._memory, self._memory.hosts, self.ranks
+        others = [host for host in range(len(hosts.ranks)) if host != memory.host]
         parts = self.slices.stretches
+        # 1. Between hosts: each slice crosses to another host once.
         ranks.swap(
             [
                 (hosts.hand(h, ranks.rank), part)
@@ -195,33 +203,34 @@ class GradientExchange:
             ],
             [
                 (rank, part)
-                for rank in near.targets[ranks.rank]
+                for rank in memory.targets[ranks.rank]
                 if rank != ranks.rank
                 for part in parts(whole, rank)
             ],
         )
-        if len(near.ranks) == 1:
+        if len(memory.ranks) == 1:
             return
-        if not near.shares:
-            here = [rank for rank in near.ranks if rank != ranks.rank]
+        # 2. Within this host.
+        if not memory.shares:
+            here = [rank for rank in memory.ranks if rank != ranks.rank]
             ranks.swap(
-                [(r, p) for r in here for t in near.targets[ranks.rank] for p in parts(whole, t)],
-                [(r, p) for r in here for t in near.targets[r] for p in parts(whole, t)],
+                [(r, p) for r in here for t in memory.targets[ranks.rank] for p in parts(whole, t)],
+                [(r, p) for r in here for t in memory.targets[r] for p in parts(whole, t)],
             )
             return
-        which = PARAMETERS if whole is self._parameters else OUTBOX
-        if which == OUTBOX:
-            for target in near.targets[ranks.rank]:
-                _copy(parts(whole, target), parts(self.outbox, target))
-        near.arrive()
-        if which in near.are_one:
+        which = PARAMETERS if whole is self._parameters else GRADIENTS
+        if which == GRADIENTS:
+            for target in memory.targets[ranks.rank]:
+                _copy(parts(whole, target), parts(self.gradient_buckets, target))
+        memory.arrive()
+        if which in memory.are_one:
             return
-        for rank in near.ranks:
+        for rank in memory.ranks:
             if rank != ranks.rank:
-                for target in near.targets[rank]:
-                    _copy(parts(near.of(rank, which), target), parts(whole, target))
-        if which == OUTBOX:  # which the next step writes, and parameters only when all have summed
-            near.arrive()
+                for target in memory.targets[rank]:
+                    _copy(parts(memory.of(rank, which), target), parts(whole, target))
+        if which == GRADIENTS:  # the next step writes gradients; parameters only after its sums
+            memory.arrive()
 
 
 def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:
@@ -230,13 +239,15 @@ def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> N
 
 
 class _BucketSum:
-    """The sum of one bucket's slice, while it comes about.
+    """The sum of this rank's slice of one bucket, while parts of the sum arrive.
 
     Args:
-        into: where it goes.
+        into: memory for the sum.
+        shards: V of the step.
+        pool: of memory for parts.
     """
 
-    swap: TensorTransfer
+    transfer: TensorTransfer
 
     def __init__(self, into: torch.Tensor, shards: int, pool: _TensorPool) -> None:
         self._into, self._shards, self._pool = into, shards, pool
@@ -247,18 +258,18 @@ class _BucketSum:
         self.coming: list[_Part] = []
 
     def new(self, like: torch.Tensor | None = None) -> torch.Tensor:
-        """Return memory like that of the slice, or of another tensor, until ``end``."""
+        """Return memory of the shape of a tensor, by default of the slice, until ``end``."""
         tensor = self._pool.take(self._into if like is None else like)
         self._own.append(tensor)
         self._writable.add(id(tensor))
         return tensor
 
     def take(self, parts: Iterable[_Part]) -> None:
-        """Take what this host has."""
+        """Add the parts of this host."""
         self._parts = self.added(parts, into_slice=True)
 
     def added(self, parts: Iterable[_Part], *, into_slice: bool = False) -> list[_Part]:
-        """Return parts of which those are added that are next to each other in the tree."""
+        """Add those parts that are neighbours in the tree, and return the remaining parts."""
 
         def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             if id(left) in self._writable:
@@ -278,8 +289,8 @@ class _BucketSum:
         return sorted(tree.parts.items(), key=lambda item: item[0])
 
     def end(self) -> None:
-        """Take what other hosts have sent. Blocks until it is here."""
-        self.swap.wait()
+        """Add the parts of other hosts. Blocks until the parts have arrived."""
+        self.transfer.wait()
         ((_, total),) = self.added([*self._parts, *self.coming], into_slice=True)
         if total is not self._into:
             self._into.copy_(total)
@@ -293,11 +304,11 @@ class _TensorPool:
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a vector like another one, with any values."""
+        """Return a vector of the type and length of another vector, with any values."""
         free = self._free.get((like.dtype, like.numel()))
         return free.pop() if free else torch.empty_like(like)
 
     def give(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take vectors back."""
+        """Return vectors to the pool."""
         for tensor in tensors:
             self._free.setdefault((tensor.dtype, tensor.numel()), []).append(tensor)

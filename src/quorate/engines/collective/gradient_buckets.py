@@ -1,6 +1,6 @@
-"""The outbox: vectors that take in the gradient of a rank's last shard while backward makes it.
+"""Gradient buckets: vectors that receive the gradient of a rank's last shard during backward.
 
-So a bucket can go to the other ranks as soon as all of it is there, and backward goes on meanwhile.
+A bucket goes to other ranks as soon as all of its gradients are complete, while backward continues.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MOST_MISHAPS = 3
 
 
 class GradientBuckets(Flat):
-    """The sum of a rank's shards: what it had before its last one, and the gradient of that.
+    """The sum of a rank's shards: the sums of earlier shards plus the gradient of the last shard.
 
-    One thread computes the shard, another one takes buckets out, in the order that it wants.
+    A compute thread runs the shard, and an exchange thread waits for buckets, in any order.
 
     Args:
         flat: the memory.
@@ -36,34 +36,34 @@ class GradientBuckets(Flat):
             sum(n in of for of in self._buckets_of.values()) for n in range(len(buckets))
         ]
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._mishaps = 0  # steps in which gradients changed after they were made
-        self._again: Flat | None = None  # what was there to be sent, if that was not what was sent
+        self._mishaps = 0  # steps in which gradients changed after they had been copied here
+        self._again: Flat | None = None  # the final gradient, if another gradient was sent
         self.clear()
 
     def clear(self) -> None:
-        """Forget what is here: a step begins. No other thread is at work."""
-        self.came: list[int] = []  # buckets in the order in which they were whole
+        """Discard all gradients: a step begins. Neither thread is at work."""
+        self.came: list[int] = []  # buckets in the order in which they became complete
         self._before: Sequence[Flat] = []
         self._forget()
-        self._is_late = self._mishaps >= MOST_MISHAPS  # whether gradients are taken at the end
-        self._whole: SimpleQueue[tuple[int, torch.Event | None] | BaseException] = SimpleQueue()
-        self._known: dict[int, torch.Event | None] = {}  # buckets that are whole
+        self._is_late = self._mishaps >= MOST_MISHAPS  # whether to copy gradients after backward
+        self._complete: SimpleQueue[tuple[int, torch.Event | None] | BaseException] = SimpleQueue()
+        self._known: dict[int, torch.Event | None] = {}  # complete buckets, for ``wait``
         self._again = None
 
-    # --- the thread that computes -----------------------------------------------------------------
+    # --- the compute thread -----------------------------------------------------------------------
 
     def begin(self, before: Sequence[Flat]) -> None:
-        """Note that the last shard of a step is about to be computed.
+        """Note that the computation of the last shard of a step begins.
 
         Args:
-            before: sums of what lies to the left of it in the tree of shards, the nearest first.
+            before: sums of the shards to the left in the tree of shards, the nearest first.
         """
         self._before = before
 
     def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
-        """Note that backward begins, and take each gradient, times a factor, when it is made."""
+        """Note that backward begins: copy each gradient, times a factor, when it is complete."""
         self._unhook()
-        if self.came:  # the shard is computed anew
+        if self.came:  # the shard is computed again
             self._stop()
         else:
             self._forget()
@@ -83,7 +83,7 @@ class GradientBuckets(Flat):
                 self._hooks.append(hooked.register_post_accumulate_grad_hook(take))
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
-        """Take what has not come by itself: see ``Flat.fill``."""
+        """Copy the gradients that no hook has copied: see ``Flat.fill``."""
         self._unhook()
         is_as_taken = all(
             values.get(name) is value and version(value) == then
@@ -95,13 +95,13 @@ class GradientBuckets(Flat):
             self._fill_rest(values, factor)
         elif not self.came:
             super().fill(values, factor)
-        else:  # what is here must not change while it is sent
+        else:  # memory that is being sent must not change
             self._again = self.layout.new(self.device)
             self._again.fill(values, factor)
         self.release()
 
     def release(self) -> None:
-        """Have every bucket go: all is here that will come, or something was raised."""
+        """Mark all buckets complete: backward has ended, or user code has raised an error."""
         self._unhook()
         for number in range(len(self._buckets)):
             if self._missing[number]:
@@ -112,7 +112,7 @@ class GradientBuckets(Flat):
     def _take(self, name: str, gradient: torch.Tensor | None) -> None:
         if gradient is None or gradient.is_sparse or self._is_late:
             return
-        if name in self._taken:  # backward within backward: it comes in parts
+        if name in self._taken:  # backward within backward computes gradients in parts
             self._stop()
             return
         view = self.views[name]
@@ -145,16 +145,16 @@ class GradientBuckets(Flat):
         if self.device.type != "cpu":
             event = torch.accelerator.current_stream(self.device).record_event()
         self.came.append(number)
-        self._whole.put((number, event))
+        self._complete.put((number, event))
 
     def _forget(self) -> None:
         self._factor = 1.0
-        self._taken: dict[str, tuple[torch.Tensor, int]] = {}  # a gradient, and its version then
+        self._taken: dict[str, tuple[torch.Tensor, int]] = {}  # gradients with versions
         self._frozen: set[str] = set()
-        self._missing = [*self._sizes]  # tensors that a bucket waits for
+        self._missing = [*self._sizes]  # by bucket, the number of incomplete tensors
 
     def _stop(self) -> None:
-        """Take gradients at the end of backward: they are not final before."""
+        """Copy gradients after backward, because they change during backward."""
         if not self._is_late:
             self._is_late, self._mishaps = True, self._mishaps + 1
 
@@ -163,12 +163,12 @@ class GradientBuckets(Flat):
             hook.remove()
         self._hooks = []
 
-    # --- the thread that exchanges ----------------------------------------------------------------
+    # --- the exchange thread ----------------------------------------------------------------------
 
     def wait(self, number: int) -> None:
-        """Return when a bucket is whole, and the sum over all of this rank's shards. Blocks."""
+        """Return when a bucket has the sum over all shards of this rank. Blocks."""
         while number not in self._known:
-            came = self._whole.get()
+            came = self._complete.get()
             if isinstance(came, BaseException):
                 raise came
             other, event = came
@@ -181,16 +181,16 @@ class GradientBuckets(Flat):
             torch.add(_of(left, bucket), own, out=own)
 
     def leave(self, error: BaseException) -> None:
-        """Have ``wait`` raise, where it waits. Any thread."""
-        self._whole.put(error)
+        """Make ``wait`` raise an error. Any thread calls."""
+        self._complete.put(error)
 
     @property
     def is_to_go_again(self) -> bool:
-        """Whether something else was sent than what there was in the end."""
+        """Whether the gradient changed after buckets had been sent."""
         return self._again is not None
 
     def go_again(self) -> None:
-        """Have all buckets as they should have been. Nobody reads what is here meanwhile."""
+        """Replace the buckets that were sent by the final gradient. No rank reads them now."""
         if self._again is not None:
             self.copy_(self._again)
             self._again = None
@@ -203,7 +203,7 @@ def _of(flat: Flat, bucket: Bucket) -> torch.Tensor:
 
 
 def _by_name(layout: Layout, buckets: Sequence[Bucket]) -> dict[str, Collection[int]]:
-    """Return the buckets that each tensor has a part in."""
+    """Return the numbers of the buckets that overlap with each tensor, by name."""
     found: dict[str, Collection[int]] = {}
     for name, section in layout.sections.items():
         end = section.start + section.span

@@ -1,126 +1,85 @@
-"""A beat: what a rank tells the others about once a second, and that it lives."""
+"""The heartbeat of a rank: a sign of life about once a second, with the rank's activity."""
 
 from __future__ import annotations
 
-import json
-import time
 from typing import NamedTuple
 
-from quorate.engines.worker_status import PHASES, Doing, WorkerStatus
+import msgspec
 
-MOST_BYTES = 2040  # of a packed beat
-# Characters of each of its texts; JSON has six bytes for some of them.
-_MOST_TEXT, _LEAST_TEXT = 400, 60
+from quorate.engines.worker_status import PHASES, WorkerStatus
+
+MOST_BYTES = 8184  # of a packed heartbeat, whose texts are ``shortened``
+_MOST_CHARACTERS = 400
 
 
-class RankIdentity(NamedTuple):
-    """A rank, as long as it lives."""
+class EndReason(NamedTuple):
+    """Why all ranks are to end."""
+
+    text: str
+    rank: int | None  # the lost rank; None if no single rank is lost
+    has_ended: bool = False  # True: the process that started the rank knows more
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """The state of one rank. Fields that are new get defaults: versions of quorate may differ."""
 
     rank: int
-    host: str
+    host: str  # the name of the host
     mark: str  # of the host, see ``this_host.mark``
     pid: int
     device: str
-
-
-class Heartbeat(NamedTuple):
-    """What one rank told."""
-
-    member: RankIdentity
-    number: int  # rises with each
+    number: int = 0  # rises with each heartbeat
     phase: str = PHASES[0]
     step: int = 0
     shard: int = 0
-    lasted_s: float = 0.0  # how long it is in this phase
+    phase_s: float = 0.0  # seconds spent in this phase of this shard
     is_late: bool = False  # see ``Doing``
-    seconds: tuple[float, ...] = (0.0,) * len(PHASES)
+    seconds: dict[str, float] = msgspec.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     shards: int = 0
-    asked: str | None = None  # the signal that asked it to end
-    left: str | None = None  # why it is about to leave
-    verdict: str | None = None  # rank 0's: why all are to end
-    lost: int | None = None  # rank 0's: which rank that is about, if it is one
-    all_here: bool = False  # rank 0's: all have told that they are there
-
-    @staticmethod
-    def of(member: RankIdentity, number: int, doing: Doing | None) -> Heartbeat:
-        """Return the beat of a rank that is at something."""
-        if doing is None:
-            return Heartbeat(member, number)
-        return Heartbeat(
-            member,
-            number,
-            doing.phase,
-            doing.step,
-            doing.shard,
-            time.monotonic() - doing.since,
-            doing.is_late,
-            tuple(doing.seconds.values()),
-            doing.shards,
-        )
-
-    def packed(self) -> bytes:
-        """Return what ``unpacked`` takes: at most ``MOST_BYTES``."""
-        for most in (_MOST_TEXT, _LEAST_TEXT):
-            asked, left, verdict = (
-                None if text is None else text[:most]
-                for text in (self.asked, self.left, self.verdict)
-            )
-            beat = self._replace(asked=asked, left=left, verdict=verdict)
-            packed = json.dumps(beat._asdict()).encode()
-            if len(packed) <= MOST_BYTES:
-                break
-        return packed
-
-    @staticmethod
-    def unpacked(text: bytes) -> Heartbeat:
-        """Return a beat.
-
-        Raises:
-            ValueError: it is none.
-        """
-        try:
-            told = json.loads(text)
-            # Another version of this package may tell more: it is named when ranks are compared.
-            beat = Heartbeat(**{name: told[name] for name in Heartbeat._fields if name in told})
-            member = RankIdentity(*told["member"][: len(RankIdentity._fields)])
-        except (TypeError, LookupError) as error:
-            raise ValueError(f"a beat: {error}") from error
-        return beat._replace(member=member, seconds=tuple(beat.seconds))
+    stop_signal: str | None = None  # the signal that requested the end of this rank
+    leaves: str | None = None  # why this rank is about to leave
+    end: EndReason | None = None  # of rank 0
+    all_here: bool = False  # of rank 0: whether heartbeats of all ranks have come
 
     def status(self, heard_at: float, *, own_mark: str, show_host: bool) -> WorkerStatus:
-        """Return it as the status of a worker.
+        """Return the status of a worker.
 
         Args:
-            heard_at: time.monotonic() when it came.
-            own_mark: of this host: numbers of processes of others mean nothing here.
-            show_host: whether there are several.
+            heard_at: ``time.monotonic()`` when the heartbeat came.
+            own_mark: mark of this host, where process ids of other hosts mean nothing.
+            show_host: whether the run has several hosts.
         """
-        member = self.member
+        is_here = self.mark == own_mark
         return WorkerStatus(
-            member.rank,
-            member.device,
-            member.pid if member.mark == own_mark else None,
-            None,
-            self.phase,
-            self.step,
-            self.shard,
-            heard_at - self.lasted_s,
-            dict(zip(PHASES, self.seconds, strict=True)),
-            self.shards,
-            host=member.host if show_host else None,
-            is_elsewhere=member.mark != own_mark,
+            number=self.rank,
+            device=self.device,
+            pid=self.pid if is_here else None,
+            thread=None,
+            phase=self.phase,
+            step=self.step,
+            shard=self.shard,
+            since=heard_at - self.phase_s,
+            seconds=self.seconds,
+            shards=self.shards,
+            host=self.host if show_host else None,
+            is_elsewhere=not is_here,
         )
 
     @property
     def place(self) -> str:
-        """Who and where it is: ``rank 2 on node7``."""
-        return f"rank {self.member.rank} on {self.member.host}"
+        """Rank and host, in words: ``rank 2 on node7``."""
+        return f"rank {self.rank} on {self.host}"
 
     @property
-    def at(self) -> str:
-        """What it is at: ``forward of step 7, shard 3``."""
+    def activity(self) -> str:
+        """Phase, step and shard, in words: ``forward of step 7, shard 3``."""
         if self.phase == "starting":
             return "the start of its script"
-        of = f" of step {self.step:,}" if self.shards else ""
-        which = f", shard {self.shard}" if self.phase in PHASES[2:] else ""
-        return f"{self.phase}{of}{which}"
+        step = f" of step {self.step:,}" if self.shards else ""
+        shard = f", shard {self.shard}" if self.phase in PHASES[2:] else ""
+        return f"{self.phase}{step}{shard}"
+
+
+def shortened(text: str) -> str:
+    """Return the first characters of a text, which a heartbeat has room for."""
+    return text[:_MOST_CHARACTERS]

@@ -1,9 +1,9 @@
-"""The board: where each rank publishes heartbeats, and reads the heartbeats of others.
+"""Heartbeat stores: where each rank publishes heartbeats, and reads the heartbeats of other ranks.
 
 Ranks of one machine map a small file, without a lock, whose owner might be stopped. Ranks that
 torchrun has started use keys in torchrun's store, read and written by a thread: a rank writes a key
-with each beat, rank 0 reads all keys at once, and the others read the key of rank 0. So there are
-as many requests as ranks, and not the square.
+with each heartbeat, rank 0 reads all keys at once, and the others read the key of rank 0. So the
+number of requests is the number of ranks, and not its square.
 
 The store outlives the ranks, and torchrun does not count each start: when a host joins or leaves,
 ranks find keys of earlier ranks. So each rank writes a random word, and rank 0 publishes the words
@@ -12,7 +12,6 @@ that rank 0 has read: a rank whose word is among them has met the ranks of this 
 
 from __future__ import annotations
 
-import json
 import mmap
 import secrets
 import threading
@@ -22,9 +21,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import msgpack
+
 from quorate.engines.collective.failure_detector import HeartbeatReading, SilenceLimits
 from quorate.engines.collective.heartbeat import MOST_BYTES, Heartbeat
 from quorate.engines.two_copies import TwoCopies
+from quorate.machine.limits import FILE_POLL_S
 
 _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
 
@@ -32,27 +34,28 @@ _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
 class HeartbeatStore(Protocol):
     """A place where ranks publish and read heartbeats. Only ``close`` blocks."""
 
-    session: str  # what only these ranks know; "" as long as they have not met
+    session: str  # a word that only these ranks know; "" until the ranks have met
 
-    def tell(self, beat: Heartbeat) -> None:
-        """Publish a beat of this rank, soon."""
+    def publish(self, beat: Heartbeat) -> None:
+        """Publish a heartbeat of this rank, soon."""
 
-    def heard(self) -> HeartbeatReading:
-        """Return the newest beats of all ranks."""
+    def read(self) -> HeartbeatReading:
+        """Return the newest heartbeats of all ranks."""
 
     def close(self) -> None:
-        """Leave the board after publishing the last beat. Blocks for a moment."""
+        """Leave the store after publishing the last heartbeat. Blocks for a moment."""
 
 
 class FileHeartbeats:
-    """A board in a file that all ranks of one machine map, also without a name.
+    """A store in a file, maybe without a name, that all ranks of one machine map.
 
     Args:
         path: of a file of ``nbytes`` zeros.
         rank: of this process.
+        size: number of ranks.
     """
 
-    session = "0"  # each start of ranks has a file of its own
+    session = "0"  # each start of ranks has its own file
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self._rank = rank
@@ -62,128 +65,124 @@ class FileHeartbeats:
 
     @staticmethod
     def nbytes(size: int) -> int:
-        """Return the bytes of a board for some number of ranks."""
+        """Return the bytes of a file for some number of ranks."""
         return size * _SLOT
 
-    def tell(self, beat: Heartbeat) -> None:
+    def publish(self, beat: Heartbeat) -> None:
         """See ``HeartbeatStore``; one thread at a time."""
-        own = self._beats[self._rank]
-        own.write(own.read()[0] + 1, beat.packed())
+        self._beats[self._rank].write(beat.number, msgpack.encode(beat))
 
-    def heard(self) -> HeartbeatReading:
+    def read(self) -> HeartbeatReading:
         """See ``HeartbeatStore``."""
         texts = [copies.read()[1] for copies in self._beats]
-        beats = [Heartbeat.unpacked(text) if text else None for text in texts]
+        beats = [msgpack.decode(text, type=Heartbeat) if text else None for text in texts]
         return HeartbeatReading(beats, time.monotonic(), "the file of the ranks")
 
     def close(self) -> None:
-        """Do nothing: ranks may still read."""
+        """Do nothing: other ranks may still read."""
 
 
 _SESSION = "quorate/session"
+_Entry = tuple[str, str, Heartbeat]  # word of the rank, session, heartbeat
 
 
 class StoreHeartbeats:
-    """A board in a store of torch.distributed. Close the board at the end.
+    """Heartbeats in a store of torch.distributed. Close the object at the end.
 
     Args:
-        store: reached by all ranks. The board opens a new connection: while a connection waits
-            for a key, all requests wait.
+        store: reached by all ranks. The object opens a new connection: while a connection waits
+            for a key, all requests on the connection wait.
+        rank: of this process.
+        size: number of ranks.
         where: the store, in words.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, times: SilenceLimits, where: str) -> None:
-        self._rank, self._size, self._times, self._where = rank, size, times, where
+    def __init__(self, store: Any, rank: int, size: int, limits: SilenceLimits, where: str) -> None:
+        self._rank, self._size, self._limits, self._where = rank, size, limits, where
         self._store = store.clone()
-        self._store.set_timeout(timedelta(seconds=times.lost_s))
+        self._store.set_timeout(timedelta(seconds=limits.lost_s))
         self._word = secrets.token_hex(8)
-        self._words = [""] * size  # on rank 0, as it has read them
+        self._words = [""] * size  # of all ranks, as rank 0 has read them
         self.session = ""
         self._beats: list[Heartbeat | None] = [None] * size
+        self._published = 0  # the number of this rank's heartbeat in the store
         self._reached_at = time.monotonic()
-        self._newest: Heartbeat | None = None  # of this rank
-        self._untold: Heartbeat | None = None  # the same, if it is not in the store
-        self._wake, self._told = threading.Event(), threading.Event()
-        self._told.set()
+        self._wake = threading.Event()
         self._is_closed = False
-        self._lock = threading.Lock()  # what is untold, and whether anything is
-        self._thread = threading.Thread(target=self._run, name="quorate-board", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="quorate-heartbeats", daemon=True)
         self._thread.start()
 
-    def tell(self, beat: Heartbeat) -> None:
+    def publish(self, beat: Heartbeat) -> None:
         """See ``HeartbeatStore``."""
-        with self._lock:
-            self._told.clear()
-            self._newest = self._untold = self._beats[self._rank] = beat
-        if beat.verdict is not None or beat.left is not None or beat.asked is not None:
-            self._wake.set()  # news, and not a sign of life
+        self._beats[self._rank] = beat
+        if beat.end is not None or beat.leaves is not None or beat.stop_signal is not None:
+            self._wake.set()  # news, more than a sign of life
 
-    def heard(self) -> HeartbeatReading:
+    def read(self) -> HeartbeatReading:
         """See ``HeartbeatStore``."""
-        return HeartbeatReading(
-            tuple(self._beats), self._reached_at, f"the store of torchrun ({self._where})"
-        )
+        where = f"the store of torchrun ({self._where})"
+        return HeartbeatReading([*self._beats], self._reached_at, where)
 
     def close(self) -> None:
         """See ``HeartbeatStore``."""
         self._wake.set()
-        self._told.wait(2 * self._times.beat_s)
+        until = time.monotonic() + 2 * self._limits.beat_s
+        newest = self._beats[self._rank]
+        while newest and self._published < newest.number and time.monotonic() < until:
+            time.sleep(FILE_POLL_S)
         self._is_closed = True
         self._wake.set()
-        self._thread.join(self._times.beat_s)  # it may be blocked in the store, and is a daemon
+        self._thread.join(self._limits.beat_s)  # the thread, a daemon, may be blocked in the store
 
     def _run(self) -> None:
+        beat_s = self._limits.beat_s
         while not self._is_closed:
-            # What cannot be reached now may be later: whoever judges looks at the clock.
+            # A failure may pass: the monitor compares ``_reached_at`` with the clock.
             with suppress(Exception):
                 self._exchange()
                 self._reached_at = time.monotonic()
-            is_met = self.session and None not in self._beats[: self._size if not self._rank else 1]
-            self._wake.wait(self._times.beat_s if is_met else self._times.beat_s / 5)
+            heard = self._beats if self._rank == 0 else self._beats[:1]
+            has_met = self.session != "" and None not in heard
+            self._wake.wait(beat_s if has_met else beat_s / 5)
             self._wake.clear()
 
     def _exchange(self) -> None:
-        if (beat := self._untold) is not None:
-            text = beat.packed().decode()
-            self._store.set(_key(self._rank), json.dumps([self._word, self.session, text]))
-            with self._lock:  # else a beat that is told just now would be taken for this one
-                if beat is self._untold:
-                    self._untold = None
-                    self._told.set()
+        beat = self._beats[self._rank]
+        if beat is not None and beat.number > self._published:
+            self._store.set(_key(self._rank), msgpack.encode((self._word, self.session, beat)))
+            self._published = beat.number
         if self._rank == 0:
             self._read_all()
         else:
             self._read_first()
 
     def _read_all(self) -> None:
-        ranks = list(range(1, self._size))
-        if "" in self._words[1:]:
-            ranks = [r for r in ranks if self._words[r] or self._store.check([_key(r)])]
-        found = self._store.multi_get([_key(rank) for rank in ranks]) if ranks else []
+        keys = {rank: _key(rank) for rank in range(1, self._size)}
+        found = [r for r, key in keys.items() if self._words[r] or self._store.check([key])]
+        texts = self._store.multi_get([keys[rank] for rank in found]) if found else []
         words = [self._word, *self._words[1:]]
-        for rank, text in zip(ranks, found, strict=True):
-            words[rank], session, packed = json.loads(text)
+        for rank, text in zip(found, texts, strict=True):
+            words[rank], session, beat = msgpack.decode(text, type=_Entry)
             if session == self._word:
-                self._beats[rank] = Heartbeat.unpacked(packed.encode())
+                self._beats[rank] = beat
         if words != self._words:
             self._words = words
-            self._store.set(_SESSION, json.dumps(words))
+            self._store.set(_SESSION, msgpack.encode(words))
         self.session = self._word
 
     def _read_first(self) -> None:
         if not self.session:
             if not self._store.check([_SESSION]):
                 return
-            words = json.loads(self._store.get(_SESSION))
+            words = msgpack.decode(self._store.get(_SESSION), type=list[str])
             if len(words) != self._size or words[self._rank] != self._word:
-                return  # of ranks before these
+                return  # words of ranks before these ranks
             self.session = words[0]
-            with self._lock:
-                self._untold = self._newest  # rank 0 hears whoever says this
+            self._published = 0  # publish again: rank 0 accepts heartbeats with the session
             self._wake.set()
-        word, _, packed = json.loads(self._store.get(_key(0)))
+        word, _, beat = msgpack.decode(self._store.get(_key(0)), type=_Entry)
         if word == self.session:
-            self._beats[0] = Heartbeat.unpacked(packed.encode())
+            self._beats[0] = beat
 
 
 def _key(rank: int) -> str:

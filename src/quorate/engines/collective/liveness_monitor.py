@@ -1,8 +1,8 @@
-"""The watch: a thread of each rank that tells the others what it is at, and ends it with them.
+"""The liveness monitor: a thread of each rank that notices lost ranks, and ends this rank then.
 
-A rank that is lost is named on all others, whatever they are in: a shard, an exchange, an
-evaluation. Rank 0 is brought to raise, so that it closes its run; the others own nothing that is to
-be closed, and end at once.
+A lost rank is named on all other ranks, whatever they do: compute a shard, exchange tensors,
+evaluate. Rank 0 raises an error in its main thread, and so closes its run. Other ranks have nothing
+to close, and end at once.
 """
 
 from __future__ import annotations
@@ -13,236 +13,259 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import structs
 
 from quorate.engines.collective.failure_detector import (
-    EndReason,
     FailureDetector,
     HeartbeatReading,
     SilenceLimits,
 )
-from quorate.engines.collective.heartbeat import Heartbeat, RankIdentity
-from quorate.engines.collective.heartbeat_store import HeartbeatStore
-from quorate.engines.collective.links import GlooSockets
+from quorate.engines.collective.gloo_sockets import GlooSockets
+from quorate.engines.collective.heartbeat import EndReason, Heartbeat, shortened
+from quorate.engines.collective.heartbeat_store import (
+    FileHeartbeats,
+    HeartbeatStore,
+    StoreHeartbeats,
+)
+from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.worker_status import Timesheet, WorkerStatus
+from quorate.errors import RankError
 from quorate.machine import this_host
+from quorate.machine.limits import FILE_POLL_S
 from quorate.machine.resources import oom_kills
 
 GO_ON = "started again, the ranks go on from the newest checkpoint"
 
 
 class LivenessMonitor:
-    """This rank's watch over all. ``close`` it.
+    """The monitor of this rank. Close the object at the end.
 
     Args:
-        board: where ranks tell; closed with this.
-        own: this rank.
-        size: how many there are.
-        is_told: whether rank 0 has started the others, and says for all what ends them.
+        place: of this process among the ranks.
+        device: on which this rank computes.
+        store: of torch.distributed, reached by all ranks; unused if the ranks have a file.
     """
 
     def __init__(
-        self,
-        board: HeartbeatStore,
-        own: RankIdentity,
-        size: int,
-        times: SilenceLimits,
-        *,
-        is_told: bool,
+        self, place: RankPlace, device: torch.device, store: Any, limits: SilenceLimits
     ) -> None:
-        self.verdict: EndReason | None = None  # why all are to end
-        self.links = GlooSockets()
-        self.sheet: Timesheet | None = None  # what this rank is at; None: it is starting
-        # Called by the thread of the watch, on rank 0: with the verdict, and why a rank is asked to
-        # end.
+        self.end: EndReason | None = None  # why all ranks are to end
+        self.sockets = GlooSockets()
+        self.sheet = Timesheet()  # the activity of this rank
+        self.sheet.tell("starting")
+        # Rank 0: called in the monitor's thread, with the reason for the end of all ranks, and
+        # with the rank and the signal that requested the end.
         self.on_lost: Callable[[str], None] = lambda _: None
-        self.on_asked: Callable[[str], None] = lambda _: None
-        self.waits = 0  # how often the main thread has begun to wait for others, less its ends
-        self._board, self._own, self._size, self._times = board, own, size, times
-        self._is_told = is_told
-        self._judge = FailureDetector(own.rank, size, times)
-        self._lock = threading.Lock()  # who tells, numbers
-        self._number = 0
-        self._asked: str | None = None
-        self._left: str | None = None
-        self._all_here = False
-        self._heard_asking: set[int] = set()
-        self._oom_kills = oom_kills()  # before this
-        self._wake, self._heeded = threading.Event(), threading.Event()
-        self._is_closed = False
-        self._tell()
-        self._thread = threading.Thread(target=self._run, name="quorate-watch", daemon=True)
+        self.on_stop: Callable[[str], None] = lambda _: None
+        self.waits = 0  # waits for other ranks that the main thread is in
+        self._place, self._limits = place, limits
+        self._store: HeartbeatStore
+        if place.board is not None:
+            self._store = FileHeartbeats(Path(place.board), place.rank, place.size)
+        else:
+            self._store = StoreHeartbeats(store, place.rank, place.size, limits, place.where)
+        host, mark = this_host.name(), this_host.mark()
+        self._own = Heartbeat(place.rank, host, mark, os.getpid(), str(device))
+        self._detector = FailureDetector(place.rank, place.size, limits)
+        self._lock = threading.Lock()  # for ``_own`` and ``_closed``
+        self._stopping: set[int] = set()  # ranks whose signal rank 0 has heard of
+        self._oom_kills = oom_kills()  # before these ranks
+        self._heeded, self._closed = threading.Event(), threading.Event()
+        self._publish()
+        self._thread = threading.Thread(target=self._run, name="quorate-liveness", daemon=True)
         self._thread.start()
 
     @property
     def session(self) -> str:
-        """What only these ranks know; "" as long as they have not met."""
-        return self._board.session
+        """A word that only these ranks know; "" until the ranks have met."""
+        return self._store.session
 
-    def ask(self, reason: str) -> None:
-        """Have rank 0 hear that this rank was asked to end. Any thread; blocks for a moment."""
-        self._asked = reason
-        self._tell()
+    def wait_for_all(self, ended: Callable[[], str | None]) -> None:
+        """Return when all ranks are here. Blocks, but not in torch: signals are handled.
 
-    def missing(self) -> list[int]:
-        """Return the ranks that have not come yet; on others than rank 0 whether rank 0 says so."""
-        beats = self._board.heard().beats
-        if self._own.rank == 0:
-            gone = [rank for rank in range(1, self._size) if beats[rank] is None]
-            if not gone and not self._all_here:
-                self._all_here = True
-                self._tell()
-            return gone
-        return [] if beats[0] is not None and beats[0].all_here else [0]
+        Args:
+            ended: returns how a rank that this process started has ended; None if all of them run.
+
+        Raises:
+            RankError: a rank does not come.
+        """
+        limit_s, size = self._limits.most_s, self._place.size
+        until = time.monotonic() + limit_s
+        while missing := self._missing():
+            if self.end is not None:
+                raise RankError(self.end.text)
+            if (how := ended() or self.farewell()) is not None:
+                raise RankError(f"{how}, before all ranks had met")
+            if time.monotonic() > until:
+                names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+                has_not = "has not" if len(missing) == 1 else "have not"
+                raise RankError(
+                    f"rank {names} of {size} {has_not} come to the training loop in {limit_s:g} s",
+                    fix="start the same script on every rank, or turn worker_timeout_s up",
+                )
+            time.sleep(FILE_POLL_S)
+
+    def _missing(self) -> list[int]:
+        """Return the ranks without a heartbeat; on ranks other than 0 what rank 0 has found."""
+        beats = self._store.read().beats
+        if self._place.rank > 0:
+            return [] if beats[0] is not None and beats[0].all_here else [0]
+        missing = [rank for rank in range(1, self._place.size) if beats[rank] is None]
+        if not missing:
+            self._publish(all_here=True)
+        return missing
+
+    def request_stop(self, signal_name: str) -> None:
+        """Tell rank 0 that this rank received a signal to end. Any thread; blocks for a moment."""
+        self._publish(stop_signal=signal_name)
 
     def farewell(self) -> str | None:
-        """Return who has left, and why, if somebody has."""
-        for beat in self._board.heard().beats:
-            if beat is not None and beat.left and beat.member.rank != self._own.rank:
-                return f"{beat.place} has left: {beat.left}"
+        """Return in words which rank has left, and why; None if no rank has left."""
+        for beat in self._store.read().beats:
+            if beat is not None and beat.leaves and beat.rank != self._place.rank:
+                return f"{beat.place} has left: {beat.leaves}"
         return None
 
     def heed(self) -> None:
-        """Note that the main thread knows of the verdict."""
+        """Note that the main thread knows that all ranks are to end."""
         self._heeded.set()
 
     def explained(self) -> EndReason | None:
-        """Return who is gone, where a connection broke. Blocks until that is known, or likely not.
+        """Return why a connection broke. Blocks until the lost rank is known, or likely unknown.
 
-        A rank that was killed is silent from then on: it takes some beats to know it. One that has
-        left said why: see ``farewell``.
+        A killed rank is silent from then on, and some heartbeats must be missing until that is
+        noticed. A rank that has left has said why: see ``farewell``.
         """
         self._heeded.set()
-        until = time.monotonic() + 5 * self._times.beat_s
-        while time.monotonic() < until and not self._is_closed:
-            heard = self._board.heard()
-            found = self.verdict or self._judge.of_first(heard) or self._ended(heard)
-            found = found or self._judge.quiet(heard, time.monotonic())
+        until = time.monotonic() + 5 * self._limits.beat_s
+        while time.monotonic() < until and not self._closed.is_set():
+            reading = self._store.read()
+            found = self.end or self._detector.reason_of_first(reading) or self._ended(reading)
+            found = found or self._detector.quiet(reading, time.monotonic())
             if found is not None or self.farewell() is not None:
                 return found
-            time.sleep(self._times.beat_s / 10)
+            time.sleep(self._limits.beat_s / 10)
         return None
 
     def status(self) -> list[WorkerStatus]:
-        """Return what all ranks are at, as far as this one has heard. Any thread may ask."""
+        """Return the activities of all ranks, by their last heartbeats. Any thread may call."""
         now = time.monotonic()
-        heard = self._board.heard()
-        beats = [*heard.beats]
-        beats[self._own.rank] = self._beat(0)
-        several = len({beat.member.host for beat in beats if beat is not None}) > 1
-        return [
-            beat.status(now, own_mark=self._own.mark, show_host=several)
-            for beat in beats
-            if beat is not None
-        ]
+        beats = [beat for beat in self._store.read().beats if beat is not None]
+        beats = [self._current() if beat.rank == self._place.rank else beat for beat in beats]
+        several = len({beat.host for beat in beats}) > 1
+        return [beat.status(now, own_mark=self._own.mark, show_host=several) for beat in beats]
 
-    def close(self, left: str = "its loop is over") -> None:
-        """End the thread, and tell the others that this rank leaves. Blocks for a moment."""
-        if self._is_closed:
+    def close(self, why: str) -> None:
+        """End the thread, and tell other ranks why this rank leaves. Blocks for a moment."""
+        if self._closed.is_set():
             return
-        self._left = left
-        self._tell()
+        self._publish(leaves=shortened(why))
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
         self._heeded.set()
-        self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._board.close()
+        self._store.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._is_closed:
-            self._tell()
-            heard = self._board.heard()
-            verdict = self._ended(heard) or self._judge.look(heard, time.monotonic())
-            if self._is_paused(heard):
-                self._judge.spare(0, time.monotonic())
-            elif verdict is not None:
-                self._lose(verdict)
+        while not self._closed.is_set():
+            self._publish()
+            reading, now = self._store.read(), time.monotonic()
+            end = self._ended(reading) or self._detector.look(reading, now)
+            if self._is_paused(reading):
+                self._detector.spare(0, now)
+            elif end is not None:
+                self._end_all(end)
                 return
-            self._hear_asking(heard)
-            self._wake.wait(self._times.beat_s / 2)
+            if self._place.rank == 0:
+                self._hear_of_signals(reading)
+            self._closed.wait(self._limits.beat_s / 2)
 
-    def _lose(self, verdict: EndReason) -> None:
-        """End this rank, as another is lost, or this one."""
-        if self._is_closed:
+    def _end_all(self, end: EndReason) -> None:
+        """End this rank, because a rank is lost."""
+        if self._closed.is_set():
             return
-        self.verdict = verdict
-        self._tell()  # the others of rank 0
-        self._end_stopped(verdict.rank)
-        if self._own.rank > 0:
-            self._end(verdict)
-        self.links.cut()
-        with suppress(Exception):  # whatever it is, this process ends
-            self.on_lost(verdict.text)
-        # Out of what was cut the main thread comes at once; user code of a callback may take long.
-        if not self._heeded.wait(self._times.leave_s) and (
-            self.waits > 0 or not self._heeded.wait(self._times.lost_s - self._times.leave_s)
+        self.end = end
+        if self._place.rank == 0:
+            self._publish(end=end._replace(text=shortened(end.text)))
+        self._kill_stopped(end.rank)
+        if self._place.rank > 0:
+            self._exit(end)
+        self.sockets.shut_down()
+        with suppress(Exception):  # this process ends, whatever is raised
+            self.on_lost(end.text)
+        # The main thread leaves an exchange at once; user code of a callback may take long.
+        limits = self._limits
+        if not self._heeded.wait(limits.leave_s) and (
+            self.waits > 0 or not self._heeded.wait(limits.lost_s - limits.leave_s)
         ):
-            self._end(verdict)
+            self._exit(end)
 
-    def _end(self, verdict: EndReason) -> None:
-        if not self._is_told or self._own.rank == 0 or verdict.rank == 0:
+    def _exit(self, end: EndReason) -> None:
+        # A rank 0 that has started the other ranks prints the reason for all, if rank 0 can.
+        if self._place.board is None or self._place.rank == 0 or end.rank == 0:
             with suppress(OSError):
-                os.write(2, f"quorate: {verdict.text}; {GO_ON}\n".encode())
-        self._board.close()
+                os.write(2, f"quorate: {end.text}; {GO_ON}\n".encode())
+        self._store.close()
         os._exit(1)
 
-    def _tell(self) -> None:
+    def _publish(self, **changes: Any) -> None:
         with self._lock:
-            if self._is_closed:
-                return
-            self._number += 1
-            self._board.tell(self._beat(self._number))
+            if not self._closed.is_set():
+                self._own = structs.replace(self._current(), number=self._own.number + 1, **changes)
+                self._store.publish(self._own)
 
-    def _beat(self, number: int) -> Heartbeat:
-        doing = None if self.sheet is None else self.sheet.read()
-        verdict = self.verdict if self._own.rank == 0 else None
-        return Heartbeat.of(self._own, number, doing)._replace(
-            asked=self._asked,
-            left=self._left,
-            verdict=None if verdict is None else verdict.text,
-            lost=None if verdict is None else verdict.rank,
-            all_here=self._all_here,
+    def _current(self) -> Heartbeat:
+        """Return the newest heartbeat of this rank, with the activity at this moment."""
+        doing = self.sheet.read()
+        return structs.replace(
+            self._own,
+            phase=doing.phase,
+            step=doing.step,
+            shard=doing.shard,
+            phase_s=time.monotonic() - doing.since,
+            is_late=doing.is_late,
+            seconds=doing.seconds,
+            shards=doing.shards,
         )
 
-    def _hear_asking(self, heard: HeartbeatReading) -> None:
-        if self._own.rank > 0:
-            return
-        for beat in heard.beats:
-            if beat is not None and beat.asked and beat.member.rank not in self._heard_asking:
-                self._heard_asking.add(beat.member.rank)
-                self.on_asked(f"rank {beat.member.rank}: {beat.asked}")
+    def _hear_of_signals(self, reading: HeartbeatReading) -> None:
+        for beat in reading.beats:
+            if beat is not None and beat.stop_signal and beat.rank not in self._stopping:
+                self._stopping.add(beat.rank)
+                self.on_stop(f"rank {beat.rank}: {beat.stop_signal}")
 
-    def _end_stopped(self, rank: int | None) -> None:
-        """End a rank of this host that was stopped: it cannot do so, and torchrun waits for it."""
-        beat = None if rank is None else self._board.heard().beats[rank]
+    def _kill_stopped(self, rank: int | None) -> None:
+        """Kill a rank of this host that was stopped and cannot end; torchrun waits for its end."""
+        beat = None if rank is None else self._store.read().beats[rank]
         if beat is not None and self._is_stopped(beat):
             with suppress(OSError):
-                os.kill(beat.member.pid, signal.SIGKILL)
+                os.kill(beat.pid, signal.SIGKILL)
 
     def _is_stopped(self, beat: Heartbeat) -> bool:
-        member = beat.member
-        return member.mark == self._own.mark and this_host.is_stopped(member.pid)
+        return beat.mark == self._own.mark and this_host.is_stopped(beat.pid)
 
-    def _is_paused(self, heard: HeartbeatReading) -> bool:
-        """Whether a person has stopped rank 0 by Ctrl-Z, and with it the others that it started."""
-        first = heard.beats[0]
-        return (
-            self._is_told and self._own.rank > 0 and first is not None and self._is_stopped(first)
-        )
+    def _is_paused(self, reading: HeartbeatReading) -> bool:
+        """Whether a person has stopped rank 0 by Ctrl-Z, and with it the ranks it has started."""
+        first = reading.beats[0]
+        was_started_by_first = self._place.board is not None and self._place.rank > 0
+        return was_started_by_first and first is not None and self._is_stopped(first)
 
-    def _ended(self, heard: HeartbeatReading) -> EndReason | None:
-        """Return which rank of this host has ended without a word, if one has."""
-        for beat in heard.beats:
-            if beat is None or beat.member.rank == self._own.rank:
+    def _ended(self, reading: HeartbeatReading) -> EndReason | None:
+        """Return which rank of this host has ended without a word; None if no rank has."""
+        for beat in reading.beats:
+            if beat is None or beat.rank == self._place.rank:
                 continue
-            is_here = beat.member.mark == self._own.mark and beat.left is None
-            if is_here and this_host.has_ended(beat.member.pid):
-                member = beat.member
-                text = f"{beat.place} has ended (process {member.pid}), at {beat.at}"
+            is_here = beat.mark == self._own.mark and beat.leaves is None
+            if is_here and this_host.has_ended(beat.pid):
+                text = f"{beat.place} has ended (process {beat.pid}), at {beat.activity}"
                 if oom_kills() > self._oom_kills:
                     text += "; the kernel has killed a process, as memory ran out"
-                return EndReason(text, member.rank, has_ended=True)
+                return EndReason(text, beat.rank, has_ended=True)
         return None

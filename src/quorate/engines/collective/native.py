@@ -1,8 +1,8 @@
 """The native exchange: torch.distributed's own reduce-scatter and all-gather, bucket by bucket.
 
-Its sums are in an order that depends on the number of ranks, and so do their bits. It is there to
-measure what the other order costs. (gloo's reduce-scatter sends as much as its all-reduce, twice
-what it would have to.)
+The order of additions, and so the bits, depend on the number of ranks. The native exchange serves
+to measure the cost of the ordered sum. (The reduce-scatter of gloo sends as many bytes as an
+all-reduce: twice as many as necessary.)
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from quorate.replica.flat import Flat
 
 
 class NativeExchange(GradientExchange):
-    """What ranks send each other, as torch.distributed does it."""
+    """The exchange of vectors by torch.distributed."""
 
     def open(self, parameters: Flat, *, by_owners: bool = False) -> None:  # noqa: ARG002
         """Make memory for gradients: see ``GradientExchange``. Each rank has its own parameters."""
-        super().open(parameters)  # torch.distributed writes to all of them, also what is there
+        super().open(parameters)  # torch.distributed writes all parameters on each rank
 
     def sum(self, shards: int, *, waits: bool = True) -> Flat:
         """Return this rank's slices of the sum over a step's shards: see ``GradientExchange``."""
         owns = self.dealt(shards)[self.ranks.rank] is not None
         if not owns:
-            for vector in self.outbox.vectors:
+            for vector in self.gradient_buckets.vectors:
                 vector.zero_()
         under_way: deque[TensorTransfer] = deque()
         with self._beside():
             for number in self.order:
                 if waits and owns:
-                    self.outbox.wait(number)
+                    self.gradient_buckets.wait(number)
                 bucket = self.slices.buckets[number]
-                parts = [bucket.part(self.outbox, rank) for rank in range(self.ranks.size)]
+                ranks = range(self.ranks.size)
+                parts = [bucket.part(self.gradient_buckets, rank) for rank in ranks]
                 under_way.append(self.ranks.begin_sum(parts, self._pieces[number]))
                 if len(under_way) > MOST_UNDER_WAY:
                     under_way.popleft().wait()
-            for swap in under_way:
-                swap.wait()
+            for transfer in under_way:
+                transfer.wait()
         return self._total
 
     def spread(self, whole: Flat) -> None:
-        """Have all ranks get the slices that each has in its own whole vectors. Blocks."""
+        """Copy the slices that each rank owns to the whole vectors of all ranks. Blocks."""
         under_way: deque[Callable[[], None]] = deque()
         for bucket in self.slices.buckets:
             parts = [bucket.part(whole, rank) for rank in range(self.ranks.size)]
@@ -56,18 +57,18 @@ class NativeExchange(GradientExchange):
             end()
 
     def _begin_spread(self, parts: list[torch.Tensor]) -> Callable[[], None]:
-        """Begin to spread a bucket; what is returned ends that, and blocks."""
-        own, most = parts[self.ranks.rank], max(part.numel() for part in parts)
-        if all(part.numel() == most for part in parts):
+        """Begin to spread a bucket. Returns a function that ends the transfer, and blocks."""
+        own, longest = parts[self.ranks.rank], max(part.numel() for part in parts)
+        if all(part.numel() == longest for part in parts):
             return self.ranks.begin_spread(own, parts).wait
-        # Not every backend takes parts of several lengths.
-        padded = own.new_zeros(most)
+        # Not every backend accepts parts of several lengths.
+        padded = own.new_zeros(longest)
         padded[: own.numel()] = own
         taken = [torch.empty_like(padded) for _ in parts]
-        swap = self.ranks.begin_spread(padded, taken)
+        transfer = self.ranks.begin_spread(padded, taken)
 
         def end() -> None:
-            swap.wait()
+            transfer.wait()
             for part, other in zip(parts, taken, strict=True):
                 part.copy_(other[: part.numel()])
 

@@ -1,7 +1,7 @@
-"""The ranks: what one of them says to the others, by gloo, NCCL and their like. No pickle travels.
+"""What ranks send each other: small messages, and tensors. No pickle travels.
 
-Rank 0 leads: it tells all what comes next, in one small record. Vectors go between each two ranks
-directly, from the memory where they are to the memory where they are wanted.
+Rank 0 leads: before each step or other common work, rank 0 sends a record to all ranks. Tensors go
+directly from the memory of one rank to the memory of another.
 """
 
 from __future__ import annotations
@@ -9,50 +9,52 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from quorate.coordination.ownership import Hosts
 from quorate.engines.collective.failure_detector import SilenceLimits
-from quorate.engines.collective.host_pipes import HostPipes, pipes
-from quorate.engines.collective.interface import Interface, chosen
-from quorate.engines.collective.liveness_monitor import GO_ON
-from quorate.engines.collective.meeting import meet
-from quorate.engines.collective.rank_facts import RankFacts, gather_facts, own_facts, require_alike
+from quorate.engines.collective.gloo_address import chosen, is_loopback
+from quorate.engines.collective.gloo_messages import GlooMessages
+from quorate.engines.collective.host_pipes import HostPipes
+from quorate.engines.collective.liveness_monitor import GO_ON, LivenessMonitor
+from quorate.engines.collective.rank_facts import gather_facts, require_alike
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.collective.tensor_group import Addressed, TensorGroup
 from quorate.engines.messages import Message, pack, unpack
 from quorate.errors import RankError
-from quorate.machine.environment import gloo_on
+from quorate.machine.environment import gloo_interface
+
+_dist: Any = dist  # documented, and not declared to be exported
 
 Record = Message
 
-_FOR_EVER = timedelta(days=365)  # what rank 0 does between two steps has no bound
-_SMALL = 1024  # bytes of a record that travel with its length
+_FOR_EVER = timedelta(days=365)  # messages: user code of rank 0 between two steps has no time limit
 
-# Two long messages that share one connection, one each way, take up to twice the time of short ones
-# of which a few are under way.
+# Two long messages on one connection, one in each direction, take up to twice as long as several
+# short messages in flight.
 MESSAGE_BYTES = 1 << 20
-MOST_UNDER_WAY = 2  # others beside the one that is waited for, so that memory stays bounded
+MOST_UNDER_WAY = 2  # transfers besides the transfer that is waited for; bounds memory
 
 
 class RankControl:
-    """This process's end of a collective. ``close`` it.
+    """The connections of this process to all other ranks. Close the object at the end.
 
     Args:
-        place: of this process.
-        device: that vectors are on.
-        timeout_s: how long the others may take for a shard; see ``SilenceLimits``.
-        ended: says which rank that this process has started has ended, if one has.
-        workers: how many ranks were asked for, if that was said.
+        place: of this process among the ranks.
+        device: of all tensors that ranks send.
+        timeout_s: time limit for the computation of a shard; see ``SilenceLimits``.
+        ended: returns how a rank that this process started has ended; None if all of them run.
+        workers: the number of ranks in the user's settings; None if the settings name no number.
 
     Raises:
-        RankError: the ranks do not meet.
-        UserError: they do not fit together.
+        RankError: ranks do not meet.
+        UserError: ranks do not fit together.
     """
 
     def __init__(
@@ -63,219 +65,145 @@ class RankControl:
         ended: Callable[[], str | None] = lambda: None,
         workers: int | None = None,
     ) -> None:
-        self.rank, self.size = place.rank, place.size
-        self._is_broken = False  # whether an exchange was
-        self._near: HostPipes | None = None  # among the ranks of this host
-        self._all: HostPipes | None = None  # the same, if all ranks are of this host
-        self._host: TensorGroup | None = None  # of this host's ranks, where not all have pipes
-        self._groups: list[TensorGroup] = []  # all that this rank is in
-        self.device = device
-        self._place = place
-        self._interface: Interface | None = None
-        timeout = timedelta(seconds=SilenceLimits.of(timeout_s).most_s)
-        with _refusing("to reach the others"):
-            self.monitor, store = meet(place, device, timeout_s, ended)
+        self.rank, self.size, self.device = place.rank, place.size, device
+        self._is_broken = False
+        self._pipes: HostPipes | None = None  # to ranks of this host, if ranks can open pipes
+        self._groups: list[TensorGroup] = []
+        limits = SilenceLimits.of(timeout_s)
+        with _as_rank_error("to reach the others"):
+            store = place.rendezvous(limits.most_s)
+            self.monitor = LivenessMonitor(place, device, store, limits)
         try:
-            with self._lost_is_an_error("to meet"), ExitStack() as stack:
-                stack.enter_context(self._listening(store, own_facts(place, device, workers)))
-                stack.enter_context(self.monitor.links.noting())
-                # Here, where gloo listens on the right interface, and what the ranks meet by is
-                # sure to be there until the last of them has its connections.
-                self._data = {"cpu": self._group(store, "data", timeout)}  # by kind of device
-                if (kind := device.type) != "cpu":
-                    self._data[kind] = self._group(store, kind, timeout, device_type=kind)
-                self._control = self._group(store, "control", _FOR_EVER)
-                self._beside = self._group(store, "beside", _FOR_EVER)
-            self._reach_own_host(store, SilenceLimits.of(timeout_s).most_s)
+            self.monitor.wait_for_all(ended)
+            store = _dist.PrefixStore(f"quorate-{self.monitor.session}", store)
+            with self._waiting("to meet"):
+                self._connect(store, place, limits.most_s, workers)
         except BaseException as error:
             self.monitor.close(f"{type(error).__name__} while ranks were connected")
             self._disconnect()
             raise
 
+    def _connect(self, store: Any, place: RankPlace, limit_s: float, workers: int | None) -> None:
+        # 1. Refuse ranks that differ.
+        facts = gather_facts(store, place, self.device, workers)
+        require_alike(facts, place)
+        self.hosts = Hosts([each.host for each in facts])
+        # 2. Connect all ranks. The store may end with the first rank that leaves.
+        address = None
+        if sys.platform == "linux" and gloo_interface() is None:
+            addresses = [each.address for each in facts]
+            address = chosen(place.endpoint, addresses[self.rank], addresses)
+        self.bound = _bound(place, address)
+
+        def group(name: str, timeout: timedelta, kind: str = "cpu") -> TensorGroup:
+            made = TensorGroup(store, name, self.rank, self.size, timeout, kind, address)
+            self._groups.append(made)
+            return made
+
+        kinds = dict.fromkeys(("cpu", self.device.type))
+        with self.monitor.sockets.noting():
+            self._data = {kind: group(kind, timedelta(seconds=limit_s), kind) for kind in kinds}
+            self._all: GlooMessages | HostPipes = GlooMessages(
+                group("messages", _FOR_EVER), self.size
+            )
+            self._beside = GlooMessages(group("beside", _FOR_EVER), self.size)
+        # 3. Ranks of one host use pipes, for barriers and, if no other host exists, for messages.
+        members = self.hosts.ranks[self.hosts.of[self.rank]]
+        pipes = self._pipes = HostPipes(members, self.rank, self.gather, self.require_all)
+        if not pipes.are_complete:
+            pipes.close()
+            self._pipes = None
+        elif len(members) == self.size:
+            self._all = pipes
+
     def close(self, why: str) -> None:
         """Leave the collective.
 
         Args:
-            why: for the others.
+            why: the reason, for messages of other ranks.
         """
         self.monitor.close(why)
         self._disconnect()
 
-    def _group(
-        self,
-        store: Any,
-        name: str,
-        timeout: timedelta,
-        members: Sequence[int] | None = None,
-        device_type: str = "cpu",
-    ) -> TensorGroup:
-        """Return a new group of all ranks, or of some with this one among them. Blocks.
-
-        Args:
-            name: that no other group of these ranks has.
-        """
-        members = range(self.size) if members is None else members
-        own = members.index(self.rank)
-        self._groups.append(TensorGroup(store, name, own, len(members), timeout, device_type))
-        return self._groups[-1]
-
     def _disconnect(self) -> None:
-        """Close whatever connects this rank with others."""
         while self._groups:
             self._groups.pop().close(is_broken=self.is_broken)
-        if self._near is not None:
-            self._near.close()
+        if self._pipes is not None:
+            self._pipes.close()
 
     @property
     def is_broken(self) -> bool:
-        """Whether another is gone."""
-        return self._is_broken or self.monitor.verdict is not None
+        """Whether a rank is lost, or an exchange was left in the middle."""
+        return self._is_broken or self.monitor.end is not None
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    @property
+    def has_pipes(self) -> bool:
+        """Whether the ranks of this host can open each other's descriptors."""
+        return self._pipes is not None
+
     def break_off(self) -> None:
-        """Note that the others are in an exchange that this rank has left: they hear no record."""
+        """Note that this rank left an exchange in the middle: other ranks receive no record."""
         self._is_broken = True
 
-    def _reach_own_host(self, store: Any, limit_s: float) -> None:
-        """Find what the ranks of one host wait for each other by; all if there are no others."""
-        hosts = self.hosts.ranks
-        gather = self._gathered_by_gloo  # as a part of the meeting
-        self._near, have_all = pipes(hosts, self.rank, gather, limit_s, self.require_all)
-        if len(hosts) == 1:
-            self._all = self._near
-        if not have_all:
-            with self._lost_is_an_error("to meet"), self.monitor.links.noting():
-                own = next(each for each in hosts if self.rank in each)
-                timeout = timedelta(seconds=limit_s)
-                self._host = self._group(store, f"host-{own[0]}", timeout, own)
-
-    @contextmanager
-    def _listening(self, store: Any, own: RankFacts) -> Iterator[None]:
-        """Within the block gloo listens where the others reach this rank, if they all fit."""
-        hellos = gather_facts(store, self._place, own)
-        require_alike(hellos, self._place)
-        self.hosts = Hosts([each.host for each in hellos])
-        if sys.platform == "linux":
-            addresses = [each.address for each in hellos]
-            self._interface = chosen(self._place.endpoint, own.address, addresses)
-        with gloo_on(None if self._interface is None else self._interface.name):
-            yield
-
-    @property
-    def bound(self) -> str:
-        """What is bound where, in words."""
-        at = "this machine's own address" if self._interface is None else str(self._interface)
-        if self._place.endpoint is None:
-            return f"{self.size} ranks met through a file; gloo listens on {at}"
-        host, port = self._place.endpoint
-        return (
-            f"{self.size} ranks met at {host}:{port} (torchrun's store, on all interfaces); "
-            f"gloo listens on {at}"
-        )
-
     def require_all(self) -> None:
-        """Raise if a rank is gone.
+        """Raise if a rank is lost.
 
         Raises:
-            RankError: one is.
+            RankError: with the name of the lost rank.
         """
-        if self.monitor.verdict is not None:
+        if self.monitor.end is not None:
             self.monitor.heed()
-            raise RankError(self.monitor.verdict.text, fix=GO_ON)
+            raise RankError(self.monitor.end.text, fix=GO_ON)
+
+    # --- messages ---------------------------------------------------------------------------------
 
     def tell(self, record: Record) -> None:
-        """Have all ranks hear a record; rank 0 alone calls it. Blocks until it is sent."""
-        text = pack(record)
-        if self._all is not None:
-            with self._lost_is_an_error("to hear what comes next"):
-                self._all.spread(text)
-            return
-        head = torch.zeros(8 + _SMALL, dtype=torch.uint8)
-        head[:8] = torch.tensor([len(text)]).view(torch.uint8)
-        head[8 : 8 + len(text[:_SMALL])] = _bytes(text[:_SMALL])
-        with self._lost_is_an_error("to hear what comes next"):
-            self._control.broadcast(head, 0)
-            if len(text) > _SMALL:
-                self._control.broadcast(_bytes(text[_SMALL:]), 0)
+        """Send a record to all ranks; rank 0 alone calls. Blocks until the record is sent."""
+        with self._waiting("to hear what comes next"):
+            self._all.spread(pack(record))
 
     def hear(self) -> Record:
-        """Return the next record of rank 0. Blocks until there is one, for however long."""
-        if self._all is not None:
-            with self._lost_is_an_error("to say what comes next"):
-                said: Record = unpack(self._all.spread(None))
-            return said
-        head = torch.empty(8 + _SMALL, dtype=torch.uint8)
-        with self._lost_is_an_error("to say what comes next"):
-            self._control.broadcast(head, 0)
-            size = int(head[:8].clone().view(torch.int64))
-            text = head[8 : 8 + min(size, _SMALL)].numpy().tobytes()
-            if size > _SMALL:
-                rest = torch.empty(size - _SMALL, dtype=torch.uint8)
-                self._control.broadcast(rest, 0)
-                text += rest.numpy().tobytes()
-        record: Record = unpack(text)
+        """Return the next record of rank 0. Blocks without a time limit."""
+        with self._waiting("to say what comes next"):
+            record: Record = unpack(self._all.spread(None))
         return record
 
     def gather(self, own: Any, *, beside: bool = False) -> list[Any]:
-        """Return what each rank has given, in the order of ranks. All ranks call it. Blocks.
+        """Return the values that all ranks pass, by rank. All ranks call. Blocks.
 
         Args:
-            own: what this rank gives, of the kinds of values that messages hold.
-            beside: whether a thread beside the main one calls it, of which there is one.
+            own: the value of this rank, of a kind that messages hold.
+            beside: True in a thread besides the main thread; one such thread may exist.
         """
-        if self._all is not None and not beside:
-            with self._lost_is_an_error("to end the step"):
-                return [unpack(each) for each in self._all.gather(pack(own))]
-        return self._gathered_by_gloo(own, beside)
-
-    def _gathered_by_gloo(self, value: Any, beside: bool = False) -> list[Any]:
-        own = pack(value)
-        heads = self._gathered(len(own).to_bytes(8, "little") + own[:_SMALL], 8 + _SMALL, beside)
-        sizes = [int.from_bytes(head[:8], "little") for head in heads]
-        texts = [head[8 : 8 + size] for head, size in zip(heads, sizes, strict=True)]
-        if (rest := max(sizes) - _SMALL) > 0:
-            more = self._gathered(own[_SMALL:], rest, beside)
-            texts = [text + each for text, each in zip(texts, more, strict=True)]
-        return [unpack(text[:size]) for text, size in zip(texts, sizes, strict=True)]
-
-    def _gathered(self, own: bytes, size: int, beside: bool) -> list[bytes]:
-        given = torch.zeros(size, dtype=torch.uint8)
-        given[: len(own)] = _bytes(own)
-        taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(self.size)]
-        if not beside:
-            with self._lost_is_an_error("to end the step"):
-                self._data["cpu"].begin_gather(given, taken).wait()
-        else:  # what the watch knows of waiting is of the main thread
-            with _refusing("for the others"):
-                self._beside.begin_gather(given, taken).wait()
-        return [tensor.numpy().tobytes() for tensor in taken]
-
-    def wait_for_host(self) -> None:
-        """Return when all ranks of this host have come here. Blocks."""
-        with self._lost_is_an_error("of its host"):
-            if self._near is not None:
-                self._near.arrive()
-            elif self._host is not None:
-                self._host.wait_for_all()
+        if beside:  # the monitor counts waits of the main thread alone
+            with _as_rank_error("for the others"):
+                return [unpack(each) for each in self._beside.gather(pack(own))]
+        with self._waiting("to end the step"):
+            return [unpack(each) for each in self._all.gather(pack(own))]
 
     def arrive(self) -> None:
-        """Return when all ranks have come here, however long one of them takes. Blocks."""
-        with self._lost_is_an_error("to write or read files"):
-            self._control.wait_for_all()  # the only one that takes however long
+        """Return when all ranks have called this method. Blocks without a time limit."""
+        self.gather(None)
+
+    def wait_for_host(self) -> None:
+        """Return when all ranks of this host, who have pipes, have called this method. Blocks."""
+        assert self._pipes is not None
+        with self._waiting("of its host"):
+            self._pipes.arrive()
+
+    # --- tensors ----------------------------------------------------------------------------------
 
     def swap(
         self,
         sends: Sequence[Addressed],
         takes: Sequence[Addressed],
     ) -> None:
-        """Send tensors to ranks, and take others in; in the same order on both ends. Blocks.
-
-        See ``begin_swap``.
-        """
+        """Send tensors to ranks, and receive tensors; see ``begin_swap``. Blocks."""
         if self.device.type != "cpu":
             self.begin_swap(sends, takes).wait()
             return
@@ -284,49 +212,52 @@ class RankControl:
             under_way.append(self.begin_swap(given or [], taken or []))
             if len(under_way) > MOST_UNDER_WAY:
                 under_way.popleft().wait()
-        for swap in under_way:
-            swap.wait()
+        for transfer in under_way:
+            transfer.wait()
 
     def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> TensorTransfer:
-        """Begin to add one part for each rank over all ranks, in torch's own order.
+        """Begin to add one part for each rank over all ranks, in torch's order.
 
         Args:
-            own: takes the sum of the parts for this rank.
+            own: receives the sum of the parts for this rank.
         """
-        with self._lost_is_an_error("to exchange its slices"):
+        with self._waiting("to exchange its slices"):
             work = self._data[own.device.type].begin_sum(parts, own)
-        return TensorTransfer([work], self._lost_is_an_error)
+        return TensorTransfer([work], self._waiting)
 
     def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> TensorTransfer:
-        """Begin to have all ranks get what each has: vectors of one length, by rank."""
-        with self._lost_is_an_error("to exchange its slices"):
+        """Begin to copy a vector of each rank to all ranks: vectors of one length, by rank."""
+        with self._waiting("to exchange its slices"):
             work = self._data[own.device.type].begin_gather(own, taken)
-        return TensorTransfer([work], self._lost_is_an_error)
+        return TensorTransfer([work], self._waiting)
 
     def begin_swap(
         self,
         sends: Sequence[Addressed],
         takes: Sequence[Addressed],
     ) -> TensorTransfer:
-        """Begin to send tensors to ranks, and to take others in; in the same order on both ends.
+        """Begin to send tensors to ranks, and to receive tensors.
+
+        Between two ranks the tensors sent first are received first.
 
         Args:
-            sends: rank and a contiguous tensor; between two ranks the first sent is taken first.
-            takes: rank and the memory that it goes to.
+            sends: pairs of a rank and a contiguous tensor.
+            takes: pairs of a rank and the memory for the tensor from this rank.
         """
         works: list[Any] = []
-        with self._lost_is_an_error("to exchange its slices"):
+        with self._waiting("to exchange its slices"):
             for kind, group in self._data.items():
                 given, taken = _on(kind, sends), _on(kind, takes)
                 if given or taken:
                     works += group.begin_swap(given, taken)
-        return TensorTransfer(works, self._lost_is_an_error)
+        return TensorTransfer(works, self._waiting)
 
     @contextmanager
-    def _lost_is_an_error(self, what: str) -> Iterator[None]:
-        watch = self.monitor
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Within the block this rank waits for others. Errors name the lost rank, if known."""
+        monitor = self.monitor
         self.require_all()
-        watch.waits += 1
+        monitor.waits += 1
         try:
             yield
         except (RuntimeError, ValueError, ConnectionError) as error:  # of torch.distributed; pipes
@@ -338,16 +269,16 @@ class RankControl:
                 f"rank {self.rank} of {self.size} waited for another {what}, and it is gone",
                 f"{line:.300}",
             ) from error
-        except BaseException:  # of a signal, maybe in the midst of a message
+        except BaseException:  # of a signal, maybe in the middle of a message
             self._is_broken = True
             raise
         finally:
-            watch.waits -= 1
+            monitor.waits -= 1
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Have what torch.distributed raises be a ``RankError``."""
+def _as_rank_error(what: str) -> Iterator[None]:
+    """Within the block errors of torch.distributed become ``RankError``."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -356,27 +287,40 @@ def _refusing(what: str) -> Iterator[None]:
 
 
 class TensorTransfer:
-    """Tensors on their way."""
+    """Tensors in flight. The tensors must live until ``wait`` has returned."""
 
     def __init__(
-        self, works: Sequence[Any], lost: Callable[[str], AbstractContextManager[None]]
+        self, works: list[Any], waiting: Callable[[str], AbstractContextManager[None]]
     ) -> None:
-        self._works, self._lost = works, lost
+        self._works, self._waiting = works, waiting
 
     def wait(self) -> None:
-        """Return when all are where they are to be. Blocks."""
-        with self._lost("to exchange its slices"):
+        """Return when the tensors have arrived. Blocks; on a GPU the current stream waits."""
+        with self._waiting("to exchange its slices"):
             for work in self._works:
                 work.wait()
 
 
+def _bound(place: RankPlace, address: str | None) -> str:
+    """Return where the ranks met and where gloo listens, in words."""
+    at = address or gloo_interface() or "this machine's own address"
+    if is_loopback(at):
+        at += " (this machine alone)"
+    if place.endpoint is None:
+        return f"{place.size} ranks met through a file; gloo listens on {at}"
+    return (
+        f"{place.size} ranks met at {place.where} (torchrun's store, on all interfaces); "
+        f"gloo listens on {at}"
+    )
+
+
 def _on(device_type: str, tensors: Sequence[Addressed]) -> list[Addressed]:
-    """Return those of some tensors that lie on a kind of device, and have elements."""
+    """Return the tensors that lie on a kind of device and have elements."""
     return [(r, t) for r, t in tensors if t.numel() and t.device.type == device_type]
 
 
 def rounds(tensors: Sequence[Addressed]) -> list[list[Addressed]]:
-    """Return short pieces of contiguous tensors: the first for each rank, the second ones, ..."""
+    """Cut contiguous tensors into short pieces: first pieces for all ranks, then second pieces."""
     found: list[list[Addressed]] = []
     begun: Counter[int] = Counter()  # pieces by rank
     for rank, tensor in tensors:
@@ -386,7 +330,3 @@ def rounds(tensors: Sequence[Addressed]) -> list[list[Addressed]]:
             found[begun[rank]].append((rank, piece))
             begun[rank] += 1
     return found
-
-
-def _bytes(text: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text or b"\0"), dtype=torch.uint8)[: len(text)]

@@ -1,7 +1,7 @@
-"""The hello: what ranks say of themselves before anything else, and whether they fit together.
+"""Facts that all ranks compare before anything else: whether the ranks fit together.
 
-It goes through the store by which they meet. Ranks that do not fit would hang or fail in the first
-thing that they do together: builds of torch that pack tensors differently, a GPU and a CPU.
+Facts go through the store by which the ranks meet. Ranks that differ would hang or fail in their
+first exchange: builds of torch that pack tensors differently, a GPU and a CPU.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from quorate.engines.collective.interface import route
+from quorate.engines.collective.gloo_address import route
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
@@ -27,18 +27,18 @@ from quorate.machine.text import printable
 
 
 class RankFacts(NamedTuple):
-    """What one rank says."""
+    """Facts about one rank."""
 
-    address: str  # of its host, on the way to the store
+    address: str  # of the host, on the way to the store
     host: str  # see ``this_host.mark``
-    device: str  # the kind that it computes on
+    device: str  # the kind of device that the rank computes on
     torch: str  # the build
-    script: str  # a hash of its text
-    workers: int | None  # as many as were asked for
+    script: str  # a hash of the text
+    workers: int | None  # the number in the settings; None if the settings name no number
     pid: int
 
 
-ALIKE = {
+_ALIKE = {
     "device": (
         "the kind of device",
         "a rank that sees no GPU computes on the CPU, and other bits; `quorate doctor` on its host "
@@ -49,67 +49,74 @@ ALIKE = {
 }
 
 
-def own_facts(place: RankPlace, device: torch.device, workers: int | None) -> RankFacts:
-    """Return what this rank says."""
-    return RankFacts(
-        route(place.endpoint),
-        this_host.mark(),
-        device.type,
-        torch.__version__,
-        _script_hash(),
-        workers,
-        os.getpid(),
-    )
-
-
-def gather_facts(store: Any, place: RankPlace, own: RankFacts) -> list[RankFacts]:
-    """Return what each rank says, in the order of ranks. All ranks call it. Blocks.
+def gather_facts(
+    store: Any, place: RankPlace, device: torch.device, workers: int | None
+) -> list[RankFacts]:
+    """Return the facts about all ranks, by rank. All ranks call. Blocks.
 
     Args:
-        store: that all of them have, with no word of ranks before these.
+        store: shared by these ranks, without entries of earlier ranks.
+        device: on which this rank computes.
+        workers: the number of ranks in the settings of this rank; None if they name no number.
     """
-    store.set(f"hello-{place.rank}", json.dumps(own))
-    given = store.multi_get([f"hello-{rank}" for rank in range(place.size)])
-    return [RankFacts(*json.loads(text)) for text in given]
+    address, version = route(place.endpoint), torch.__version__
+    own = RankFacts(
+        *(address, this_host.mark(), device.type, version, _script_hash(), workers, os.getpid())
+    )
+    store.set(f"facts-{place.rank}", json.dumps(own))
+    texts = store.multi_get([f"facts-{rank}" for rank in range(place.size)])
+    return [RankFacts(*json.loads(text)) for text in texts]
 
 
-def require_alike(hellos: Sequence[RankFacts], place: RankPlace) -> None:
-    """Refuse ranks that do not fit together. Blocks until the first rank of the host has said so.
+def require_alike(facts: Sequence[RankFacts], place: RankPlace) -> None:
+    """Refuse ranks that differ. Then blocks until the first rank of this host has printed why.
 
     Raises:
-        UserError: they do not; the same one on every rank.
+        UserError: ranks differ; all ranks raise the same error.
     """
     try:
-        _require_alike(hellos)
+        for each in facts:
+            if each.workers not in (None, place.size):
+                ranks = f"{place.size} rank{'s' if place.size > 1 else ''}"
+                expected = f"{place.size}, as torchrun has started {ranks}"
+                raise SettingError("workers", each.workers, expected, "leave it to torchrun")
+        for field, (name, fix) in _ALIKE.items():
+            require_same(name, [getattr(each, field) for each in facts], fix)
     except UserError:
-        # torchrun ends all ranks as soon as one has ended, and only the first of a host prints.
+        # torchrun ends all ranks as soon as one rank has ended.
         until = time.monotonic() + RANK_SILENCE_S
-        first = hellos[place.rank - place.local_rank].pid
+        first = facts[place.rank - place.local_rank].pid
         while place.local_rank and not this_host.has_ended(first) and time.monotonic() < until:
             time.sleep(FILE_POLL_S)
         raise
 
 
-def _require_alike(hellos: Sequence[RankFacts]) -> None:
-    size = len(hellos)
-    for each in hellos:
-        if each.workers not in (None, size):
-            expected = f"{size}, as torchrun has started {size} rank{'s' if size > 1 else ''}"
-            raise SettingError("workers", each.workers, expected, "leave it to torchrun")
-    for field, (name, fix) in ALIKE.items():
-        expected = getattr(hellos[0], field)
-        for rank, each in enumerate(hellos):
-            if (got := getattr(each, field)) != expected:
-                raise UserError(
-                    f"rank {rank} differs from rank 0 in {name}",
-                    got=f"{printable(got):.40}",
-                    expected=f"{printable(expected):.40}",
-                    fix=fix,
-                )
+def require_same(
+    name: str, values: Sequence[str], fix: str, why: Callable[[int], str] = lambda _: ""
+) -> None:
+    """Refuse ranks with different values of a fact.
+
+    Args:
+        name: the fact, in words.
+        values: of the fact, by rank.
+        fix: advice for the user.
+        why: returns the reason why a rank differs from rank 0, in words.
+
+    Raises:
+        UserError: a rank differs from rank 0.
+    """
+    for rank, got in enumerate(values):
+        if got != values[0]:
+            raise UserError(
+                f"rank {rank} differs from rank 0 in {name}",
+                got=f"{printable(got):.40}",
+                expected=f"{printable(values[0]):.40}{why(rank)}",
+                fix=fix,
+            )
 
 
 def _script_hash() -> str:
-    """Return a hash of the file of the program, or nothing where there is none."""
+    """Return a hash of the file of the program; an empty text if no such file exists."""
     script = current()
     path = getattr(sys.modules["__main__"], "__file__", None) if script is None else script.path
     try:

@@ -1,4 +1,4 @@
-"""The company: this process among the ranks, from the start of the others to the end of all."""
+"""The ranks of one training loop: this process, and processes started as further ranks."""
 
 from __future__ import annotations
 
@@ -27,63 +27,65 @@ from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
 from quorate.replica.flat import Layout
 from quorate.replica.torch_internals import backend_name
 
-END = "end"  # the kind of the last record that rank 0 tells
+END = "end"  # the kind of the last record of rank 0
 
-# With what all ranks leave when SIGTERM asked one of them to, as one process would. A shell and
-# torchrun take 0 for done: torchrun would not start ranks anew where only one of its hosts goes.
+# The exit code of all ranks after SIGTERM to one rank, as a single process would end. A shell and
+# torchrun take 0 for done: torchrun would not restart ranks when one of several hosts leaves.
 STOP_CODE = 128 + signal.SIGTERM
 
 
 class RankGroup:
-    """The ranks of one training loop, of which this process is one.
+    """The ranks of one training loop.
 
     Args:
-        groups: the devices that the settings give, on this host.
-        workers: how many were asked for, and how they exchange gradients.
-        rule: of the updates.
+        groups: the devices of the settings, on this host.
+        workers: the number of ranks, and the way to exchange gradients.
+        rule: the update rule.
 
     Raises:
-        SettingError: ranks cannot do what was asked for.
+        SettingError: ranks cannot train with these settings.
     """
 
     def __init__(self, groups: Sequence[Group], workers: Workers, rule: rules.Rule) -> None:
         if not isinstance(rule, rules.Sync):
             expected = "sync, as the ranks of a collective make each update together"
             raise SettingError("update", rule.name, expected, "or take engine='processes'")
-        if (several := next((group for group in groups if len(group) > 1), None)) is not None:
-            expected = "one device for each rank of a collective"
-            raise SettingError("devices", str(several), expected, "or take engine='towers'")
-        for device in (group[0] for group in groups):
+        for group in groups:
+            if len(group) > 1:
+                expected = "one device for each rank of a collective"
+                raise SettingError("devices", str(group), expected, "or take engine='towers'")
             try:
-                backend_name(device.type)
+                backend_name(group[0].type)
             except ValueError as error:
                 expected = "devices that torch.distributed has collectives for"
                 raise SettingError(
-                    "devices", str(device), expected, f"{error}; or take engine='towers'"
+                    "devices", str(group[0]), expected, f"{error}; or take engine='towers'"
                 ) from error
         self.ranks: RankControl | None = None  # between ``meet`` and ``leave``
         self._launched: RankProcesses | None = None
         self._workers = workers
         self._place = place = own_place()
-        self.groups = tuple(groups)  # of each rank
         self._count = workers.number()
+        self.groups = tuple(groups)  # by rank
         if place is not None:
-            self.groups = tuple(groups[rank % len(groups)] for rank in range(place.size))
             own = groups[place.local_rank % len(groups)]
-            self.groups = (*self.groups[: place.rank], own, *self.groups[place.rank + 1 :])
+            self.groups = tuple(
+                own if rank == place.rank else groups[rank % len(groups)]
+                for rank in range(place.size)
+            )
 
     @property
     def is_of_torchrun(self) -> bool:
-        """Whether torchrun has started the ranks, and tells each its place in the environment."""
+        """Whether torchrun has started the ranks."""
         return self._place is not None and self._place.endpoint is not None
 
     @property
     def rank(self) -> int:
-        """Which rank this process is."""
+        """The rank of this process."""
         return 0 if self._place is None else self._place.rank
 
     def begin(self, script: Script | None, threads: int) -> None:
-        """Start the other ranks, where nobody else has."""
+        """Start the other ranks, unless torchrun has started them."""
         if self._place is None:
             assert script is not None
             require_for_ranks(len(self.groups))
@@ -91,12 +93,12 @@ class RankGroup:
             self._place = self._launched.place
 
     def meet(self, device: torch.device, timeout_s: float) -> RankControl:
-        """Return the ranks, when all are here. Blocks until they have run the script so far.
+        """Return the connections to all ranks. Blocks until all ranks have run the script so far.
 
         Raises:
-            RankError: they do not come.
-            UserError: they do not fit together.
-            SystemExit: the same, where another rank of this host says so.
+            RankError: a rank does not come.
+            UserError: ranks do not fit together.
+            SystemExit: ranks do not fit together, and another rank of this host has said so.
         """
         if device.type == "cpu":
             keep_freed_memory()
@@ -117,23 +119,23 @@ class RankGroup:
 
     @property
     def bound(self) -> str:
-        """What the ranks have bound where, in words; they have met."""
+        """Where the ranks met, and where gloo listens, in words. Call after ``meet``."""
         assert self.ranks is not None
         return self.ranks.bound
 
     def have_met(self) -> None:
-        """Note that all ranks know each other: what they have met by is not needed any more."""
+        """Remove the files by which the ranks met. Call after the first exchange on each device."""
         if self._launched is not None:
             self._launched.met()
 
     @property
     def shares_memory(self) -> bool:
-        """Whether ranks of one host may read each other's memory: those of Linux can."""
+        """Whether ranks of one host may read each other's memory: on Linux."""
         return sys.platform == "linux"
 
     @property
     def native_order(self) -> str | None:
-        """Why the bits depend on the number of ranks, if gradients are added so."""
+        """Why the bits depend on the number of ranks; None if the bits do not."""
         if self._workers.exchange != NATIVE or self.ranks is None:
             return None
         return (
@@ -143,43 +145,44 @@ class RankGroup:
 
     @property
     def exchanging(self) -> Callable[[Layout], GradientExchange] | None:
-        """What gives the exchange of vectors of a layout; None before the ranks have met."""
+        """A function from a layout to the exchange of its vectors; None before ``meet``."""
         if self.ranks is None:
             return None
         kind = NativeExchange if self._workers.exchange == NATIVE else GradientExchange
         return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError | UserError:
-        """Return an error that names the rank that is gone, or why it is, where that is known.
+        """Return an error that names the lost rank or the reason, if known; else ``error``.
 
-        Blocks until ranks have seen of each other who is gone, and the system has told of its end.
+        Blocks until the monitor knows the lost rank, and the system has reported its end.
         """
-        watch = None if self.ranks is None else self.ranks.monitor
-        gone = None if watch is None else watch.explained()
-        if gone is not None and not gone.has_ended:  # it hangs, or is silent: that is all
-            return RankError(gone.text, fix=GO_ON)
-        how = None if gone is None else gone.text
+        monitor = None if self.ranks is None else self.ranks.monitor
+        end = None if monitor is None else monitor.explained()
+        if end is not None and not end.has_ended:  # a rank hangs or is silent: no more is known
+            return RankError(end.text, fix=GO_ON)
+        how = None if end is None else end.text
         if (launched := self._launched) is not None:
-            # Who was killed says most; that a rank has ended, more than what another one printed.
-            wait_s = EXIT_REPORT_S if gone is None else BUSY_EXIT_S
-            how = launched.killed(wait_s) or how or launched.ended()
+            # A kill says most; the end of a rank says more than the output of another rank.
+            how = launched.killed(EXIT_REPORT_S if end is None else BUSY_EXIT_S) or how
+            how = how or launched.ended()
             if (why := launched.refused()) is not None:
                 return UserError(why)
-        how = how or (None if watch is None else watch.farewell())
+        if monitor is not None:
+            how = how or monitor.farewell()
         if how is None or how in str(error):
             return error
-        return RankError(how, fix=f"{error if watch is None else GO_ON}")
+        return RankError(how, fix=str(error) if monitor is None else GO_ON)
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Within the block an error says which rank is gone, where that is known."""
+        """Within the block errors name the lost rank, if known."""
         try:
             yield
         except RankError as error:
             raise self.named(error) from error
 
     def part(self, why: str) -> None:
-        """Tell the others that this process leaves, and does not wait for anybody."""
+        """Tell other ranks that this process ends, and do not wait for any rank."""
         if self.ranks is not None:
             self.ranks.monitor.close(why)
 
@@ -187,8 +190,8 @@ class RankGroup:
         """End the other ranks.
 
         Args:
-            before: done by rank 0 while they are still there.
-            code: the exit code that they end with.
+            before: called on rank 0 before the other ranks end.
+            code: exit code of the other ranks.
 
         Raises:
             RankError: by ``before``; the ranks have ended nevertheless.

@@ -43,6 +43,15 @@ class RankPlace:
         """Host and port of the store, in words."""
         return "" if self.endpoint is None else f"{self.endpoint[0]}:{self.endpoint[1]}"
 
+    def rendezvous(self, limit_s: float) -> Any:
+        """Return a store of torch.distributed that all ranks reach. Blocks."""
+        import torch.distributed  # not in each build of torch
+
+        dist: Any = torch.distributed  # documented, and not declared to be exported
+        timeout = timedelta(seconds=limit_s)
+        store, _, _ = next(dist.rendezvous(self.meet, self.rank, self.size, timeout=timeout))
+        return store
+
 
 _given: RankPlace | None = None  # by the rank 0 that started this process
 

@@ -12,19 +12,24 @@ from quorate.replica.flat import Flat, Layout
 
 
 class Bucket(NamedTuple):
-    """What is exchanged at a time: a stretch of a vector, and each rank's part of it."""
+    """A range of a vector that is exchanged at once, with the part of each rank."""
 
     vector: int
     span: range
     of: list[range]  # by rank
 
     def part(self, whole: Flat, rank: int) -> torch.Tensor:
-        """Return the view of whole vectors that is a rank's part of this bucket."""
+        """Return a view of a rank's part of this bucket.
+
+        Args:
+            whole: vectors of the layout.
+            rank: the owner of the part.
+        """
         return whole.vectors[self.vector][self.of[rank].start : self.of[rank].stop]
 
 
 class SlicePart(NamedTuple):
-    """A stretch of a vector that lies in a rank's slice."""
+    """A range of a vector that lies in a rank's slice."""
 
     start: int  # in the vector
     length: int
@@ -32,13 +37,14 @@ class SlicePart(NamedTuple):
 
 
 class RankSlices:
-    """The slices of vectors of one layout, over some ranks.
+    """The slices of all ranks, of vectors of one layout.
 
-    A rank's slice of a vector is its parts of all buckets, one behind the other.
+    A rank's slice of a vector is the concatenation of the rank's parts of all buckets.
 
     Args:
+        ranks: the connections to all ranks.
         layout: of the whole vectors.
-        bucket_bytes: of a bucket, at most.
+        bucket_bytes: the size of a bucket, at most.
     """
 
     def __init__(self, ranks: RankControl, layout: Layout, bucket_bytes: int) -> None:
@@ -68,11 +74,11 @@ class RankSlices:
         )
 
     def stretches(self, whole: Flat, rank: int) -> list[torch.Tensor]:
-        """Return the views of whole vectors that a rank has, in the order of buckets."""
+        """Return the views of a rank's parts of whole vectors, in the order of buckets."""
         return [bucket.part(whole, rank) for bucket in self.buckets]
 
     def pieces(self, own: Flat) -> list[torch.Tensor]:
-        """Return the views of this rank's slices that its stretches are."""
+        """Return the views of this rank's parts of its slices, in the order of buckets."""
         return [
             piece
             for vector, of in zip(own.vectors, self.of, strict=True)
@@ -80,14 +86,20 @@ class RankSlices:
         ]
 
     def put(self, own: Flat, whole: Flat) -> None:
-        """Copy this rank's slices to where they belong in whole vectors."""
+        """Copy this rank's slices to their places in whole vectors."""
         for piece, part in zip(
             self.pieces(own), self.stretches(whole, self.ranks.rank), strict=True
         ):
             part.copy_(piece)
 
     def within(self, span: range, vector: int, rank: int | None = None) -> list[SlicePart]:
-        """Return what of a stretch of a vector a rank has: by default this one."""
+        """Return the parts of a rank's slice that lie within a range of a vector.
+
+        Args:
+            span: the range.
+            vector: the number of the vector.
+            rank: the owner of the slice; None for this rank.
+        """
         found, at = [], 0
         for part in self.of[vector][self.ranks.rank if rank is None else rank]:
             start, end = max(span.start, part.start), min(span.stop, part.stop)

@@ -1,6 +1,6 @@
-"""What a rank hands over of a step beside its gradient: small, and the same for all ranks to see.
+"""The contribution of a rank to a step besides its gradient: small, and sent to all ranks.
 
-Floats come back as they were.
+Floats arrive bit by bit as they were sent.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from quorate.replica.totals import packed_totals, unpacked_totals
 
 
 class StepContribution(NamedTuple):
-    """What one rank handed over: nothing, the sum of its subtree, or what was raised there."""
+    """The contribution of one rank: the sum of its subtree, an error, or nothing."""
 
     node: Node | None = None
-    sum: ShardSum | None = None  # without its gradient
+    sum: ShardSum | None = None  # without the gradient
     error: BaseException | None = None
-    stop: str | None = None  # why this rank was asked to end
-    is_finite: bool = True  # whether this rank's slices of the gradient are
-    sends_again: bool = False  # whether what it has sent was not what it had in the end
-    notes: Sequence[Note] = ()  # that are new on this rank, if it is another than rank 0
-    spans: Batch | None = None  # what it was at, of a run that is traced
+    stop: str | None = None  # the signal that requested the end of this rank
+    is_finite: bool = True  # whether this rank's slices of the gradient are finite
+    sends_again: bool = False  # whether the gradient changed after buckets were sent
+    notes: Sequence[Note] = ()  # new notes of a rank other than 0
+    spans: Batch | None = None  # the activities of this rank, if the run is traced
 
 
-def to_message(handed: StepContribution) -> Message:
-    """Return what ``from_message`` takes, in another process."""
-    message = handed._asdict()
-    if (total := handed.sum) is None:
+def to_message(contribution: StepContribution) -> Message:
+    """Return a message from which ``from_message`` rebuilds the contribution elsewhere."""
+    message = contribution._asdict()
+    if (total := contribution.sum) is None:
         return message
     written = None if total.written is None else total.written.vectors
     message["sum"] = {
@@ -51,15 +51,16 @@ def to_message(handed: StepContribution) -> Message:
 
 
 def from_message(message: Message, written: Layout) -> StepContribution:
-    """Return what a rank handed over.
+    """Return the contribution of another rank.
 
     Args:
-        written: how what forward wrote lies, see ``writes.layout``.
+        message: as ``to_message`` returned it.
+        written: the layout of parameters that forward wrote, see ``writes.layout``.
     """
-    handed = StepContribution(**message)
-    handed = handed._replace(notes=[Note(*note) for note in handed.notes])
-    if handed.node is None:
-        return handed
+    contribution = StepContribution(**message)
+    contribution = contribution._replace(notes=[Note(*note) for note in contribution.notes])
+    if contribution.node is None:
+        return contribution
     total = message["sum"]
     missing, vectors = total["missing"], total["written"]
     total |= {
@@ -68,8 +69,8 @@ def from_message(message: Message, written: Layout) -> StepContribution:
         "totals": unpacked_totals(total["totals"]),
         "written": Flat(written, vectors) if vectors else None,
     }
-    level, index = handed.node
-    return handed._replace(node=(level, index), sum=ShardSum(**total))
+    level, index = contribution.node
+    return contribution._replace(node=(level, index), sum=ShardSum(**total))
 
 
 def exchange_contributions(
@@ -78,25 +79,25 @@ def exchange_contributions(
     written: Layout,
     hear: Callable[[int, StepContribution], None],
 ) -> tuple[list[Part], list[StepContribution]]:
-    """Return the sums of all ranks, and all that they handed over. All ranks call it. Blocks.
+    """Return the sums of all ranks, and all contributions by rank. All ranks call. Blocks.
 
     Args:
-        own: what this rank hands over.
+        own: the contribution of this rank.
         written: see ``from_message``.
-        hear: told what each rank handed over, in the order of ranks.
+        hear: called with the number and the contribution of each rank, in order.
 
     Raises:
-        Whatever was raised on the lowest rank that raised, on all ranks.
+        Exception: the error of the lowest rank with an error; the same on all ranks.
     """
-    handed = [from_message(each, written) for each in ranks.gather(to_message(own))]
-    for rank, each in enumerate(handed):
+    gathered = ranks.gather(to_message(own))
+    contributions = [from_message(each, written) for each in gathered]
+    for rank, each in enumerate(contributions):
         hear(rank, each)
-    for each in handed:
+    parts: list[Part] = []
+    for each in contributions:
         if each.error is not None:
             raise each.error
-    parts: list[Part] = []
-    for each in handed:
         if each.sum is not None:
             assert each.node is not None
             parts.append((each.node, each.sum))
-    return parts, handed
+    return parts, contributions

@@ -76,7 +76,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     """Return the exit code that rank 0 says."""
     assert crew.rank_group is not None
     ranks = crew.rank_group.meet(crew.master_device, crew.timeout_s)
-    asked = Asked(ranks.monitor.ask)
+    asked = Asked(ranks.monitor.request_stop)
     record = ranks.hear()
     if record["kind"] == END:
         return int(record["code"])

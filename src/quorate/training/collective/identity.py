@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quorate.data.source import Source
+from quorate.engines.collective.rank_facts import require_same
 from quorate.engines.fingerprints import data_fingerprint
-from quorate.errors import UserError
 from quorate.replica.witness.kept import changed, kept
 from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
@@ -43,17 +43,11 @@ def compare(given: list[dict[str, Any]], reads: Sequence[str] = ()) -> None:
     Raises:
         UserError: one differs from rank 0.
     """
-    first, *others = given
-    for rank, other in enumerate(others, start=1):
-        for name, value in first.items():
-            if name != _KEPT and other[name] != value:
-                raise UserError(
-                    f"rank {rank} differs from rank 0 in {name}",
-                    got=f"{other[name]:.40}",
-                    expected=f"{value:.40}{_why(first, other, reads)}",
-                    fix="start the same script with the same arguments, data and packages on "
-                    "every rank",
-                )
+    fix = "start the same script with the same arguments, data and packages on every rank"
+    for name in given[0]:
+        if name != _KEPT:
+            values = [each[name] for each in given]
+            require_same(name, values, fix, lambda rank: _why(given[0], given[rank], reads))
 
 
 def _why(first: dict[str, Any], other: dict[str, Any], reads: Sequence[str]) -> str:

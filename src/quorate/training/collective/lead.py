@@ -53,7 +53,7 @@ def leading(
     state.user_changes.refuse()
     with ExitStack() as stack:
         stack.callback(_leave, crew, rank_group, state, stops, say)
-        ranks.monitor.on_asked = partial(_asked, stops)
+        ranks.monitor.on_stop = partial(_asked, stops)
         with rank_group.naming(), _in_step(ranks):
             shared = share.Sender(ranks)
             opened = _opened(loop, crew, source, facts, shared)

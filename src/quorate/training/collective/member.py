@@ -92,7 +92,7 @@ class Member:
     def leave(self, error: BaseException) -> None:
         """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
         self._thread.leave(error)
-        self.exchange.outbox.leave(error)
+        self.exchange.gradient_buckets.leave(error)
 
     def read(self, values: Values) -> None:
         """Have the next shards read these values of ``Shared``."""
@@ -148,7 +148,7 @@ class Member:
         if self._contrasting is not None and v > 1:  # one shard is a whole batch
             through = self._through(self._contrasting, step, shards)
         if shards:
-            exchange.outbox.clear()
+            exchange.gradient_buckets.clear()
             ask = self._thread.begin(partial(self._released, step, shards, through))
         gradient = self._sum(v, through)
         if ask is not None:
@@ -163,12 +163,12 @@ class Member:
         try:
             own = tell(own)._replace(
                 is_finite=are_finite(gradient),
-                sends_again=exchange.outbox.is_to_go_again,
+                sends_again=exchange.gradient_buckets.is_to_go_again,
                 spans=self._shards.spans(),
             )
             parts, handed = exchange_contributions(exchange.ranks, own, self._written, hear)
             if any(each.sends_again for each in handed):
-                exchange.outbox.go_again()
+                exchange.gradient_buckets.go_again()
                 gradient = self._sum(v, through, waits=False)
                 found = exchange.ranks.gather(are_finite(gradient))
                 exchange.is_finite = all(found)
@@ -246,14 +246,15 @@ class Member:
         buffers.set(*self._buffers)
 
     def _released(self, step: int, shards: range, through: Through | None, stream: Stream) -> Part:
-        """Return the sum of some shards, without its gradient, which goes through the outbox."""
+        """Return the sum of some shards; its gradient goes to the gradient buckets instead."""
         gradients = None if through is None else through.gradients
         try:
             return self._shards.summed(step, shards, gradients, stream)
         finally:
             # Not the time of its shards: whoever is slow is found by those.
             self.sheet.tell("waiting")
-            self.exchange.outbox.release()  # also if something was raised: others wait for it
+            # Also after an error: other ranks wait for buckets.
+            self.exchange.gradient_buckets.release()
 
 
 class _Own:

@@ -157,12 +157,12 @@ class OwnShards:
         gradients: Mapping[int, Tensors] | None,
         stream: Stream,
     ) -> Part:
-        """Return the sum of some shards, without its gradient, which goes through the outbox.
+        """Return the sum of some shards; its gradient goes to the gradient buckets instead.
 
         Args:
             gradients: by shard, with respect to what it represents, if it was represented.
         """
-        job, outbox = self._job, self._exchange.outbox
+        job, buckets = self._job, self._exchange.gradient_buckets
         if gradients is not None:
             steps, threads = range(step, step + 1), self._threads
             job = BackThrough(
@@ -177,8 +177,8 @@ class OwnShards:
                 self._before = [replace(part) for part in before]
                 for part in before:
                     part.gradient = None
-                outbox.begin([part.gradient for part in self._before if part.gradient is not None])
-            result = self._computed(job, step, shard, stream, outbox if is_last else None)
+                buckets.begin([part.gradient for part in self._before if part.gradient is not None])
+            result = self._computed(job, step, shard, stream, buckets if is_last else None)
             if is_last:
                 result.gradient = None
             tree.put((0, shard), result.computed_by(self._rank_of[0], shard))

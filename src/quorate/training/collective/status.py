@@ -15,8 +15,8 @@ class Status:
     can_replace = False
     takes_runs = False
 
-    def __init__(self, watch: LivenessMonitor) -> None:
-        self._watch = watch
+    def __init__(self, monitor: LivenessMonitor) -> None:
+        self._monitor = monitor
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return whether its workers have this dataset: they compute nothing but the loop's."""
@@ -28,7 +28,7 @@ class Status:
 
     def status(self) -> list[WorkerStatus]:
         """Return what all ranks are at, the others as of their last beat."""
-        return self._watch.status()
+        return self._monitor.status()
 
     def close(self) -> None:
         """Do nothing: the loop ends the ranks."""

@@ -27,7 +27,8 @@ from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
 from quorate.commands.doctor.hosts.probe import Listener, measure
 from quorate.commands.doctor.verdicts import verdicts
 from quorate.commands.doctor.wanted import Wanted
-from quorate.engines.collective.interface import Interface, chosen, route
+from quorate.engines.collective.gloo_address import chosen, route
+from quorate.machine.environment import gloo_interface
 from quorate.machine.processor import processors
 
 MEET_S = 120.0  # that hosts may differ in how long they take
@@ -60,8 +61,7 @@ def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) ->
     own, count = int(environment["GROUP_RANK"]), int(environment["GROUP_WORLD_SIZE"])
     store = _store(environment)
     address = route(endpoint)
-    addresses = _said_by_all(store, "address", own, count, address)
-    at = chosen(endpoint, address, addresses)
+    address = chosen(endpoint, address, _said_by_all(store, "address", own, count, address))
     # 2. Each host by itself. What the first has put into the run directory the others look for.
     mark = None
     if own == 0:
@@ -69,7 +69,7 @@ def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) ->
         store.set("word", json.dumps([secrets.token_hex(8), mark]))
     word, mark = json.loads(store.get("word"))
     unseen = None if mark is None else _unseen(mark)
-    report = _report(environment, wanted, at, unseen)
+    report = _report(environment, wanted, address, unseen)
     reports = [
         Report.from_json(said) for said in _said_by_all(store, "report", own, count, asdict(report))
     ]
@@ -113,16 +113,17 @@ def _said_by_all(store: Any, what: str, own: int, count: int, said: Any) -> list
 
 
 def _report(
-    environment: Mapping[str, str], wanted: Wanted, at: Interface | None, unseen: str | None
+    environment: Mapping[str, str], wanted: Wanted, address: str, unseen: str | None
 ) -> Report:
     facts = examine()
+    interface, address = _interface(facts, address)
     speeds = {each.name: each.mbit_per_s or 0 for each in facts.interfaces}
-    speed = 0 if at is None else speeds.get(at.name, 0)
+    speed = speeds.get(interface or "", 0)
     faster = {name: its for name, its in speeds.items() if 0 < speed < its}
     return Report(
         name=socket.gethostname(),
-        address=_address(facts, at),
-        interface=None if at is None else at.name,
+        address=address,
+        interface=interface,
         mbit_per_s=speed or None,
         faster=faster,
         ranks=int(environment.get("LOCAL_WORLD_SIZE", "1")),
@@ -137,12 +138,19 @@ def _report(
     )
 
 
-def _address(facts: Facts, at: Interface | None) -> str:
-    """Return the address of the interface: one that was named says none of its own."""
-    if at is None:
-        return "127.0.0.1"
-    of_it = next((each.addresses for each in facts.interfaces if each.name == at.name), ())
-    return at.address if at.address in of_it or not of_it else of_it[0]
+def _interface(facts: Facts, address: str) -> tuple[str | None, str]:
+    """Return the interface on which gloo listens, and the address of the interface.
+
+    Args:
+        address: on which gloo listens unless the user has named an interface.
+    """
+    named = gloo_interface()
+    for each in facts.interfaces:
+        if each.name == named:
+            return named, address if address in each.addresses else each.addresses[0]
+        if named is None and address in each.addresses:
+            return each.name, address
+    return named, address
 
 
 def _kind(facts: Facts, device: str) -> str:

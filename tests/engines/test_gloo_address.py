@@ -1,0 +1,29 @@
+"""The address on which gloo listens leads to the other hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from quorate.engines.collective import gloo_address
+from quorate.engines.collective.gloo_address import chosen, route
+
+WAY = {"127.0.1.1": "127.0.0.1", "10.0.0.1": "10.0.0.2", "10.0.0.2": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("store", "others", "expected"),
+    [
+        ("127.0.1.1", ["127.0.0.1", "10.0.0.2"], "10.0.0.1"),  # it leads to another rank
+        ("10.0.0.2", ["127.0.0.1"], "10.0.0.1"),  # it leads to the store
+        # Ranks of one machine listen where nobody else can reach them.
+        ("127.0.1.1", ["127.0.0.1", "127.0.0.1"], "127.0.0.1"),
+        (None, ["127.0.0.1"], "127.0.0.1"),
+    ],
+)
+def test_it_leads_to_the_other_hosts(
+    store: str | None, others: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gloo_address, "towards", lambda host, _: WAY.get(host))
+    at = None if store is None else (store, 29500)
+    own = route(at)
+    assert chosen(at, own, [own, *others]) == expected
