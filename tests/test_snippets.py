@@ -25,7 +25,7 @@ SLOW = {
     *("docs/checkpoints.md", "docs/data.md"),
     *("docs/several-models.md", "docs/metrics.md"),
     *("docs/from-tensorflow-1.md", "docs/from-tensorflow-1.zh.md"),
-    "docs/maintainers/writing-a-transport.md",
+    "docs/maintainers/writing-an-engine.md",
 }
 RUN = [
     pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])

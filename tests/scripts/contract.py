@@ -2,6 +2,9 @@
 
     quorate run --devices cpu --workers 2 --engine processes tests/scripts/contract.py
 
+With the argument ``pipes``, without ``quorate run``, it checks the engine of
+``docs/maintainers/pipe_engine.py``.
+
 Prints the clauses of the contract that were tried, as a line of JSON. Shard 0 of step 3 holds a row
 that cannot be loaded; the training itself is given up.
 """
@@ -11,7 +14,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +27,7 @@ import quorate
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Job
 from quorate.engines.wrapped import WrappedTransport
-from quorate.testing import check_transport
+from quorate.testing import check_engine
 from quorate.training.observer import observing
 from quorate.training.state import State
 
@@ -43,7 +49,7 @@ class Checked(WrappedTransport):
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
-        clauses = check_transport(self._inner, job, fails=(3, 0), kill=kill)  # type: ignore[arg-type]
+        clauses = check_engine(self._inner, job, fails=(3, 0), kill=kill)  # type: ignore[arg-type]
         print(json.dumps(clauses))
         raise SystemExit(0)
 
@@ -56,12 +62,21 @@ def loss(model: Any, rows: torch.Tensor) -> torch.Tensor:
     return model(rows).square().mean()
 
 
+through_pipes = sys.argv[1:] == ["pipes"]
 trainer = quorate.Trainer(
     nn.Linear(4, 2),
     loss,
     optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
     batch_size=8,
     shards=4,
+    devices="cpu" if through_pipes else None,
+    workers=quorate.Workers(2, engine="towers") if through_pipes else None,
 )
-with observing(check):
+with ExitStack() as stack:
+    if through_pipes:
+        sys.path.append(str(Path(__file__).parents[2] / "docs" / "maintainers"))
+        from pipe_engine import PipeEngine
+
+        stack.enter_context(observing(PipeEngine))
+    stack.enter_context(observing(check))
     trainer.fit(Rows(), steps=4, shuffle=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from support import small
 from support.digests import digest_of
-from support.runs import command, last_json, run
+from support.runs import SCRIPTS, command, last_json, run
 
 from quorate.coordination.protocol import Compute, Discard, Joined, Keep
 from quorate.testing import ContractError, InMemory, checking_transport, in_memory
@@ -61,10 +62,18 @@ def test_workers_in_memory_keep_it(workers: int) -> None:
     assert checked == train(1)
 
 
-def test_worker_processes_keep_it() -> None:
-    ended = run(command("contract.py", options=("--workers", "2", "--engine", "processes")))
+ENGINES = {
+    "processes": command("contract.py", options=("--workers", "2", "--engine", "processes")),
+    "pipes": [sys.executable, str(SCRIPTS / "contract.py"), "pipes"],  # of writing-an-engine.md
+}
+
+
+@pytest.mark.parametrize("engine", ["processes", pytest.param("pipes", marks=[pytest.mark.slow])])
+def test_worker_processes_keep_it(engine: str) -> None:
+    ended = run(ENGINES[engine])
     assert ended.code == 0, ended.said
-    clauses = [*CLAUSES[:5], RUNS, *CLAUSES[5:], FAILED, KILLED, REPLACED]
+    runs = [RUNS] if engine == "processes" else []
+    clauses = [*CLAUSES[:5], *runs, *CLAUSES[5:], FAILED, KILLED, REPLACED]
     assert last_json(ended.out) == clauses
 
 

@@ -20,8 +20,8 @@ the same bits as with any other workers.
         assert seen.steps == [1, 2, 3]
         assert any(isinstance(event, Left) for event in happened)
 
-For authors of engines, ``check_transport(transport, job)`` tests the contract clause by clause.
-``checking_transport()`` tests the transport that a trainer uses::
+For authors of engines, ``check_engine(transport, job)`` tests the contract clause by clause.
+``checking_transport()`` tests the engine that a trainer uses::
 
     with checking_transport() as clauses:
         trainer.fit(data, steps=2)
@@ -31,7 +31,7 @@ No other part of quorate imports this package.
 """
 
 from quorate.testing.around_trainer import checking_transport, in_memory
-from quorate.testing.contract import ContractError, check_transport
+from quorate.testing.contract import ContractError, check_engine, check_transport
 from quorate.testing.moves import (
     Fails,
     Finishes,
@@ -55,6 +55,7 @@ __all__ = [
     "LeavesOff",
     "Move",
     "ScriptError",
+    "check_engine",
     "check_transport",
     "checking_transport",
     "in_memory",

@@ -12,7 +12,7 @@ from quorate.engines.job import Job, Training
 from quorate.engines.local.towers import Towers
 from quorate.engines.wrapped import WrappedTransport
 from quorate.errors import SettingError
-from quorate.testing.contract import check_transport
+from quorate.testing.contract import check_engine
 from quorate.testing.moves import Move
 from quorate.testing.workers_in_memory import InMemory, one_second
 from quorate.training.observer import observing
@@ -70,7 +70,7 @@ def checking_transport(**options: Any) -> Iterator[list[str]]:
     """Check the transport of each training loop within the block, before the first update.
 
     Args:
-        options: keyword arguments for ``check_transport``.
+        options: keyword arguments for ``check_engine``.
 
     Yields:
         A list of the clauses of the contract that were checked so far.
@@ -94,5 +94,5 @@ class _Checked(WrappedTransport):
 
     def open(self, job: Job) -> Channel:
         if isinstance(job, Training):
-            self._checked += check_transport(self._inner, job, **self._options)
+            self._checked += check_engine(self._inner, job, **self._options)
         return super().open(job)

@@ -41,10 +41,10 @@ PAUSE_S = 0.05
 
 
 class ContractError(QuorateError, AssertionError):
-    """A transport violates the contract."""
+    """An engine violates the contract."""
 
 
-def check_transport(
+def check_engine(
     transport: Transport,
     job: Training,
     *,
@@ -52,7 +52,7 @@ def check_transport(
     kill: Callable[[int], None] | None = None,
     limit_s: float = 60.0,
 ) -> list[str]:
-    """Check that a transport keeps the contract, and return the clauses that were checked.
+    """Check that an engine keeps the contract, and return the clauses that were checked.
 
     Opens and closes several jobs, one after the other. Afterwards the transport is still open and
     the parameters are unchanged. Blocks for about the time of 10 V shards, plus the start of
@@ -67,7 +67,7 @@ def check_transport(
         limit_s: longest wait for an answer, in seconds.
 
     Raises:
-        ContractError: the transport violates the contract.
+        ContractError: the engine violates the contract.
         ValueError: the job is too small for this check.
     """
     if len(job.steps) < 2:
@@ -80,6 +80,9 @@ def check_transport(
                 check(conversation)
             checked.append(clause)
     return checked
+
+
+check_transport = check_engine  # the former name
 
 
 class _Conversation:
