@@ -19,7 +19,7 @@ from quorate.engines.messages import Message
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes.agreement import Comparison
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.process_start import Starter, new_starter
+from quorate.engines.processes.process_start import SpawnStarter, new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import facts_of_own_process
 from quorate.engines.processes.wire import Wire
@@ -178,7 +178,7 @@ class WorkerProcess(WorkerHandle):
     line: Wire
 
     def __init__(
-        self, number: int, script: Script, starter: Starter, *, place: RankPlace | None = None
+        self, number: int, script: Script, starter: SpawnStarter, *, place: RankPlace | None = None
     ) -> None:
         super().__init__(number)
         self._selector: BaseSelector | None = None

@@ -46,14 +46,14 @@ class SpawnStarter:
         self._script = script
         self._spins = spins
 
-    def start(self, wire: Wire, output: IO[bytes]) -> SpawnedProcess:
+    def start(self, wire: Wire, output: IO[bytes]) -> Process:
         """Start ``worker.run`` with a wire and an output. Blocks for some milliseconds.
 
         Raises:
             OSError: the process cannot be started.
         """
         fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
-        return SpawnedProcess(_spawn(worker.__name__, fds, self._script, spins=self._spins))
+        return _spawn(worker.__name__, fds, self._script, spins=self._spins)
 
     def flush(self) -> None:
         """Do nothing: nothing waits."""
@@ -62,7 +62,7 @@ class SpawnStarter:
         """Do nothing: nothing keeps running."""
 
 
-class ForkStarter:
+class ForkStarter(SpawnStarter):
     """Has a fork server start each worker; after the death of the server, starts a new server.
 
     Args:
@@ -72,17 +72,16 @@ class ForkStarter:
     """
 
     def __init__(self, script: Script, *, spins: bool, server: ForkServer | None = None) -> None:
-        self._script = script
-        self._spins = spins
+        super().__init__(script, spins=spins)
         self._server = server
 
-    def start(self, wire: Wire, output: IO[bytes]) -> ForkedProcess:
+    def start(self, wire: Wire, output: IO[bytes]) -> Process:
         """Request a fork that runs ``worker.run`` with a wire and an output. Does not block.
 
         Raises:
             OSError: there is no server, and none can be started.
         """
-        if self._server is None or self._server.process.poll() is not None:
+        if self._server is None or self._server.process.has_ended():
             self.close()
             self._server = _new_server(self._script, spins=self._spins)
         server = self._server
@@ -112,10 +111,7 @@ class ForkStarter:
             server.close()
 
 
-Starter = SpawnStarter | ForkStarter
-
-
-def new_starter(script: Script, workers: int, *, threads: int) -> Starter:
+def new_starter(script: Script, workers: int, *, threads: int) -> SpawnStarter:
     """Return the fastest starter of this system, for some workers of some intra-op threads each."""
     spins = workers * threads <= usable_cores()
     if not can_fork():
@@ -189,7 +185,7 @@ class ForkedProcess:
                 self._hear(message)
         # SIGKILL is on the way, and until the process is gone it may write to shared memory.
         if self._code is None and self._report.is_cut and self._is_gone(0.1):
-            code = self._server.wait()  # the server is ending: its descriptors are closed
+            code = self._server.wait() or 0  # the server is ending: its descriptors are closed
             self._code = code if code >= 0 else -signal.SIGKILL
         return self._code is not None
 
@@ -252,9 +248,9 @@ class ForkOfThisProcess:
         self._handle = os.pidfd_open(pid)
         self._code: int | None = None
 
-    def poll(self) -> int | None:
-        """Return the exit code, -n after signal n; None as long as the child lives."""
-        return self.wait() if _readable(self._handle, timeout_s=0.0) else None
+    def has_ended(self) -> bool:
+        """Return whether the child is gone. Does not block."""
+        return _readable(self._handle, timeout_s=0.0)
 
     def wait(self) -> int:
         """Return the exit code when the child has ended. Blocks."""
@@ -278,7 +274,7 @@ class ForkOfThisProcess:
         os.close(self._handle)
 
 
-ServerProcess = subprocess.Popen[bytes] | ForkOfThisProcess
+ServerProcess = SpawnedProcess | ForkOfThisProcess
 
 
 class ForkServer(NamedTuple):
@@ -292,8 +288,7 @@ class ForkServer(NamedTuple):
         self.wire.close()
         self.process.kill()
         self.process.wait()
-        if isinstance(self.process, ForkOfThisProcess):
-            self.process.close()
+        self.process.close()
 
 
 _standby: ForkServer | None = None  # not yet taken by a starter
@@ -358,7 +353,7 @@ def _take_standby() -> ForkServer | None:
     """Return the server on standby, once; None if there is none, or the server has ended."""
     global _standby
     server, _standby = _standby, None
-    if server is not None and server.process.poll() is not None:
+    if server is not None and server.process.has_ended():
         server.close()
         return None
     return server
@@ -392,14 +387,12 @@ def _new_server(script: Script, *, spins: bool) -> ForkServer:
 # --- new interpreters -----------------------------------------------------------------------------
 
 
-def _spawn(
-    module: str, fds: dict[str, int], script: Script, *, spins: bool
-) -> subprocess.Popen[bytes]:
+def _spawn(module: str, fds: dict[str, int], script: Script, *, spins: bool) -> SpawnedProcess:
     """Start a new interpreter that dies with this process, and runs a module with descriptors."""
     stdout, stderr = inherited_by_children()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     words = [str(os.getpid()), module, json.dumps(_path()), json.dumps(fds)]
-    return subprocess.Popen(
+    popen = subprocess.Popen(
         [sys.executable, *flags, dies_with_parent.__file__, *words],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
@@ -409,6 +402,7 @@ def _spawn(
         env=_environment(spins=spins),
         process_group=0,  # a terminal's Ctrl-C is the coordinator's
     )
+    return SpawnedProcess(popen)
 
 
 def _environment(*, spins: bool) -> dict[str, str]:
