@@ -15,7 +15,6 @@ from quorate.coordination.plan import Plan, abridged
 from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
-from quorate.engines.drawing import drawing as drawing
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.remote_error import exited
 from quorate.engines.stages.pipelined_replica import PipelinedReplica

@@ -1,4 +1,17 @@
-"""The loop over updates: what the coordinator asks for is made, and reported."""
+"""The training loop: makes the updates that the coordinator decides on, and reports each update.
+
+An update passes through seven files in this order; ``grep -n "def NAME" FILE`` finds each place:
+
+    training/drive.py              drive: carries out the coordinator's effects, one after the other
+    coordination/coordinator.py    handle: turns an event into effects, such as "compute shard 3"
+    engines/job_channel.py         send: passes shards to workers, and receives the results
+    engines/shard_runner.py        run: computes the shards of a worker, in its thread or process
+    engines/job.py                 compute_run: fetches the rows of a shard and the parameters
+    replica/replica.py             gradient: forward and backward pass of a shard
+    training/optimizing/update.py  apply: sum, mean, clipping, optimizer step, average, schedule
+
+Afterwards ``Updates.reports`` in this file reports the update.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +28,7 @@ from quorate.coordination.protocol import Stop
 from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
 from quorate.engines import Transport
-from quorate.engines.job import drawing
+from quorate.engines.drawing import drawing
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import Totals, joined

@@ -14,8 +14,8 @@ from quorate.coordination.tree import leaves, tree_sum
 from quorate.data.source import Source
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.step_contribution import StepContribution, exchange_contributions
+from quorate.engines.drawing import drawing
 from quorate.engines.fingerprints import probe_fingerprint
-from quorate.engines.job import drawing
 from quorate.errors import RankError
 from quorate.machine.limits import THREAD_EXIT_S
 from quorate.replica.beside.values import Values
