@@ -1,4 +1,4 @@
-"""Draws of user code that runs in no shard: in an optimizer, between two updates."""
+"""Random draws of user code outside shards: in an optimizer, or between two updates."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from quorate.replica.streams import Stream
 
 
 class drawing:  # noqa: N801
-    """Within the block this thread's draws from torch are keyed by the number of updates.
+    """Within the block this thread's draws from torch depend on the seed and the update count.
 
     Args:
-        what: "update": an optimizer that adds noise, say; "between": callbacks, a loop's body.
+        what: "update" for an optimizer with noise, "between" for callbacks and loop bodies.
+        plan: has the seed.
+        n: the number of updates.
     """
 
     __slots__ = ("_stream",)
-    _spare: ClassVar[list[Stream]] = []  # a new one takes longer than the block, as a rule
+    _spare: ClassVar[list[Stream]] = []  # a new stream usually takes longer than the block
 
     def __init__(self, what: str, plan: Plan, n: int) -> None:
         try:
-            self._stream = self._spare.pop()  # any thread may be first
+            self._stream = self._spare.pop()  # another thread may have taken the last stream
         except IndexError:
             self._stream = Stream()
         self._stream.reseed((what, plan.seed, n))

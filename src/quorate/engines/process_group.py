@@ -1,8 +1,8 @@
-"""The default process group of torch.distributed, which a script that trained with DDP asks for.
+"""The default process group of torch.distributed: needed by scripts for DDP, absent in quorate.
 
-A training by quorate has none: gradients are added over all workers by quorate itself, and the loss
-is the same on any number of them. A script that makes a group is refused, and a call that needs one
-ends in a line that names the call.
+Quorate adds gradients over all workers itself, with the same loss on any number of workers. A
+script that creates a process group is refused, and a call that needs the group ends in a line with
+the name of the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quorate.errors import UserError
 
 _DISTRIBUTED = str(Path(torch.distributed.__file__ or "").parent)
 _TORCH = str(Path(_DISTRIBUTED).parent)
-# Where torch raises what it says of a group that is not there, or that cannot be made.
+# Modules of torch that raise if the group is missing or cannot be created.
 _RAISES = tuple(
     str(Path(_DISTRIBUTED, f"{name}.py")) for name in ("distributed_c10d", "rendezvous")
 )
@@ -46,7 +46,7 @@ _CURES = {
         "give Trainer the model itself: quorate adds gradients over all workers"
     ),
 }
-# An exception that came from another process has no names of classes.
+# An exception of a worker process has no class names.
 _CLASSES = {
     str(Path(_TORCH, "nn", "parallel", "distributed.py")): "DistributedDataParallel",
     str(Path(_TORCH, "utils", "data", "distributed.py")): "DistributedSampler",
@@ -54,13 +54,13 @@ _CLASSES = {
 
 
 def require_none() -> None:
-    """Refuse a script that has made a default process group of several ranks.
+    """Refuse a script with a default process group of several ranks.
 
-    A loss would find it: with sums of its own it would wait for a rank that has no shard at that
-    moment, and with the number of ranks it would have other bits on another number of them.
+    A loss function would use the group: a sum over ranks would wait for a rank without a shard at
+    the moment, and a loss divided by the number of ranks would depend on the number of ranks.
 
     Raises:
-        UserError: there is one.
+        UserError: the script has created a group.
     """
     if _is_there() and (size := torch.distributed.get_world_size()) > 1:
         raise UserError(
@@ -72,13 +72,13 @@ def require_none() -> None:
 
 
 def require_none_made(reads: Iterable[tuple[str, str]]) -> None:
-    """Refuse code of shards that makes a process group: of torchrun's ranks one would wait for all.
+    """Refuse code of shards that creates a process group: a rank of torchrun would wait for all.
 
     Args:
-        reads: the names that the code reads, and where: "train.py:12".
+        reads: names used by the code, each with its line: "train.py:12".
 
     Raises:
-        UserError: the code makes one.
+        UserError: the code creates a group.
     """
     for name, where in reads:
         if name in MAKERS:
@@ -86,10 +86,10 @@ def require_none_made(reads: Iterable[tuple[str, str]]) -> None:
 
 
 def refused_call(error: BaseException) -> UserError | None:
-    """Return what to say of a call that wanted a default process group; None of any other error.
+    """Return the error for a call that needs a default process group; None for further errors.
 
     Args:
-        error: as it was raised, here or in a worker.
+        error: raised in this process or in a worker.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_theirs = bool(frames) and frames[-1].f_code.co_filename in _RAISES
@@ -107,12 +107,12 @@ def _line(call: str, where: str) -> str:
 
 
 def _is_there() -> bool:
-    dist: Any = torch.distributed  # in a build without it most names are missing
+    dist: Any = torch.distributed  # most names are missing in some builds of torch
     return bool(dist.is_available() and dist.is_initialized())
 
 
 def _called(frames: list[FrameType]) -> str:
-    """Return the name of the function or class of torch that was called from outside of torch."""
+    """Return the name of the torch function or class called by code outside torch."""
     inner: list[FrameType] = []
     for frame in reversed(frames):
         file = frame.f_code.co_filename

@@ -1,9 +1,9 @@
-"""Exceptions across processes: what a worker's user code raised, raised again in the coordinator.
+"""Exceptions across processes: an exception of a worker's user code is raised in the coordinator.
 
-An exception travels as JSON and not as a pickle. It keeps its traceback, notes and causes. Types
-of Python, torch and quorate stay the same type; those of quorate keep their parts (name, got,
-expected, fix). Any other arrives as a ``WorkerError`` that names the type: a constructor may do
-anything. Long texts are cut: a wire is for small messages.
+An exception is sent as plain values instead of a pickle, with traceback, notes and causes. Types of
+Python, torch and quorate stay the same type, and errors of quorate keep their parts (name, got,
+expected, fix). Exceptions of all further types arrive as a ``WorkerError`` with the name of the
+type, because a foreign constructor may do anything. Long texts are cut: messages are small.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quorate.errors import ExitError, OneLineError, cut
 Raised = dict[str, Any]
 _Frame = tuple[str, str, int]  # file, function, line
 
-MOST_FRAMES = 60  # of one traceback; an endless recursion has a thousand
+MOST_FRAMES = 60  # of a traceback; an endless recursion has a thousand
 MOST_CAUSES = 10
 MOST_NOTES = 20
 
 
 def to_json(error: BaseException, depth: int = 0) -> Raised:
-    """Return what ``from_json`` needs."""
+    """Return an exception as the argument of ``from_json``, up to a depth of causes."""
     kind = type(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     notes = getattr(error, "__notes__", ())
@@ -51,7 +51,7 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
 
 
 def from_json(raised: Raised) -> BaseException:
-    """Return an exception to raise; its traceback begins with the worker's frames."""
+    """Return an exception to raise, with a traceback that begins with the worker's frames."""
     error = _rebuilt(raised).with_traceback(_traceback(raised["frames"]))
     for note in raised["notes"]:
         error.add_note(note)
@@ -68,15 +68,15 @@ def _rebuilt(raised: Raised) -> BaseException:
     home = {"builtins": builtins, "torch": torch, "quorate.errors": errors}.get(raised["module"])
     kind: object = getattr(home, raised["type"], None)
     text = raised["text"] if raised["argument"] is None else raised["argument"]
-    # What is no Exception would end the coordinator without a word: SystemExit, say.
+    # A SystemExit, for example, would end the coordinator without a message.
     if isinstance(kind, type) and issubclass(kind, Exception):
         if raised["os_error"] is not None:
             number, meaning, name = raised["os_error"]
-            return OSError(number, meaning, name)  # makes the subclass that belongs to the number
+            return OSError(number, meaning, name)  # an object of the subclass for the number
         if kind.__str__ in (BaseException.__str__, KeyError.__str__, OSError.__str__):
             try:
                 error = kind.__new__(kind, text)
-            except TypeError:  # it takes other arguments: an ExceptionGroup, say
+            except TypeError:  # the type has more arguments: an ExceptionGroup, for example
                 pass
             else:
                 error.args = (text,)
@@ -125,10 +125,10 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
 
 
 def exited(error: SystemExit, where: str) -> ExitError:
-    """Return the error that an end of the program is, where a shard is computed.
+    """Return the error for a ``sys.exit()`` of user code in a shard.
 
     Args:
-        where: which shard that was, and whose.
+        where: worker and shard, in words.
     """
     code = error.code if isinstance(error.code, int) and error.code % 256 else 1
     given = "" if error.code is None else cut(repr(error.code))

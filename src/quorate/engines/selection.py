@@ -1,10 +1,10 @@
-"""Engines: how workers are reached, and which way is taken when nobody says.
+"""The selection of an engine, by name or by default.
 
-processes   one per worker on this machine, over shared memory; each runs the script again
-towers      threads of this process
-collective  one process per worker, each with the parameters, on any number of hosts; torchrun
-            starts them, or the first of them the others of its machine
-ray         processes on the nodes of a Ray cluster, which run the script again
+processes   a process per worker on this machine, with shared memory; each runs the script again
+towers      a thread of this process per worker
+collective  a rank per worker, each with all parameters, on any number of hosts; torchrun starts all
+            ranks, or the first rank starts the ranks of its machine
+ray         processes on the nodes of a Ray cluster, each runs the script again
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from quorate.replica.shared.copies import FIX, refused
 
 PROCESSES, TOWERS, COLLECTIVE, RAY = "processes", "towers", "collective", "ray"
 
-OF_PROCESSES = (PROCESSES, RAY)  # workers are processes, and the coordinator has a host's memory
+OF_PROCESSES = (PROCESSES, RAY)  # workers are processes; the coordinator's state is on the CPU
 
 
 class Chosen(NamedTuple):
-    """An engine, and why it is that one."""
+    """An engine, and the reason for an unusual choice."""
 
     name: str
-    script: Script | None  # that worker processes run
-    why: str | None = None  # where it is not the usual one
+    script: Script | None  # run by worker processes
+    why: str | None = None  # None: the usual choice
 
 
 def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
-    """Return the engine.
+    """Return the engine with a name, or the default engine for some devices.
 
-    Worker processes keep parameters in the host's memory and update them there, which suits CPU
-    workers; GPUs are towers unless processes are asked for.
+    The default for several CPUs is processes: parameters are updated in memory of the host, near
+    CPU workers. The default for GPUs is towers.
 
     Raises:
-        SettingError: there is no such engine, or it cannot work here.
+        SettingError: the name is unknown, or the engine cannot work in this process.
     """
     known = (PROCESSES, TOWERS, COLLECTIVE, RAY)
     if name is not None and name not in known:
@@ -72,10 +72,10 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
 
 
 def require_ray() -> None:
-    """Raise if Ray is not installed: it is an extra.
+    """Raise an error without an installed Ray, an extra of the distribution.
 
     Raises:
-        SettingError: it is not.
+        SettingError: Ray is not installed.
     """
     if find_spec("ray") is None:
         fix = 'pip install "quorate-torch[ray]"'
@@ -83,15 +83,15 @@ def require_ray() -> None:
 
 
 def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
-    """Return the engine for a model that towers cannot have copies of.
+    """Return the engine for a model without copies, as towers need.
 
     Args:
-        name: what was asked for.
-        engine: what was chosen without that.
-        obstacle: why not.
+        name: the requested engine.
+        engine: the choice for a model with copies.
+        obstacle: the reason against copies, in words.
 
     Raises:
-        CopyError: towers were asked for, or there is no other way.
+        CopyError: towers were requested, or no further engine can work.
     """
     if engine.name in (*OF_PROCESSES, COLLECTIVE):
         return engine

@@ -1,7 +1,7 @@
-"""Servers: processes elsewhere that have a slice each of the parameters, and make updates of it.
+"""Servers: processes on a cluster, each with a slice of the parameters, that make the updates.
 
-How they are reached is a transport's matter, and what they do with their slice is training's. Here
-is what both know: how vectors are cut, and what is said.
+The engine starts and reaches the servers, and training implements the work of a server. This module
+has the common parts: how vectors are cut into slices, and the protocols of both sides.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from quorate.coordination.ownership import slices
 from quorate.replica.flat import Flat, Layout
 
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]
-Told = dict[str, Any]  # as JSON has it
-Answer = tuple[Told, Image]  # an image may be empty
+Told = dict[str, Any]  # a request or an answer, as a message
+Answer = tuple[Told, Image]  # the image may be empty
 
 
 class Slicing:
-    """How the vectors of a layout are cut: one stretch of each per server, of whole blocks.
+    """The slices of a layout's vectors: for each server a range of whole blocks of each vector.
 
-    So a slice of parameters, or of gradients, is the same on every machine, and a norm over blocks
-    is the same number for any number of servers.
+    A slice of parameters and a slice of gradients have the same ranges on every machine. Because
+    ranges are whole blocks, a norm over blocks has the same bits for any number of servers.
 
     Args:
-        count: S, of servers.
+        count: the number S of servers.
     """
 
     def __init__(self, layout: Layout, count: int) -> None:
@@ -38,13 +38,13 @@ class Slicing:
         self.of = [[of[number] for of in cuts] for number in range(count)]
 
     def cut(self, flat: Flat, number: int) -> Image:
-        """Return the bytes of a slice; where there is one vector they are no copy."""
+        """Return the bytes of a slice; a view if the layout has a single vector, else a copy."""
         parts = [part for part in self._parts(flat, number) if part.numel()]
         images = [as_bytes(part) for part in parts]
         return images[0] if len(images) == 1 else joined(images)
 
     def put(self, flat: Flat, number: int, image: Image) -> None:
-        """Write the bytes of a slice to where they belong."""
+        """Write the bytes of a slice into the vectors."""
         at = 0
         for part in self._parts(flat, number):
             target = as_bytes(part)
@@ -56,61 +56,61 @@ class Slicing:
 
 
 class Handler(ABC):
-    """What a server does with its slice. All of it is called in one thread."""
+    """The work of a server with its slice. All methods are called in the same thread."""
 
     @abstractmethod
     def take(self, ticket: int, step: int, image: Image) -> None:
-        """Take a shard's gradient. The image is gone when this has returned."""
+        """Take a shard's gradient. The image is valid until ``take`` returns."""
 
     @abstractmethod
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
-        """Add a shard to the sum of its step, which is of so many."""
+        """Add a shard to the sum of its step, a sum of ``leaves`` shards in all."""
 
     @abstractmethod
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
-        """Do what the coordinator asks for. What is answered is valid until the next call."""
+        """Carry out a request of the coordinator. The answer is valid until the next call."""
 
 
 class Servers(Protocol):
     """The coordinator's end of all servers.
 
-    Whatever blocks raises ServerError if one is lost.
+    Every blocking method raises ServerError if a server is lost.
     """
 
     count: int  # S
-    where: Sequence[str]  # each is, for people
-    have_newest: bool  # whether workers are to compute from theirs, or from the coordinator's
+    where: Sequence[str]  # the node of each server, in words
+    have_newest: bool  # whether workers compute from the servers' parameters
 
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
-        """Have all add a shard, which they have, to the sum of its step. Does not block.
+        """Have all servers add a received shard to the sum of its step. Does not block.
 
         Args:
-            leaves: V, of the step.
+            leaves: the number V of shards of the step.
         """
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
-        """Ask each server for something of its own, and return the answers. Blocks."""
+        """Send each server a request, and return the answers. Blocks."""
 
     def renew(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Told]:
-        """Likewise, for images that workers compute from as long as they are the newest. Blocks."""
+        """Send requests for new parameters, and have workers compute from the images. Blocks."""
 
     def values(self) -> list[Image]:
-        """Return the images that workers compute from. Blocks."""
+        """Return the images of the workers' parameters. Blocks."""
 
     def watch(self, ring: Callable[[], None]) -> None:
-        """Have somebody woken when one is lost; any thread may call it then."""
+        """Have ``ring`` called, in any thread, when a server is lost."""
 
 
 NO_IMAGE: Image = np.empty(0, np.uint8)
 
 
 def joined(images: Iterable[Image]) -> Image:
-    """Return bytes one behind the other, in memory of their own."""
+    """Return a concatenated copy of images."""
     return np.concatenate([NO_IMAGE, *images])
 
 
 def as_bytes(values: torch.Tensor) -> Image:
-    """Return the bytes of a contiguous vector on the CPU, as they lie there."""
+    """Return a view of the bytes of a contiguous vector on the CPU."""
     if not values.numel():
         return NO_IMAGE
     image: Image = values.detach().view(torch.uint8).numpy()
@@ -118,31 +118,31 @@ def as_bytes(values: torch.Tensor) -> Image:
 
 
 class RemoteGradient(Flat):
-    """The gradient of a shard, or of some, of one step.
+    """The gradient of a shard, or a sum of gradients of a step, on the servers.
 
     Args:
-        step: that they are of.
-        ticket: that servers know the shard's by.
+        step: the step of the shard.
+        ticket: names the shard's gradient in messages to servers.
     """
 
     def __init__(self, step: int, ticket: int) -> None:
         super().__init__(Layout(()), [])
         self.step, self.ticket = step, ticket
         self.shards = 1
-        self.factor = 1.0  # that the mean is to be multiplied by
+        self.factor = 1.0  # of the mean, applied by the servers
 
     def on(self, device: torch.device) -> RemoteGradient:  # noqa: ARG002
-        """Return self: it is on no device of this process."""
+        """Return self: no device of this process has the gradient."""
         return self
 
     def add_(self, other: Flat) -> RemoteGradient:
-        """Note that others belong to the sum too: servers have added them."""
+        """Count further shards of the sum: servers have added the gradients."""
         assert isinstance(other, RemoteGradient)
         self.shards += other.shards
         return self
 
     def div_(self, divisor: float) -> None:
-        """Do nothing: servers divide by the weight of a whole sum, see ``Serving.add``."""
+        """Do nothing: servers divide by the weight of the whole sum, see ``Serving.add``."""
 
     def mul_(self, factor: float) -> None:
         """Note a factor: servers multiply as they step."""

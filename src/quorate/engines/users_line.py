@@ -1,4 +1,4 @@
-"""The line of the user's code that something goes back to: "train.py:12"."""
+"""The line of user code responsible for a call or an exception: "train.py:12"."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def line_of_error(error: BaseException) -> str:
-    """Return where an exception was raised, as far as that is the user's code; else "a library"."""
+    """Return the innermost line of user code in a traceback; "a library" without user code."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return _line(reversed(frames))
 
 
 def line_of_caller(frame: FrameType | None) -> str:
-    """Return the same of a call, whose frame this is or is called by."""
+    """Return the innermost line of user code in a call stack; "a library" without user code."""
     return _line(traceback.walk_stack(frame))
 
 
 def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Args: the innermost frame first, each with its line."""
+    """Return the first line of user code; ``frames`` begins with the innermost frame."""
     for frame, line in frames:
         file = frame.f_code.co_filename
         is_installed = any(part in file for part in _INSTALLED)

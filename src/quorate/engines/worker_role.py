@@ -1,4 +1,4 @@
-"""The role of this process: the script's own one, or a worker that runs the script once more."""
+"""The role of this process: the script's own process, or a worker that runs the script again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _is_worker = False
 
 
 def become_worker() -> None:
-    """Note that this process was started to be a worker, before it runs the script."""
+    """Note that this process is a worker, before the script runs."""
     global _is_worker
     _is_worker = True
 

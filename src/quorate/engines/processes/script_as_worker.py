@@ -1,8 +1,8 @@
-"""The script as a worker runs it: without input, up to the first training loop.
+"""The script in a worker: run without input, up to the first training loop.
 
-Workers run the same script as the script's own process, so that they come to the same ``input()``
-and to the same ``open("train.log", "w")``. The own process tells each worker at the start whether
-there is input, and which files are open for writing.
+Workers run the same script as the script's own process, with the same ``input()`` and the same
+``open("train.log", "w")``. At the start the own process tells each worker whether input exists, and
+the files open for writing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quorate.machine.standard_streams import flush_standard_streams
 
 RAISED = "raised"  # the kind of a worker's message
 _TAIL_BYTES = 2000
-_MOST_FILES = 256  # of which workers are told
+_MOST_FILES = 256  # that are sent to workers
 
 _FileIdentity = tuple[int, int]  # device and inode: a file has several names
 
@@ -61,8 +61,8 @@ def run_script(
 
 
 def _printed() -> str:
-    """Return the end of the script's output, which goes to a file up to the training loop."""
-    with suppress(OSError, ValueError):  # or elsewhere, in an actor
+    """Return the end of the script's output, as far as the output is a file."""
+    with suppress(OSError, ValueError):  # in an actor of Ray the output is no file
         flush_standard_streams()
         size = os.fstat(1).st_size
         return os.pread(1, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
@@ -73,10 +73,10 @@ def _printed() -> str:
 
 
 class NoInput(io.TextIOBase):
-    """Standard input of a worker: open, no terminal, and every read raises.
+    """Standard input of a worker: open, no terminal, and every read raises an error.
 
-    Empty input would be believed: a script that takes data from there would make other data in
-    workers, and ``input()`` would raise an error that nobody can explain.
+    Empty input would be wrong: a script that reads data from standard input would have different
+    data in workers, and ``input()`` would raise an error without an explanation.
     """
 
     encoding = "utf-8"
@@ -91,7 +91,7 @@ class NoInput(io.TextIOBase):
 
     @property
     def buffer(self) -> Any:
-        """Raise: nobody takes the buffer but to read."""
+        """Raise: a script takes the buffer to read."""
         self._refuse()
 
     def readable(self) -> bool:
@@ -99,7 +99,7 @@ class NoInput(io.TextIOBase):
         return True
 
     def fileno(self) -> int:
-        """Return the descriptor, which is of /dev/null."""
+        """Return the descriptor of /dev/null."""
         return 0
 
     def _refuse(self) -> NoReturn:
@@ -116,12 +116,12 @@ class NoInput(io.TextIOBase):
 
 
 def facts_of_own_process() -> dict[str, Any]:
-    """Return, as JSON, what workers need to know of this process, the script's own."""
+    """Return facts of the script's own process for workers, as a message."""
     return {"has_input": _has_input(), "writes": sorted({*_written_files()})[:_MOST_FILES]}
 
 
 def _has_input() -> bool:
-    """Return whether standard input may have something: not closed, and not /dev/null."""
+    """Return whether standard input may have data: not closed, and not /dev/null."""
     try:
         return os.fstat(0).st_rdev != os.stat(os.devnull).st_rdev  # noqa: PTH116
     except OSError:
@@ -129,10 +129,10 @@ def _has_input() -> bool:
 
 
 def _written_files() -> Iterator[_FileIdentity]:
-    """Yield the regular files that are open for writing; none where there is no /proc."""
+    """Yield the regular files open for writing; no files on a system without /proc."""
     with suppress(OSError):
         for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
-            with suppress(OSError, ValueError, StopIteration):  # closed since: the listing's own
+            with suppress(OSError, ValueError, StopIteration):  # closed after the listing
                 status = os.stat(f"/proc/self/fd/{entry}")  # noqa: PTH116
                 if stat.S_ISREG(status.st_mode) and status.st_nlink and _is_written(entry):
                     yield status.st_dev, status.st_ino
@@ -146,16 +146,16 @@ def _is_written(descriptor: str) -> bool:
 
 # --- files that the script's own process is writing, and a worker opens for writing too -----------
 
-# A log that the script opens with "w" is emptied by the worker, under the hands of the writing
-# process. Python announces an open file right before the opening (an audit hook), and nothing but
-# an exception could prevent the opening, in a script that may be content. So there is a warning.
+# A worker that opens the script's log with "w" empties the log while the own process writes. Python
+# reports the opening of a file just before (an audit hook). Only an exception could prevent the
+# opening, and would end scripts that work well otherwise. So the user gets a warning.
 
-_watched: Collection[_FileIdentity] = ()  # empty: the hook, which stays for ever, does nothing
+_watched: Collection[_FileIdentity] = ()  # empty: the hook, installed for ever, does nothing
 _warnings: list[str] = []
 
 
 def _watch_files(files: Collection[_FileIdentity]) -> None:
-    """From now on, note which of these files are opened for writing."""
+    """Note openings of these files for writing from now on."""
     global _watched
     if files:
         _watched = files
@@ -163,7 +163,7 @@ def _watch_files(files: Collection[_FileIdentity]) -> None:
 
 
 def warnings_of_script() -> list[str]:
-    """Return a line for each watched file that was opened, and watch no more."""
+    """Return a line for each opened file, and stop the watch."""
     global _watched
     _watched = ()
     lines = list(dict.fromkeys(_warnings))
@@ -172,7 +172,7 @@ def warnings_of_script() -> list[str]:
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    """Note an opening. Called for every audit event, of which there are many."""
+    """Note an opening. Python calls this for every audit event, very often."""
     if not _watched or event != "open":
         return
     path, _, flags = arguments
@@ -180,7 +180,7 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
         return
     if not isinstance(path, str | bytes | os.PathLike):
         return  # a descriptor
-    with suppress(OSError, ValueError):  # there is no such file yet
+    with suppress(OSError, ValueError):  # the file is new
         status = os.stat(path)  # noqa: PTH116
         if (status.st_dev, status.st_ino) in _watched:
             what = "empties" if flags & os.O_TRUNC else "writes to"
@@ -197,7 +197,7 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception that the script raised in a worker."""
+    """An exception of the script in a worker, before the training loop."""
 
     error: BaseException  # to be raised again
     text: str  # "ValueError: no such file (train.py:12)"
@@ -206,7 +206,8 @@ class Raised:
 def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
     """Return the exception of a worker's message."""
     error = message["error"]
-    named = "" if isinstance(error, WorkerError) else type(error).__name__  # else the text does
+    # The text of a WorkerError begins with the name of the original type.
+    named = "" if isinstance(error, WorkerError) else type(error).__name__
     said = (str(error).splitlines() or [""])[0]
     text = f"{': '.join(part for part in (named, said) if part)} ({message['line']})"
     if printed := message["printed"]:
