@@ -1,1 +1,1 @@
-"""The collective: every rank has the model, and ranks exchange slices of what they computed."""
+"""The collective: every rank has the model, and ranks exchange slices of their gradients."""

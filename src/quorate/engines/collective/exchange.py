@@ -1,16 +1,15 @@
 """The gradient exchange: each rank receives its slices of the sum over all shards.
 
 Bucket by bucket, the ranks of a host add their sums along the tree of shards. Each host sends its
-sum of a slice once to the rank that owns the slice, and the owner adds the sums of all hosts along
-the tree. So additions have one order on any number of ranks.
+sum of a slice once to the owner of the slice, and the owner adds the sums of all hosts along the
+tree. So the order of additions is the same on any number of ranks.
 
 Legend: V shards in a step; the subtree of a rank or host is a node of the tree of shards.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -20,7 +19,7 @@ from quorate.coordination.ownership import slowest_factor
 from quorate.coordination.tree import Node, TreeSum
 from quorate.engines.collective.gradient_buckets import GradientBuckets
 from quorate.engines.collective.host_memory import HostMemory
-from quorate.engines.collective.rank_control import MOST_UNDER_WAY, RankControl, TensorTransfer
+from quorate.engines.collective.rank_control import RankControl, in_turn
 from quorate.engines.collective.rank_slices import Bucket, RankSlices
 from quorate.replica.flat import Flat, Layout
 
@@ -69,7 +68,7 @@ class GradientExchange:
 
     @property
     def has_one_copy(self) -> bool:
-        """Whether all ranks share one copy of the parameters."""
+        """True if all ranks share the same memory for the parameters."""
         is_one = PARAMETERS in self._memory.are_one
         return is_one and len(self._memory.ranks) == self.ranks.size
 
@@ -104,16 +103,16 @@ class GradientExchange:
             The sum, in memory that the next call overwrites.
         """
         dealt = self.dealt(shards)
-        under_way: deque[_BucketSum] = deque()
-        with self._beside():
+        waits = waits and dealt[self.ranks.rank] is not None
+
+        def begun() -> Iterator[Callable[[], None]]:
             for number in self.order:
-                if waits and dealt[self.ranks.rank] is not None:
+                if waits:
                     self.gradient_buckets.wait(number)
-                under_way.append(self._begin(number, dealt, shards))
-                if len(under_way) > MOST_UNDER_WAY:
-                    under_way.popleft().end()
-            for bucket_sum in under_way:
-                bucket_sum.end()
+                yield self._begin(number, dealt, shards)
+
+        with self._beside():
+            in_turn(begun())
         return self._total
 
     @contextmanager
@@ -130,8 +129,12 @@ class GradientExchange:
             yield
         computes.wait_stream(self._stream)
 
-    def _begin(self, number: int, dealt: Sequence[Node | None], shards: int) -> _BucketSum:
-        """Add the sums of this host for a bucket, and send them to the owners of slices."""
+    def _begin(self, number: int, dealt: Sequence[Node | None], shards: int) -> Callable[[], None]:
+        """Add the sums of this host for a bucket, and send them to the owners of slices.
+
+        Returns:
+            A function to add the sums of all hosts. The function blocks.
+        """
         bucket, hosts = self.slices.buckets[number], self._memory.hosts
         own, me = self._memory.host, self.ranks.rank
         bucket_sum = _BucketSum(self._pieces[number], shards, self._pool)
@@ -146,13 +149,13 @@ class GradientExchange:
                 coming = [(n, bucket_sum.new()) for n in hosts.sums(dealt, host, shards)]
                 takes += [(hosts.hand(host, me), part) for _, part in coming]
                 bucket_sum.coming += coming
-        bucket_sum.transfer = self.ranks.begin_swap(sends, takes)
-        return bucket_sum
+        bucket_sum.end_transfer = self.ranks.begin_swap(sends, takes)
+        return bucket_sum.end
 
     def _host_parts(
         self, bucket: Bucket, dealt: Sequence[Node | None], bucket_sum: _BucketSum
     ) -> dict[int, list[_Part]]:
-        """Return the sums of the ranks of this host, by each rank that this rank deals with."""
+        """Return the sums of the ranks of this host, by target rank of this rank."""
         memory, me = self._memory, self.ranks.rank
         owners = [(rank, node) for rank in memory.ranks if (node := dealt[rank]) is not None]
         targets = memory.targets[me]
@@ -186,7 +189,7 @@ class GradientExchange:
     # --- slices after the update ------------------------------------------------------------------
 
     def spread(self, whole: Flat) -> None:
-        """Copy the slices that each rank owns to the whole vectors of all ranks. Blocks.
+        """Copy the slices of each rank to the whole vectors of all ranks. Blocks.
 
         Args:
             whole: the parameters, or other vectors of the layout.
@@ -247,13 +250,12 @@ class _BucketSum:
         pool: of memory for parts.
     """
 
-    transfer: TensorTransfer
+    end_transfer: Callable[[], None]  # waits for the parts of other hosts
 
     def __init__(self, into: torch.Tensor, shards: int, pool: _TensorPool) -> None:
         self._into, self._shards, self._pool = into, shards, pool
         self._own: list[torch.Tensor] = []  # memory from the pool
         self._writable: set[int] = set()
-        self._is_taken = False  # whether ``into`` has a part of the sum
         self._parts: list[_Part] = []
         self.coming: list[_Part] = []
 
@@ -269,15 +271,15 @@ class _BucketSum:
         self._parts = self.added(parts, into_slice=True)
 
     def added(self, parts: Iterable[_Part], *, into_slice: bool = False) -> list[_Part]:
-        """Add those parts that are neighbours in the tree, and return the remaining parts."""
+        """Add parts wherever two parts are neighbours in the tree; return the remaining parts."""
 
         def add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             if id(left) in self._writable:
                 out = left
             elif id(right) in self._writable:
                 out = right
-            elif into_slice and not self._is_taken:
-                out, self._is_taken = self._into, True
+            elif into_slice and id(self._into) not in self._writable:  # no part of the sum yet
+                out = self._into
                 self._writable.add(id(out))
             else:
                 out = self.new(left)
@@ -290,7 +292,7 @@ class _BucketSum:
 
     def end(self) -> None:
         """Add the parts of other hosts. Blocks until the parts have arrived."""
-        self.transfer.wait()
+        self.end_transfer()
         ((_, total),) = self.added([*self._parts, *self.coming], into_slice=True)
         if total is not self._into:
             self._into.copy_(total)
@@ -298,7 +300,7 @@ class _BucketSum:
 
 
 class _TensorPool:
-    """Memory that is used again: pages that are new to a process cost more than a copy."""
+    """A pool of memory: the first write to a new page costs more than a copy."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""The failure detector: which rank is lost, by heartbeats and the times when they came. Pure.
+"""The failure detector: finds lost ranks by heartbeats and their times of arrival. Pure.
 
 All times follow from ``RANK_SILENCE_S``, how long a rank may be silent.
 """
@@ -34,10 +34,10 @@ class SilenceLimits(NamedTuple):
 
     @property
     def most_s(self) -> float:
-        """The limit for the way to the training loop, and for one exchange of tensors.
+        """The limit for the way to the training loop, and for an exchange of tensors.
 
-        A cold start is slow, and so is a large model over a slow link. A rank that is lost
-        meanwhile is noticed much earlier.
+        A cold start is slow, and so is a large model over a slow link. A lost rank
+        is noticed much earlier.
         """
         return max(6 * RANK_SILENCE_S, self.hang_s)
 
@@ -48,7 +48,7 @@ class SilenceLimits(NamedTuple):
 
 
 class HeartbeatReading(NamedTuple):
-    """The newest heartbeats that one rank has read."""
+    """The newest heartbeats, as this rank has read them."""
 
     beats: Sequence[Heartbeat | None]  # by rank; None before the first heartbeat
     reached_at: float  # when the store was read last, by ``time.monotonic()``
@@ -56,10 +56,10 @@ class HeartbeatReading(NamedTuple):
 
 
 class FailureDetector:
-    """Detects lost ranks. Rank 0 judges all ranks, other ranks judge rank 0 and hear the rest.
+    """Detects lost ranks. Rank 0 judges all ranks; all further ranks judge rank 0 alone.
 
     Args:
-        rank: the rank that judges.
+        rank: the rank of this process.
         size: number of ranks.
     """
 
@@ -102,7 +102,7 @@ class FailureDetector:
         return None if self._rank == 0 or first is None else first.end
 
     def quiet(self, reading: HeartbeatReading, now: float) -> EndReason | None:
-        """Return which rank has missed some heartbeats: the reason of a broken connection."""
+        """Return a rank with missing heartbeats, as the reason of a broken connection."""
         ranks, limit_s = range(len(reading.beats)), _QUIET_BEATS * self._limits.beat_s
         return self._silent(reading, now, ranks, limit_s)
 
@@ -111,7 +111,7 @@ class FailureDetector:
         # before rank 0 had said why.
         for rank in self._judged:
             beat = reading.beats[rank]
-            if beat is None or beat.phase not in USER_PHASES or not beat.is_late:
+            if beat is None or beat.doing.phase not in USER_PHASES or not beat.is_late:
                 continue
             if beat.phase_s > self._limits.hang_s:
                 return EndReason(

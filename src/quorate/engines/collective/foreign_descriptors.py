@@ -1,7 +1,7 @@
 """Descriptors of another process of this user, opened under /proc.
 
-Memory and pipes that processes share in this way have no name: no name is left behind by a kill,
-and processes of other users cannot open them.
+Memory and pipes shared in this way have no name: a kill leaves no name behind, and processes of
+further users cannot open them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ Offer = list[int]  # process, descriptor, device and inode of a file: plain numb
 
 
 def offer(fd: int) -> Offer:
-    """Return what another process passes to ``opened``."""
+    """Return the description of a descriptor, for ``opened`` in another process."""
     file = os.fstat(fd)
     return [os.getpid(), fd, file.st_dev, file.st_ino]
 
 
 def opened(offered: Offer, flags: int) -> int | None:
-    """Open the file of another process's descriptor; return None if that is impossible.
+    """Open the file of another process's descriptor; return None on failure.
 
-    That is impossible for a process of another container or another user.
+    Processes of another container or another user cannot be opened.
     """
     pid, fd, *identity = offered
     path = Path(f"/proc/{pid}/fd/{fd}")

@@ -60,7 +60,7 @@ def _with_length(message: bytes) -> bytes:
 
 
 def _parsed(head: torch.Tensor) -> tuple[int, bytes]:
-    """Return the length of a message, and the bytes of the message that came with the length."""
+    """Return the length of a message, and the bytes of the message behind the length."""
     text = head.numpy().tobytes()
     size = int.from_bytes(text[:_HEAD], "little")
     return size, text[_HEAD : _HEAD + size]

@@ -1,8 +1,7 @@
-"""The sockets that connect this process with other ranks through gloo.
+"""The sockets of gloo to all ranks.
 
-A thread that waits in gloo for a silent rank waits for ever, unless its connection ends: gloo takes
-a connection that this process has shut down for a connection that the other rank has closed, and
-raises an error.
+A thread waits in gloo for a silent rank for ever, unless the connection ends. If this process shuts
+a connection down, gloo behaves as if the silent rank had closed the connection, and raises.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from pathlib import Path
 
 
 class GlooSockets:
-    """Sockets that were opened within ``noting``."""
+    """Sockets opened within ``noting``."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}  # by descriptor, the system's name of the socket
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within the block note the sockets that are opened."""
+        """Within the block note all newly opened sockets."""
         before = _sockets()
         try:
             yield

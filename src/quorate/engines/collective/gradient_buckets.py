@@ -1,6 +1,6 @@
 """Gradient buckets: vectors that receive the gradient of a rank's last shard during backward.
 
-A bucket goes to other ranks as soon as all of its gradients are complete, while backward continues.
+A bucket is sent as soon as all gradients in the bucket are complete, while backward continues.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GradientBuckets(Flat):
     # --- the compute thread -----------------------------------------------------------------------
 
     def begin(self, before: Sequence[Flat]) -> None:
-        """Note that the computation of the last shard of a step begins.
+        """Begin the computation of the last shard of a step.
 
         Args:
             before: sums of the shards to the left in the tree of shards, the nearest first.
@@ -61,7 +61,7 @@ class GradientBuckets(Flat):
         self._before = before
 
     def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
-        """Note that backward begins: copy each gradient, times a factor, when it is complete."""
+        """Begin backward: copy each gradient, times a factor, when the gradient is complete."""
         self._unhook()
         if self.came:  # the shard is computed again
             self._stop()
@@ -83,7 +83,7 @@ class GradientBuckets(Flat):
                 self._hooks.append(hooked.register_post_accumulate_grad_hook(take))
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
-        """Copy the gradients that no hook has copied: see ``Flat.fill``."""
+        """Copy the gradients not yet copied by hooks: see ``Flat.fill``."""
         self._unhook()
         is_as_taken = all(
             values.get(name) is value and version(value) == then
@@ -186,11 +186,11 @@ class GradientBuckets(Flat):
 
     @property
     def is_to_go_again(self) -> bool:
-        """Whether the gradient changed after buckets had been sent."""
+        """True if the gradient changed after buckets had been sent."""
         return self._again is not None
 
     def go_again(self) -> None:
-        """Replace the buckets that were sent by the final gradient. No rank reads them now."""
+        """Replace the sent buckets by the final gradient. No rank reads them now."""
         if self._again is not None:
             self.copy_(self._again)
             self._again = None
@@ -203,7 +203,7 @@ def _of(flat: Flat, bucket: Bucket) -> torch.Tensor:
 
 
 def _by_name(layout: Layout, buckets: Sequence[Bucket]) -> dict[str, Collection[int]]:
-    """Return the numbers of the buckets that overlap with each tensor, by name."""
+    """Return by the name of each tensor the numbers of all overlapping buckets."""
     found: dict[str, Collection[int]] = {}
     for name, section in layout.sections.items():
         end = section.start + section.span

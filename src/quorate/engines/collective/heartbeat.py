@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quorate.engines.worker_status import PHASES, WorkerStatus
+from quorate.engines.worker_status import PHASES, Doing, WorkerStatus
 
 MOST_BYTES = 8184  # of a packed heartbeat, whose texts are ``shortened``
 _MOST_CHARACTERS = 400
@@ -21,21 +21,17 @@ class EndReason(NamedTuple):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """The state of one rank. Fields that are new get defaults: versions of quorate may differ."""
+    """The state of a rank. New fields get defaults: versions of quorate may differ."""
 
     rank: int
     host: str  # the name of the host
     mark: str  # of the host, see ``this_host.mark``
     pid: int
     device: str
+    doing: Doing
+    is_late: bool  # see ``Doing``
+    sent_at: float  # by the clock of the rank, as ``doing.since``
     number: int = 0  # rises with each heartbeat
-    phase: str = PHASES[0]
-    step: int = 0
-    shard: int = 0
-    phase_s: float = 0.0  # seconds spent in this phase of this shard
-    is_late: bool = False  # see ``Doing``
-    seconds: dict[str, float] = msgspec.field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    shards: int = 0
     stop_signal: str | None = None  # the signal that requested the end of this rank
     leaves: str | None = None  # why this rank is about to leave
     end: EndReason | None = None  # of rank 0
@@ -49,21 +45,26 @@ class Heartbeat(msgspec.Struct, frozen=True):
             own_mark: mark of this host, where process ids of other hosts mean nothing.
             show_host: whether the run has several hosts.
         """
-        is_here = self.mark == own_mark
+        is_here, doing = self.mark == own_mark, self.doing
         return WorkerStatus(
             number=self.rank,
             device=self.device,
             pid=self.pid if is_here else None,
             thread=None,
-            phase=self.phase,
-            step=self.step,
-            shard=self.shard,
+            phase=doing.phase,
+            step=doing.step,
+            shard=doing.shard,
             since=heard_at - self.phase_s,
-            seconds=self.seconds,
-            shards=self.shards,
+            seconds=doing.seconds,
+            shards=doing.shards,
             host=self.host if show_host else None,
             is_elsewhere=not is_here,
         )
+
+    @property
+    def phase_s(self) -> float:
+        """Seconds spent in the current phase of the current shard."""
+        return self.sent_at - self.doing.since
 
     @property
     def place(self) -> str:
@@ -73,13 +74,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
     @property
     def activity(self) -> str:
         """Phase, step and shard, in words: ``forward of step 7, shard 3``."""
-        if self.phase == "starting":
+        doing = self.doing
+        if doing.phase == "starting":
             return "the start of its script"
-        step = f" of step {self.step:,}" if self.shards else ""
-        shard = f", shard {self.shard}" if self.phase in PHASES[2:] else ""
-        return f"{self.phase}{step}{shard}"
+        step = f" of step {doing.step:,}" if doing.shards else ""
+        shard = f", shard {doing.shard}" if doing.phase in PHASES[2:] else ""
+        return f"{doing.phase}{step}{shard}"
 
 
 def shortened(text: str) -> str:
-    """Return the first characters of a text, which a heartbeat has room for."""
+    """Return the beginning of a text, short enough for a heartbeat."""
     return text[:_MOST_CHARACTERS]

@@ -1,13 +1,13 @@
-"""Heartbeat stores: where each rank publishes heartbeats, and reads the heartbeats of other ranks.
+"""Heartbeat stores: where each rank publishes heartbeats, and reads the heartbeats of all ranks.
 
 Ranks of one machine map a small file, without a lock, whose owner might be stopped. Ranks that
 torchrun has started use keys in torchrun's store, read and written by a thread: a rank writes a key
-with each heartbeat, rank 0 reads all keys at once, and the others read the key of rank 0. So the
-number of requests is the number of ranks, and not its square.
+with each heartbeat, rank 0 reads all keys at once, and all further ranks read the key of rank 0. So
+the number of requests is the number of ranks, and not the square of this number.
 
 The store outlives the ranks, and torchrun does not count each start: when a host joins or leaves,
 ranks find keys of earlier ranks. So each rank writes a random word, and rank 0 publishes the words
-that rank 0 has read: a rank whose word is among them has met the ranks of this start.
+found so far: a rank whose word is among them has met the ranks of this start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that ranks of one host share: a rank reads gradients and parameters in place."""
+"""Shared memory of the ranks of a host: a rank reads gradients and parameters in place."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HostMemory:
     """Vectors of the ranks of this host. All ranks of all hosts construct the object. Blocks.
 
     Args:
-        own: vectors of this rank that other ranks of the host read; all have the same layout.
-        one: positions in ``own`` of vectors that hold the same values on all ranks, and are written
-            by the owners of slices alone. Ranks that share memory use the vectors of the first rank
-            among them from now on.
+        own: vectors of this rank, for all ranks of the host to read; all have the same layout.
+        one: positions in ``own`` of vectors with the same values on all ranks, written by the
+            owners of slices alone. If ranks of this host share memory, all of them use the vectors
+            of the first rank from now on.
     """
 
     def __init__(self, ranks: RankControl, own: Sequence[Flat], one: Collection[int] = ()) -> None:
@@ -74,7 +74,7 @@ class HostMemory:
 
 
 def _mapped(offers: list[Any] | None, like: Sequence[Flat]) -> list[Flat] | None:
-    """Return the vectors that another rank of this host offers; None if they cannot be mapped."""
+    """Return the vectors offered by a rank of this host; None if they cannot be mapped."""
     if offers is None:
         return None
     found: list[Flat] = []

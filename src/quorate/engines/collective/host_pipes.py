@@ -1,11 +1,11 @@
-"""Pipes among the ranks of one host, for barriers and small messages.
+"""Pipes among the ranks of a host, for barriers and small messages.
 
-gloo would pass each message through four threads, on cores that compute. A pipe takes one system
-call to write and two to wait and read, in the thread that needs the message.
+gloo would pass each message through four threads, on cores busy with shards. A pipe takes a
+system call to write and two to wait and read, in the thread in need of the message.
 
 A reader sees the end of a pipe as soon as the writing process has ended, however that happened.
 
-Legend: n ranks; a rank has pipes to the ranks that are 1, 2, 4, ... < n places further on. After
+Legend: n ranks; a rank has pipes to the ranks 1, 2, 4, ... < n places further on. After
 log2(n) rounds every rank has the contribution of every rank (barrier: Hensgen, Finkel and Manber,
 Two algorithms for barrier synchronization, 1988; gathering: Bruck and others, 1997).
 """
@@ -26,7 +26,7 @@ _CHUNK = 1 << 16  # bytes: the capacity of a pipe on Linux
 
 
 class HostPipes:
-    """The pipes of this rank. Use the object in one thread, and close it.
+    """The pipes of this rank. Use the object in a single thread, and close the object.
 
     Every rank of every host constructs the object, because ``gather`` needs all ranks.
 
@@ -69,7 +69,7 @@ class HostPipes:
         self.are_complete = all(has_all[member] for member in members)
 
     def close(self) -> None:
-        """Close the pipes. Ranks that wait for this rank raise ``ConnectionError``."""
+        """Close the pipes. Waiting ranks raise ``ConnectionError``."""
         for fds in (self._writes, self._reads):
             while fds:
                 os.close(fds.popitem()[1])
@@ -114,7 +114,7 @@ class HostPipes:
         return message
 
     def _swap(self, to: int | None, message: bytes, source: int | None) -> bytes:
-        """Write a message to one pipe while reading a message from another. Blocks.
+        """Write a message to a pipe while reading a message from another. Blocks.
 
         If every rank wrote first and read afterwards, all would wait as soon as pipes are full.
         """
@@ -145,7 +145,7 @@ class HostPipes:
 
 
 def _split(packed: bytes) -> list[bytes]:
-    """Return the messages that were packed one behind the other, each with a head."""
+    """Return the messages of a concatenation, in which each message has a head."""
     found, at = [], 0
     while at < len(packed):
         end = at + _HEAD + int.from_bytes(packed[at : at + _HEAD], "little")

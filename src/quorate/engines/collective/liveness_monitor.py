@@ -1,8 +1,8 @@
-"""The liveness monitor: a thread of each rank that notices lost ranks, and ends this rank then.
+"""The liveness monitor: a thread of each rank, notices lost ranks and ends this rank then.
 
-A lost rank is named on all other ranks, whatever they do: compute a shard, exchange tensors,
-evaluate. Rank 0 raises an error in its main thread, and so closes its run. Other ranks have nothing
-to close, and end at once.
+All remaining ranks name the lost rank, during shards, exchanges of tensors and evaluations. Rank 0
+raises an error in the main thread, and so closes the run. All further ranks have nothing to close,
+and end at once.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class LivenessMonitor:
             self._store = FileHeartbeats(Path(place.board), place.rank, place.size)
         else:
             self._store = StoreHeartbeats(store, place.rank, place.size, limits, place.where)
-        host, mark = this_host.name(), this_host.mark()
-        self._own = Heartbeat(place.rank, host, mark, os.getpid(), str(device))
+        self._own = Heartbeat(
+            *(place.rank, this_host.name(), this_host.mark(), os.getpid(), str(device)),
+            *(self.sheet.read(), False, time.monotonic()),
+        )
         self._detector = FailureDetector(place.rank, place.size, limits)
         self._lock = threading.Lock()  # for ``_own`` and ``_closed``
         self._stopping: set[int] = set()  # ranks whose signal rank 0 has heard of
@@ -81,14 +83,14 @@ class LivenessMonitor:
 
     @property
     def session(self) -> str:
-        """A word that only these ranks know; "" until the ranks have met."""
+        """A secret word of these ranks; "" until the ranks have met."""
         return self._store.session
 
     def wait_for_all(self, ended: Callable[[], str | None]) -> None:
         """Return when all ranks are here. Blocks, but not in torch: signals are handled.
 
         Args:
-            ended: returns how a rank that this process started has ended; None if all of them run.
+            ended: returns the end of a rank started by this process, in words; None if all run.
 
         Raises:
             RankError: a rank does not come.
@@ -110,7 +112,7 @@ class LivenessMonitor:
             time.sleep(FILE_POLL_S)
 
     def _missing(self) -> list[int]:
-        """Return the ranks without a heartbeat; on ranks other than 0 what rank 0 has found."""
+        """Return the ranks without a heartbeat, as far as this rank can know."""
         beats = self._store.read().beats
         if self._place.rank > 0:
             return [] if beats[0] is not None and beats[0].all_here else [0]
@@ -124,21 +126,21 @@ class LivenessMonitor:
         self._publish(stop_signal=signal_name)
 
     def farewell(self) -> str | None:
-        """Return in words which rank has left, and why; None if no rank has left."""
+        """Return in words a rank that has left, and the reason; None if no rank has left."""
         for beat in self._store.read().beats:
             if beat is not None and beat.leaves and beat.rank != self._place.rank:
                 return f"{beat.place} has left: {beat.leaves}"
         return None
 
     def heed(self) -> None:
-        """Note that the main thread knows that all ranks are to end."""
+        """Note that the main thread knows about the end of all ranks."""
         self._heeded.set()
 
     def explained(self) -> EndReason | None:
         """Return why a connection broke. Blocks until the lost rank is known, or likely unknown.
 
-        A killed rank is silent from then on, and some heartbeats must be missing until that is
-        noticed. A rank that has left has said why: see ``farewell``.
+        A killed rank is silent from then on, and is noticed after some missing heartbeats. A
+        rank that leaves publishes the reason: see ``farewell``.
         """
         self._heeded.set()
         until = time.monotonic() + 5 * self._limits.beat_s
@@ -160,7 +162,7 @@ class LivenessMonitor:
         return [beat.status(now, own_mark=self._own.mark, show_host=several) for beat in beats]
 
     def close(self, why: str) -> None:
-        """End the thread, and tell other ranks why this rank leaves. Blocks for a moment."""
+        """End the thread, and tell all ranks why this rank leaves. Blocks for a moment."""
         if self._closed.is_set():
             return
         self._publish(leaves=shortened(why))
@@ -223,17 +225,8 @@ class LivenessMonitor:
 
     def _current(self) -> Heartbeat:
         """Return the newest heartbeat of this rank, with the activity at this moment."""
-        doing = self.sheet.read()
-        return structs.replace(
-            self._own,
-            phase=doing.phase,
-            step=doing.step,
-            shard=doing.shard,
-            phase_s=time.monotonic() - doing.since,
-            is_late=doing.is_late,
-            seconds=doing.seconds,
-            shards=doing.shards,
-        )
+        doing, now = self.sheet.read(), time.monotonic()
+        return structs.replace(self._own, doing=doing, is_late=doing.is_late, sent_at=now)
 
     def _hear_of_signals(self, reading: HeartbeatReading) -> None:
         for beat in reading.beats:
@@ -242,7 +235,7 @@ class LivenessMonitor:
                 self.on_stop(f"rank {beat.rank}: {beat.stop_signal}")
 
     def _kill_stopped(self, rank: int | None) -> None:
-        """Kill a rank of this host that was stopped and cannot end; torchrun waits for its end."""
+        """Kill a stopped rank of this host: torchrun would wait for the end of the rank."""
         beat = None if rank is None else self._store.read().beats[rank]
         if beat is not None and self._is_stopped(beat):
             with suppress(OSError):
@@ -252,13 +245,13 @@ class LivenessMonitor:
         return beat.mark == self._own.mark and this_host.is_stopped(beat.pid)
 
     def _is_paused(self, reading: HeartbeatReading) -> bool:
-        """Whether a person has stopped rank 0 by Ctrl-Z, and with it the ranks it has started."""
+        """Return True if Ctrl-Z has stopped the rank 0 that started this rank."""
         first = reading.beats[0]
         was_started_by_first = self._place.board is not None and self._place.rank > 0
         return was_started_by_first and first is not None and self._is_stopped(first)
 
     def _ended(self, reading: HeartbeatReading) -> EndReason | None:
-        """Return which rank of this host has ended without a word; None if no rank has."""
+        """Return a rank of this host that has ended without a word; None if no rank has."""
         for beat in reading.beats:
             if beat is None or beat.rank == self._place.rank:
                 continue

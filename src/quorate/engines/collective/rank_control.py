@@ -1,16 +1,17 @@
-"""What ranks send each other: small messages, and tensors. No pickle travels.
+"""Communication among ranks: small messages, and tensors. No pickle travels.
 
-Rank 0 leads: before each step or other common work, rank 0 sends a record to all ranks. Tensors go
-directly from the memory of one rank to the memory of another.
+Rank 0 leads: before each step or further common work, rank 0 sends a record to all ranks. Tensors
+go directly from the memory of a rank to the memory of another rank.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -39,17 +40,17 @@ _FOR_EVER = timedelta(days=365)  # messages: user code of rank 0 between two ste
 # Two long messages on one connection, one in each direction, take up to twice as long as several
 # short messages in flight.
 MESSAGE_BYTES = 1 << 20
-MOST_UNDER_WAY = 2  # transfers besides the transfer that is waited for; bounds memory
+_MOST_UNDER_WAY = 2  # transfers besides the transfer that is waited for; bounds memory
 
 
 class RankControl:
-    """The connections of this process to all other ranks. Close the object at the end.
+    """The connections of this process to all ranks. Close the object at the end.
 
     Args:
         place: of this process among the ranks.
-        device: of all tensors that ranks send.
+        device: of the tensors in exchanges.
         timeout_s: time limit for the computation of a shard; see ``SilenceLimits``.
-        ended: returns how a rank that this process started has ended; None if all of them run.
+        ended: returns the end of a rank started by this process, in words; None if all run.
         workers: the number of ranks in the user's settings; None if the settings name no number.
 
     Raises:
@@ -120,7 +121,7 @@ class RankControl:
         """Leave the collective.
 
         Args:
-            why: the reason, for messages of other ranks.
+            why: the reason, for messages of remaining ranks.
         """
         self.monitor.close(why)
         self._disconnect()
@@ -133,21 +134,21 @@ class RankControl:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a rank is lost, or an exchange was left in the middle."""
+        """True if a rank is lost, or an exchange was left in the middle."""
         return self._is_broken or self.monitor.end is not None
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
+        """True if this is rank 0."""
         return self.rank == 0
 
     @property
     def has_pipes(self) -> bool:
-        """Whether the ranks of this host can open each other's descriptors."""
+        """True if the ranks of this host can open each other's descriptors."""
         return self._pipes is not None
 
     def break_off(self) -> None:
-        """Note that this rank left an exchange in the middle: other ranks receive no record."""
+        """Note an unfinished exchange: from now on no rank receives a record."""
         self._is_broken = True
 
     def require_all(self) -> None:
@@ -174,11 +175,11 @@ class RankControl:
         return record
 
     def gather(self, own: Any, *, beside: bool = False) -> list[Any]:
-        """Return the values that all ranks pass, by rank. All ranks call. Blocks.
+        """Return the values passed by all ranks, by rank. All ranks call. Blocks.
 
         Args:
-            own: the value of this rank, of a kind that messages hold.
-            beside: True in a thread besides the main thread; one such thread may exist.
+            own: the value of this rank, of a kind allowed in messages.
+            beside: True in the only thread besides the main thread.
         """
         if beside:  # the monitor counts waits of the main thread alone
             with _as_rank_error("for the others"):
@@ -197,6 +198,8 @@ class RankControl:
             self._pipes.arrive()
 
     # --- tensors ----------------------------------------------------------------------------------
+    # A method that begins a transfer returns a function to wait for the end of the transfer. The
+    # tensors must live until the function has returned.
 
     def swap(
         self,
@@ -205,17 +208,12 @@ class RankControl:
     ) -> None:
         """Send tensors to ranks, and receive tensors; see ``begin_swap``. Blocks."""
         if self.device.type != "cpu":
-            self.begin_swap(sends, takes).wait()
+            self.begin_swap(sends, takes)()
             return
-        under_way: deque[TensorTransfer] = deque()
-        for given, taken in zip_longest(rounds(sends), rounds(takes)):
-            under_way.append(self.begin_swap(given or [], taken or []))
-            if len(under_way) > MOST_UNDER_WAY:
-                under_way.popleft().wait()
-        for transfer in under_way:
-            transfer.wait()
+        pairs = zip_longest(rounds(sends), rounds(takes))
+        in_turn(self.begin_swap(given or [], taken or []) for given, taken in pairs)
 
-    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> TensorTransfer:
+    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Callable[[], None]:
         """Begin to add one part for each rank over all ranks, in torch's order.
 
         Args:
@@ -223,19 +221,19 @@ class RankControl:
         """
         with self._waiting("to exchange its slices"):
             work = self._data[own.device.type].begin_sum(parts, own)
-        return TensorTransfer([work], self._waiting)
+        return partial(self._end, [work])
 
-    def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> TensorTransfer:
+    def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Begin to copy a vector of each rank to all ranks: vectors of one length, by rank."""
         with self._waiting("to exchange its slices"):
             work = self._data[own.device.type].begin_gather(own, taken)
-        return TensorTransfer([work], self._waiting)
+        return partial(self._end, [work])
 
     def begin_swap(
         self,
         sends: Sequence[Addressed],
         takes: Sequence[Addressed],
-    ) -> TensorTransfer:
+    ) -> Callable[[], None]:
         """Begin to send tensors to ranks, and to receive tensors.
 
         Between two ranks the tensors sent first are received first.
@@ -250,11 +248,17 @@ class RankControl:
                 given, taken = _on(kind, sends), _on(kind, takes)
                 if given or taken:
                     works += group.begin_swap(given, taken)
-        return TensorTransfer(works, self._waiting)
+        return partial(self._end, works)
+
+    def _end(self, works: list[Any]) -> None:
+        """Return when tensors have arrived. Blocks; on a GPU the current stream waits."""
+        with self._waiting("to exchange its slices"):
+            for work in works:
+                work.wait()
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Within the block this rank waits for others. Errors name the lost rank, if known."""
+        """Within the block this rank waits for a rank. Errors name the lost rank, if known."""
         monitor = self.monitor
         self.require_all()
         monitor.waits += 1
@@ -286,21 +290,6 @@ def _as_rank_error(what: str) -> Iterator[None]:
         raise RankError(f"this rank waited {what}, in vain", f"{line:.300}") from error
 
 
-class TensorTransfer:
-    """Tensors in flight. The tensors must live until ``wait`` has returned."""
-
-    def __init__(
-        self, works: list[Any], waiting: Callable[[str], AbstractContextManager[None]]
-    ) -> None:
-        self._works, self._waiting = works, waiting
-
-    def wait(self) -> None:
-        """Return when the tensors have arrived. Blocks; on a GPU the current stream waits."""
-        with self._waiting("to exchange its slices"):
-            for work in self._works:
-                work.wait()
-
-
 def _bound(place: RankPlace, address: str | None) -> str:
     """Return where the ranks met and where gloo listens, in words."""
     at = address or gloo_interface() or "this machine's own address"
@@ -314,8 +303,23 @@ def _bound(place: RankPlace, address: str | None) -> str:
     )
 
 
+def in_turn(begun: Iterable[Callable[[], None]]) -> None:
+    """Begin transfers one after the other, some of them at the same time. Blocks until all end.
+
+    Args:
+        begun: begins a transfer with each iteration, and yields a function to wait for the end.
+    """
+    under_way: deque[Callable[[], None]] = deque()
+    for wait in begun:
+        under_way.append(wait)
+        if len(under_way) > _MOST_UNDER_WAY:
+            under_way.popleft()()
+    for wait in under_way:
+        wait()
+
+
 def _on(device_type: str, tensors: Sequence[Addressed]) -> list[Addressed]:
-    """Return the tensors that lie on a kind of device and have elements."""
+    """Return the tensors on a kind of device, without empty tensors."""
     return [(r, t) for r, t in tensors if t.numel() and t.device.type == device_type]
 
 

@@ -1,7 +1,7 @@
-"""Facts that all ranks compare before anything else: whether the ranks fit together.
+"""Facts about ranks, compared before anything else: whether the ranks fit together.
 
-Facts go through the store by which the ranks meet. Ranks that differ would hang or fail in their
-first exchange: builds of torch that pack tensors differently, a GPU and a CPU.
+Facts go through the store of the meeting. Different ranks would hang or fail in their first
+exchange: builds of torch with different packing of tensors, a GPU and a CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quorate.machine.text import printable
 
 
 class RankFacts(NamedTuple):
-    """Facts about one rank."""
+    """Facts about a rank."""
 
     address: str  # of the host, on the way to the store
     host: str  # see ``this_host.mark``
@@ -69,7 +69,7 @@ def gather_facts(
 
 
 def require_alike(facts: Sequence[RankFacts], place: RankPlace) -> None:
-    """Refuse ranks that differ. Then blocks until the first rank of this host has printed why.
+    """Refuse different ranks. Then blocks until the first rank of this host has printed why.
 
     Raises:
         UserError: ranks differ; all ranks raise the same error.

@@ -1,4 +1,4 @@
-"""The ranks of one training loop: this process, and processes started as further ranks."""
+"""The ranks of a training loop: this process, and processes started as further ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOP_CODE = 128 + signal.SIGTERM
 
 
 class RankGroup:
-    """The ranks of one training loop.
+    """The ranks of a training loop.
 
     Args:
         groups: the devices of the settings, on this host.
@@ -76,7 +76,7 @@ class RankGroup:
 
     @property
     def is_of_torchrun(self) -> bool:
-        """Whether torchrun has started the ranks."""
+        """True if torchrun has started the ranks."""
         return self._place is not None and self._place.endpoint is not None
 
     @property
@@ -119,23 +119,23 @@ class RankGroup:
 
     @property
     def bound(self) -> str:
-        """Where the ranks met, and where gloo listens, in words. Call after ``meet``."""
+        """The addresses of the meeting and of gloo, in words. Call after ``meet``."""
         assert self.ranks is not None
         return self.ranks.bound
 
     def have_met(self) -> None:
-        """Remove the files by which the ranks met. Call after the first exchange on each device."""
+        """Remove the files of the meeting. Call after the first exchange on each device."""
         if self._launched is not None:
             self._launched.met()
 
     @property
     def shares_memory(self) -> bool:
-        """Whether ranks of one host may read each other's memory: on Linux."""
+        """True if ranks of a host may read each other's memory: on Linux."""
         return sys.platform == "linux"
 
     @property
     def native_order(self) -> str | None:
-        """Why the bits depend on the number of ranks; None if the bits do not."""
+        """The reason why bits depend on the number of ranks; None if they do not."""
         if self._workers.exchange != NATIVE or self.ranks is None:
             return None
         return (
@@ -145,16 +145,16 @@ class RankGroup:
 
     @property
     def exchanging(self) -> Callable[[Layout], GradientExchange] | None:
-        """A function from a layout to the exchange of its vectors; None before ``meet``."""
+        """A function from a layout to an exchange of vectors; None before ``meet``."""
         if self.ranks is None:
             return None
         kind = NativeExchange if self._workers.exchange == NATIVE else GradientExchange
         return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
     def named(self, error: RankError) -> RankError | UserError:
-        """Return an error that names the lost rank or the reason, if known; else ``error``.
+        """Return an error with the lost rank or the reason, if known; else ``error``.
 
-        Blocks until the monitor knows the lost rank, and the system has reported its end.
+        Blocks until the monitor knows the lost rank, and the system has reported the end.
         """
         monitor = None if self.ranks is None else self.ranks.monitor
         end = None if monitor is None else monitor.explained()
@@ -182,16 +182,16 @@ class RankGroup:
             raise self.named(error) from error
 
     def part(self, why: str) -> None:
-        """Tell other ranks that this process ends, and do not wait for any rank."""
+        """Tell all ranks about the end of this process, and do not wait for any rank."""
         if self.ranks is not None:
             self.ranks.monitor.close(why)
 
     def leave(self, before: Callable[[], None] = lambda: None, code: int = 0) -> None:
-        """End the other ranks.
+        """End all ranks except this rank.
 
         Args:
-            before: called on rank 0 before the other ranks end.
-            code: exit code of the other ranks.
+            before: called on rank 0 before the ranks end.
+            code: exit code of the ranks.
 
         Raises:
             RankError: by ``before``; the ranks have ended nevertheless.

@@ -1,9 +1,9 @@
 """The place of a process among the ranks: from torchrun's environment, or from a rank 0 of ours.
 
-torchrun's store also notes work that is to be done once. The arguments of the script are the same
-in each start of the ranks: ``fresh`` would set aside what earlier ranks have trained. torchrun
+torchrun's store also notes work to be done once. The arguments of the script are the same
+in each start of the ranks: ``fresh`` would set aside the training of earlier ranks. torchrun
 counts restarts, but neither those for a host that joins or leaves, nor how far a script came. So a
-note in the store, which outlives the ranks, says what was done.
+note in the store records the finished work, as the store outlives the ranks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RankPlace:
     Args:
         local_rank: among the ranks of this host.
         meet: a URL for ``torch.distributed``.
-        board: file of the ranks' board, if all are of one machine; None: the store serves as board.
+        board: file for heartbeats of ranks of a single machine; None: the store has heartbeats.
         attempt: number of restarts by torchrun.
-        endpoint: host and port of the store by which the ranks meet; None: a file.
+        endpoint: host and port of the store for the meeting; None: a file.
     """
 
     rank: int

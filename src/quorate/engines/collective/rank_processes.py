@@ -79,13 +79,9 @@ class RankProcesses:
 
     def refused(self) -> str | None:
         """Return the message of a rank that has ended for a mistake of the user's; None if none."""
-        gone = [process for process in self._processes if process.has_ended()]
-        told = (self._told(process).get("refuses") for process in gone)
-        if (refusal := next((each for each in told if each is not None), None)) is not None:
-            return str(refusal["message"])
-        said = (ending.output for ending in (p.ending() for p in gone) if ending.code == 2)
-        lines = (line for text in said for line in text.splitlines())
-        return next((line[9:] for line in lines if line.startswith("quorate: ")), None)
+        told = (self._told(process) for process in self._processes if process.has_ended())
+        refusals = (messages["refuses"] for messages in told if "refuses" in messages)
+        return next((str(refusal["message"]) for refusal in refusals), None)
 
     def _told(self, process: WorkerProcess) -> dict[str, Message]:
         """Return the last messages of a rank that has ended, by kind."""

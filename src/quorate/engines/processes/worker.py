@@ -109,7 +109,7 @@ class Worker:
                     self._serve(program)
                 code = 0
             except UserError as error:
-                self._wire.send({"kind": "refuses", "message": str(error)})
+                self.refuse(error)
             except BaseException:  # the edge of the process
                 traceback.print_exc()
 
@@ -121,6 +121,10 @@ class Worker:
         thread.join()
         flush_standard_streams()
         os._exit(code)
+
+    def refuse(self, error: UserError) -> None:
+        """Tell the coordinator, or rank 0, which mistake of the user ends this process."""
+        self._wire.send({"kind": "refuses", "message": str(error)})
 
     def _serve(self, program: Program) -> None:
         # 1. The thread.

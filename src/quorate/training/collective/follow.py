@@ -55,9 +55,11 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
             print(named.line, file=Steady(sys.stderr))
         why = str(named)
     except QuorateError as error:
-        print(f"quorate: {error}", file=Steady(sys.stderr))
-        code = 2 if isinstance(error, UserError) else 1
-        why = str(error)
+        code, why = 2 if isinstance(error, UserError) else 1, str(error)
+        if isinstance(error, UserError) and (worker := here()) is not None:
+            worker.refuse(error)  # rank 0 prints the message
+        else:
+            print(f"quorate: {error}", file=Steady(sys.stderr))
     except SystemExit as error:  # another rank of this host says why
         code, why = error.code if isinstance(error.code, int) else 1, "ranks do not fit together"
     except BaseException as error:  # the edge of the process
