@@ -18,7 +18,7 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.remote_error import exited
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
-from quorate.engines.stages.shard_input import ShardInput, ShardRows, no_stage
+from quorate.engines.stages.shard_input import MicroBatch, ShardInput, no_stage
 from quorate.engines.tracing import current
 from quorate.machine import out_of_memory
 from quorate.machine.signal_handlers import LeftError
@@ -225,9 +225,9 @@ class Job(ABC):
         step, given = tasks[0].step, []
         for b, t in zip(batches, tasks, strict=True):
             replica.called.place(self.plan, step, b.rows)
-            rows = ShardRows(b.data, replica.called.at)
             seed = shard_seed(self.plan, step, t.shard)
-            given.append(ShardInput(t.shard, rows, len(b.rows), seed, t.into, t.at, t.waits_for))
+            rows = MicroBatch(b.data, replica.called.at, len(b.rows), seed)
+            given.append(ShardInput(t.shard, rows, t.into, t.at, t.waits_for))
         return replica.gradients(given, stream, self.plan.shards_of(step))
 
     def _pull(self, replica: Replica, task: Task) -> None:

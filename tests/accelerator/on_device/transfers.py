@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quorate.engines.stages.devices import DeviceCopier, received
+from quorate.engines.stages.device_copier import DeviceCopier, received
 from quorate.replica.transfer import move
 
 SIZE = 1 << 16

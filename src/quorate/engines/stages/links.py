@@ -1,23 +1,29 @@
-"""Links: values that the devices of a replica and their parent send each other, under keys.
+"""Links between the devices of a replica and their parent: values, sent under keys.
 
-Between processes each pair has a socket that carries parcels (``data/parcel``): large tensors lie
-in memory without a name, whose descriptor travels. Each process has a thread per link that reads
-all that arrives: so a sender is never held up by a device that is sending too, and a device
-computes while values are on their way. The schedule bounds how much may wait.
+Threads send each other copies. Between processes each pair has a socket that carries parcels
+(``data/parcel``): large tensors lie in memory without a name, whose descriptor travels. Each
+process has a thread per socket that reads all arrivals: so a sender is never held up by a device
+that is sending too, and a device computes while values are on their way. The schedule bounds how
+much may wait.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from quorate.data.parcel import pack, unpack
+from quorate.engines.stages.device_copier import DeviceCopier, received
 from quorate.errors import SettingError
 
+PARENT = -1  # the number of the process or thread with the replica, among those of devices
 EXPECTED = "batches and values between stages that can be sent to another process"
 
 
@@ -29,13 +35,24 @@ class GoneError(Exception):
         self.number = number
 
 
-class Arrivals:
-    """Values that have arrived, by key. Any thread puts; a single thread takes."""
+class StageLinks(ABC):
+    """The links of a device, or of the parent, and arrived values by key.
+
+    Any thread puts. A single thread sends and takes.
+    """
 
     def __init__(self) -> None:
         self._arrived: dict[Hashable, deque[Any]] = {}
         self._changed = threading.Condition()
         self._gone: deque[int] = deque()
+
+    @abstractmethod
+    def send(self, to: int, key: Hashable, value: Any) -> None:
+        """Send a value; without a receiver the value is lost."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the links: ``take`` raises, here and at the far ends."""
 
     def put(self, key: Hashable, value: Any) -> None:
         """Add a value."""
@@ -43,20 +60,14 @@ class Arrivals:
             self._arrived.setdefault(key, deque()).append(value)
             self._changed.notify_all()
 
-    def take(self, *keys: Hashable) -> tuple[Hashable, Any]:
+    def take(self, *keys: Hashable, within_s: float | None = None) -> tuple[Hashable, Any]:
         """Return the first value of some keys, with the key. Blocks.
 
         Raises:
             GoneError: a device is gone, and no value has arrived.
+            SettingError: a value cannot be sent.
+            TimeoutError: nothing at all arrives for ``within_s`` seconds.
         """
-        taken = self.take_soon(*keys)
-        assert taken is not None
-        return taken
-
-    def take_soon(
-        self, *keys: Hashable, within_s: float | None = None
-    ) -> tuple[Hashable, Any] | None:
-        """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
         with self._changed:
             while True:
                 for key in ("problem", *keys):
@@ -70,7 +81,7 @@ class Arrivals:
                 if self._gone:
                     raise GoneError(self._gone[0])
                 if not self._changed.wait(within_s):
-                    return None
+                    raise TimeoutError
 
     def lose(self, number: int) -> None:
         """Note that a device is gone: values that have arrived may still be taken."""
@@ -79,31 +90,10 @@ class Arrivals:
             self._changed.notify_all()
 
 
-class StageLinks(Protocol):
-    """The ends of a device's links to the parent and all devices."""
-
-    def send(self, to: int, key: Hashable, value: Any) -> None:
-        """Send a value; without a receiver the value is lost."""
-
-    def put(self, key: Hashable, value: Any) -> None:
-        """Add a value from this device to itself."""
-
-    def take(self, *keys: Hashable) -> tuple[Hashable, Any]:
-        """Return the first value of some keys, with the key. Blocks."""
-
-    def take_soon(
-        self, *keys: Hashable, within_s: float | None = None
-    ) -> tuple[Hashable, Any] | None:
-        """Do as ``take``; return None if nothing comes for so long. None: wait for ever."""
-
-    def close(self) -> None:
-        """Close the ends: ``take`` raises, here and in all devices."""
-
-
-class SocketLinks(Arrivals):
+class SocketLinks(StageLinks):
     """The sockets of a process, by the number of the process at the far end.
 
-    A single thread sends, a single thread receives. ``take`` notices closed sockets.
+    ``take`` notices closed sockets.
     """
 
     def __init__(self, ends: Mapping[int, socket.socket]) -> None:
@@ -150,9 +140,47 @@ class SocketLinks(Arrivals):
                     return
                 self.put(*sent)
         except (OSError, EOFError):
-            pass  # the other end is closed
+            pass  # the far end is closed
         except Exception as error:  # the edge of a thread
             text = str(error).partition("\n")[0][:200]
             self.put("problem", f"{type(error).__name__}: {text}")
         finally:
+            self.lose(number)
+
+
+class QueueLinks(StageLinks):
+    """The links of a thread to further threads of the process, by their numbers.
+
+    Args:
+        device: of the thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._ends: Mapping[int, QueueLinks] = {}
+        self._copiers: dict[int, DeviceCopier] = {}
+
+    @classmethod
+    def between(cls, devices: Mapping[int, torch.device]) -> dict[int, QueueLinks]:
+        """Return the links of each thread, for threads on some devices, by number."""
+        links = {number: cls(device) for number, device in devices.items()}
+        for number, own in links.items():
+            own._ends = {n: end for n, end in links.items() if n != number}
+            own._copiers = {n: DeviceCopier(end._device) for n, end in own._ends.items()}
+        return links
+
+    def send(self, to: int, key: Hashable, value: Any) -> None:
+        """Send a copy of a value, on the device of the receiver."""
+        self._ends[to].put(key, self._copiers[to].over(value))
+
+    def take(self, *keys: Hashable, within_s: float | None = None) -> tuple[Hashable, Any]:
+        """Do as ``StageLinks.take``, and have the thread's streams wait for the copy."""
+        key, value = super().take(*keys, within_s=within_s)
+        return key, received(value)
+
+    def close(self) -> None:
+        """Close the links: ``take`` raises, here and at the far ends."""
+        for number, end in self._ends.items():
+            end.lose(PARENT)
             self.lose(number)

@@ -1,12 +1,12 @@
-"""A pipelined replica: its model is cut into stages, and shards flow through them.
+"""A pipelined replica: its model is cut into stages, and shards flow through the stages.
 
-The replica itself computes whole shards as any other does, for evaluations and to compare. Shards
-of a training step it deals to a process for each of its devices, a run at a time. What comes back
-is, bit for bit, what it would have computed itself: the first shard is computed in both ways, and a
-model for which that does not hold is refused.
+The replica itself computes whole shards like any replica, for evaluations and comparisons. Shards
+of a training step the replica deals to a process for each of its devices, a run at a time. The
+results are, bit for bit, those of the replica itself: the first shard is computed in both ways, and
+a model with a difference is refused.
 
-Gradients of a run each stage adds up itself, its own part of them, in the order of the tree of
-shards. So what is held of them is a few sums, however many shards there are.
+Each stage adds up the gradients of a run itself, for its own parameters, in the order of the tree
+of shards. So a few sums are held, however many shards a run has.
 
 Legend: p devices, S stages, V shards of a step, m shards of a run.
 """
@@ -18,16 +18,17 @@ from functools import partial
 from typing import Any
 
 from quorate.coordination.pipeline_schedules import SCHEDULES
-from quorate.engines.stages.devices import StageDevices, StageProcesses
+from quorate.engines import remote_error
 from quorate.engines.stages.gradient_pool import GradientPool, LentVectors
 from quorate.engines.stages.links import GoneError
 from quorate.engines.stages.shard_input import ShardInput
-from quorate.engines.stages.stage_runner import Micro, Shared, failure
-from quorate.engines.stages.staged_replica import StagedReplica
+from quorate.engines.stages.stage_devices import StageDevices, StageProcesses
+from quorate.engines.stages.staged_replica import StagedReplica, packed_values
 from quorate.engines.tracing import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
 from quorate.machine.limits import STAGE_POLL_S
+from quorate.replica.beside.values import Values
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.model import bind
@@ -39,7 +40,7 @@ from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 
-MOST_LOST = 3  # times that a run is begun anew because a process was killed
+MOST_LOST = 3  # attempts at a run of shards, each ended by a killed process
 
 
 class PipelinedReplica(StagedReplica):
@@ -60,8 +61,10 @@ class PipelinedReplica(StagedReplica):
         self._is_own = own
         self._read_by_stages = self._flat
         self._devices = len(self.group)
+        self._accelerators: Group | None = None  # the devices of stages, if these are threads
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
-        self._processes: StageDevices | None = None
+        self._stage_devices: StageDevices | None = None
+        self._values_of_stages: Values | None = None  # the newest of ``Shared`` at the devices
         self._pool: GradientPool | None = None
         self._is_compared = False
         # Forks see what the parent writes into shared memory, and into no other.
@@ -76,9 +79,9 @@ class PipelinedReplica(StagedReplica):
 
     def close(self) -> None:
         """End the processes; the next run starts new ones."""
-        processes, self._processes = self._processes, None
-        if processes is not None:
-            processes.close()
+        devices, self._stage_devices = self._stage_devices, None
+        if devices is not None:
+            devices.close()
 
     def recycle(self, shard_sum: ShardSum) -> None:
         """Take back the memory of a sum that nobody reads any more."""
@@ -107,7 +110,7 @@ class PipelinedReplica(StagedReplica):
             WorkerError: processes were killed again and again.
             Whatever user code raises in a stage, with a note that names it.
         """
-        given[0].at("forward")
+        given[0].on_phase("forward")
         if self._flat is not self._read_by_stages:  # they are of a snapshot
             self._compute_from_a_copy()
         if not self._graphs_of_stages:
@@ -127,8 +130,8 @@ class PipelinedReplica(StagedReplica):
             try:
                 return self._flow(given, of)
             except GoneError as gone:
-                assert self._processes is not None
-                stage, how = self._processes.ended(gone.number)
+                assert self._stage_devices is not None
+                stage, how = self._stage_devices.ended(gone.number)
                 self.close()
                 self._notes.add(
                     f"the process of stage {stage} of a replica {how}; the replica starts new "
@@ -157,16 +160,12 @@ class PipelinedReplica(StagedReplica):
 
     def _cut(self, given: ShardInput, stream: Stream) -> tuple[StageGraph, ...]:
         """Return the stages, by what the loss function gives the model of a shard."""
-        self.called.at = given.batch.at
-        call = call_of(self, given.batch.data, given.rows, stream, given.seed)
+        batch = given.batch
+        self.called.at = batch.at
+        call = call_of(self, batch.data, batch.rows, stream, batch.seed)
         self._modes.set(True)
         assert self._split.names is not None
         return cut_by(self.model, self._split.names, call, self._accelerators)
-
-    @property
-    def _accelerators(self) -> Group | None:
-        """The devices of stages, if these are threads."""
-        return None
 
     def _parameters_text(self) -> str:
         assert isinstance(self._flat, Flat)
@@ -185,7 +184,9 @@ class PipelinedReplica(StagedReplica):
         Raises:
             SettingError: they are others.
         """
-        whole = self._in_one_piece(given, stream)
+        batch = given.batch
+        self.called.at = batch.at
+        whole = self.gradient(batch.data, batch.rows, stream, batch.seed)
         assert whole.gradient is not None
         assert through.gradient is not None
         other = other_gradient(whole.gradient, through.gradient) or other_outcome(whole, through)
@@ -198,10 +199,6 @@ class PipelinedReplica(StagedReplica):
         expected = "a model that gives the same bits in both ways"
         fix = "let the loss change nothing of the model but by one call of it, or cut elsewhere"
         raise SettingError("split", got, expected, fix)
-
-    def _in_one_piece(self, given: ShardInput, stream: Stream) -> ShardSum:
-        self.called.at = given.batch.at
-        return self.gradient(given.batch.data, given.rows, stream, given.seed)
 
     # --- a run ------------------------------------------------------------------------------------
 
@@ -222,31 +219,30 @@ class PipelinedReplica(StagedReplica):
 
     def _computed(self, given: Sequence[ShardInput], lent: LentVectors) -> list[ShardSum]:
         """Compute the shards of a run; gradients are in the vectors of the pool."""
-        if self._processes is None:
-            self._processes = self._start()
-        stages, links = range(len(self._graphs_of_stages)), self._processes.links
-        # 1. What the parent alone knows: values of buffers, and the rows.
-        buffers = {}
+        if self._stage_devices is None:
+            self._stage_devices = self._start()
+        stages, links = range(len(self._graphs_of_stages)), self._stage_devices.links
+        # 1. What the parent alone knows: values of buffers and of ``Shared``, and the rows.
+        buffers, values = {}, None
         if self._buffers.are_any:
             self._set_pulled(self._buffers)
             buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
-        self._processes.share(self.called.shared.values)
+        newest = self.called.shared.values
+        if newest is not None and newest is not self._values_of_stages:
+            values, self._values_of_stages = packed_values(newest), newest
         rows = SCHEDULES[self._split.schedule](len(stages), len(given), devices=self._devices)
         for device, row in enumerate(rows):
-            links.send(device, "run", (row, lent.puts, buffers))
+            links.send(device, "run", (row, lent.puts, buffers, values))
         for each in given:
             for device in range(self._devices):
-                links.send(device, "micro", Micro(each.batch, each.rows, each.seed))
+                links.send(device, "batch", each.batch)
         # 2. Each shard from each stage.
         sums = []
         for shard, each in enumerate(given):
-            each.at("backward")
-            forward, backward = (
-                [self._answer(what, stage, shard, each.waits_for) for stage in stages]
-                for what in ("forward", "backward")
-            )
-            each.at("pushing")
-            sums.append(self._sum(forward, backward))
+            each.on_phase("backward")
+            answers = [self._answer(stage, shard, each.waits_for) for stage in stages]
+            each.on_phase("pushing")
+            sums.append(self._sum(answers))
         return sums
 
     def _handed_over(self, given: ShardInput, summed: Flat) -> Flat:
@@ -258,25 +254,29 @@ class PipelinedReplica(StagedReplica):
         given.into.copy_(summed)
         return given.into
 
-    def _answer(
-        self, what: str, stage: int, shard: int, waits_for: Callable[[int], None]
-    ) -> dict[str, Any]:
-        processes = self._processes
-        assert processes is not None
-        keys = "failed", ("done", what, stage, shard)
-        while (taken := processes.links.take_soon(*keys, within_s=STAGE_POLL_S)) is None:
-            if (late := processes.late()) is not None:
-                waits_for(late)
-        key, said = taken
-        if key != "failed":
-            answer: dict[str, Any] = said
+    def _answer(self, stage: int, shard: int, waits_for: Callable[[int], None]) -> dict[str, Any]:
+        """Return a stage's answer to a shard. Blocks."""
+        devices = self._stage_devices
+        assert devices is not None
+        while True:
+            try:
+                key, answer = devices.links.take(
+                    "failed", ("done", stage, shard), within_s=STAGE_POLL_S
+                )
+            except TimeoutError:
+                if (late := devices.late()) is not None:
+                    waits_for(late)
+                continue
+            if key == "failed":
+                at, raised = answer
+                error = remote_error.from_json(raised)
+                error.add_note(f"quorate: {self._named(at)}")
+                raise error
             if (log := own_log()) is not None:
                 for work, span in answer["spans"].items():
                     log.stage(work, stage, shard, *span)
-            return answer
-        at, error = failure(said)
-        error.add_note(f"quorate: {self._named(at)}")
-        raise error
+            found: dict[str, Any] = answer
+            return found
 
     def _named(self, stage: int) -> str:
         """Return which stage it is, in words."""
@@ -284,23 +284,21 @@ class PipelinedReplica(StagedReplica):
         begins = f"from {graphs[stage].begins} on" if stage else "the first modules"
         return f"stage {stage} of {len(graphs)} ({begins})"
 
-    def _sum(
-        self, forward: Sequence[Mapping[str, Any]], backward: Sequence[Mapping[str, Any]]
-    ) -> ShardSum:
-        """Put together what a shard yields beside its gradient."""
-        outcome = forward[-1]
+    def _sum(self, answers: Sequence[Mapping[str, Any]]) -> ShardSum:
+        """Return the result of a shard, from the answers of all stages, without the gradient."""
+        outcome = answers[-1]
         weight = outcome["weight"]
-        has = {name for said in backward for name in said["has"]}
+        has = {name for answer in answers for name in answer["has"]}
         if weight > 0 and not has:
             self._turn.refuse()
         change = integer_buffers = None
         if self._buffers.are_any:
             self._set_pulled(self._buffers)
             self._buffers.begin()
-            mine = dict(self.model.named_buffers())
-            for said in forward:
-                for name, value in said["buffers"].items():
-                    mine[name].data.copy_(value)
+            own = dict(self.model.named_buffers())
+            for answer in answers:
+                for name, value in answer["buffers"].items():
+                    own[name].data.copy_(value)
             change = self._buffers.change(weight)
             integer_buffers = self._buffers.integer_buffers()
         return ShardSum(
@@ -326,15 +324,11 @@ class PipelinedReplica(StagedReplica):
 
     def _start(self) -> StageDevices:
         """Start the processes."""
-        graphs, pool = self._graphs_of_stages, self._pool
+        pool, graphs = self._pool, self._graphs_of_stages
         assert pool is not None
-        plan = self._routes(graphs)
-        return StageProcesses(
-            self._devices,
-            Shared(pool.vectors, self._devices),
-            partial(self.serve, graphs, plan, self._devices),
-            self.called.shared.values,
-        )
+        self._values_of_stages = self.called.shared.values  # forks have the parent's
+        own = graphs, self._routes(graphs), self._devices, pool.vectors
+        return StageProcesses(self._devices, partial(self.serve, *own))
 
     def _routes(self, graphs: Sequence[StageGraph]) -> tuple[Route, ...]:
         plan = routes(graphs)

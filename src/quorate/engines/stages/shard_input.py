@@ -1,33 +1,33 @@
-"""What a pipelined replica is given: the shards of a run, each with what its stages are told."""
+"""The input of a pipelined replica: the shards of a run, and the rows sent to the stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quorate.replica.beside.at import NOWHERE, At
+from quorate.replica.beside.at import At
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Phase
 
 
 def no_stage(_stage: int) -> None:
-    """Tell nobody."""
+    """Ignore a late stage."""
 
 
-class ShardRows(NamedTuple):
-    """What a loss function is given of a shard."""
+class MicroBatch(NamedTuple):
+    """The rows of one shard, as sent to each stage."""
 
-    data: Any
-    at: At = NOWHERE
+    data: Any  # on the host
+    at: At  # the position of the rows in the run
+    rows: int
+    seed: int
 
 
 class ShardInput(NamedTuple):
     """One shard of a run, for a pipelined replica."""
 
     shard: int  # its number in its step
-    batch: ShardRows
-    rows: int
-    seed: int
+    batch: MicroBatch
     into: Flat | None  # as for ``Replica.gradient``
-    at: Phase
-    waits_for: Callable[[int], None] = no_stage  # told a stage that takes long
+    on_phase: Phase
+    waits_for: Callable[[int], None] = no_stage  # called with a stage that takes long

@@ -1,7 +1,7 @@
-"""What a device of a pipelined replica does, until the parent wants no more.
+"""A replica that computes stages: the main function of a device, until the parent closes the links.
 
-It is the same in a process and in a thread: the replica is the process's copy of it, or one that
-the device has for itself.
+The function is the same in a process and in a thread. In a process the replica is the process's
+copy; in a thread the device has a replica of its own.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from quorate.engines.stages.links import GoneError, StageLinks
-from quorate.engines.stages.shard_input import ShardRows
-from quorate.engines.stages.stage_runner import (
-    Shared,
-    StageRunner,
-    device_of,
-    next_run,
-    tell_failed,
-)
+from quorate.engines import remote_error
+from quorate.engines.remote_error import exited
+from quorate.engines.stages.links import PARENT, GoneError, StageLinks
+from quorate.engines.stages.shard_input import MicroBatch
+from quorate.engines.stages.stage_runner import StageActivity, StageRunner, device_of
+from quorate.replica.beside.values import Values
+from quorate.replica.flat import Flat
 from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.routes import Route
@@ -38,19 +36,21 @@ class StagedReplica(Replica):
         graphs: Sequence[StageGraph],
         plan: Sequence[Route],
         devices: int,
+        gradients: Sequence[Flat],
         number: int,
         links: StageLinks,
-        shared: Shared,
+        activity: StageActivity,
     ) -> None:
-        """Be a device, until the parent wants no more.
+        """Be a device, until the parent closes the links.
 
         Args:
             graphs: all stages.
-            plan: their routes.
-            devices: how many there are.
-            number: of this one.
-            links: to the others and the parent.
-            shared: where gradients are written.
+            plan: the route of each stage.
+            devices: number of devices.
+            gradients: shared memory for sums of shards, by place.
+            number: of this device.
+            links: to the parent and all devices.
+            activity: the record of all devices.
         """
         with self._on_stage() as stream, self._computing.products():
             computing = Computing(
@@ -61,17 +61,23 @@ class StagedReplica(Replica):
                 for graph, route in zip(graphs, plan, strict=True)
                 if device_of(graph.index, devices) == number
             }
-            device = StageRunner(number, devices, stages, links, shared, self._turn_on_device())
+            turn = self._turn_on_device()
+            runner = StageRunner(number, devices, stages, links, gradients, activity, turn)
             try:
                 while True:
-                    row, puts, buffers = next_run(links, self.called.shared)
+                    row, puts, buffers, values = links.take("run")[1]
+                    if values is not None:
+                        self.called.shared.take(unpacked_values(*values))
                     self._restore(buffers)
                     with self.called.shared.reading():
-                        device.run(row, puts)
+                        runner.run(row, puts)
             except GoneError:
                 return  # the parent decides
             except BaseException as error:  # the edge of the process, or of the thread
-                tell_failed(links, device, error)
+                stage, shard = runner.at
+                if isinstance(error, SystemExit):  # raised by user code: jobs' signals are ignored
+                    error = exited(error, f"stage {stage}, shard {shard} of a run")
+                links.send(PARENT, "failed", (stage, remote_error.to_json(error)))
                 with suppress(GoneError):
                     links.take("end")
 
@@ -82,7 +88,7 @@ class StagedReplica(Replica):
             yield stream
 
     def _turn_on_device(self) -> AbstractContextManager[Any]:
-        """Return what a stage enters while it computes, and leaves while it waits for others."""
+        """Return a context that a stage enters to compute, and leaves to wait for a value."""
         return nullcontext()
 
     def _restore(self, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -92,7 +98,21 @@ class StagedReplica(Replica):
     def _begin_in_stage(self, stream: Any, seed: int) -> None:
         self._begin(stream, seed, training=True)
 
-    def _read_in_stage(self, batch: ShardRows, rows: int) -> Any:
+    def _read_in_stage(self, batch: MicroBatch, rows: int) -> Any:
         self.called.at = batch.at
         with self.alone.modes_put_back():
             return self._read(self.plain_loss, batch.data, rows, training=True)
+
+
+def packed_values(values: Values) -> tuple[dict[str, Any], Mapping[str, torch.Tensor]]:
+    """Return values of ``Shared`` for a link: the arguments of ``unpacked_values``."""
+    return values.to_json(stored=True), values.tensors.views
+
+
+@torch.no_grad()
+def unpacked_values(described: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Values:
+    """Return the values of a message, in memory of this process."""
+    values = Values().from_json(described)
+    for name, view in values.tensors.views.items():
+        view.copy_(tensors[name])
+    return values

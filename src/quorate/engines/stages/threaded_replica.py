@@ -10,23 +10,31 @@ Gradients are summed on the host, as those of a replica in processes are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import fx
 
-from quorate.engines.stages.device_replica import DeviceReplica
-from quorate.engines.stages.devices import StageDevices, StageThreads
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
-from quorate.engines.stages.shard_input import ShardInput
-from quorate.engines.stages.stage_runner import Shared
+from quorate.engines.stages.shard_input import MicroBatch, ShardInput
+from quorate.engines.stages.stage_devices import StageDevices, StageThreads
+from quorate.engines.stages.staged_replica import StagedReplica
 from quorate.errors import SettingError
-from quorate.machine.devices import Group
+from quorate.machine.devices import Group, has_streams
 from quorate.replica.buffers import Buffers
+from quorate.replica.compute_thread import CPU
+from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
+from quorate.replica.pipeline import checks
+from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.by_loss import UsedByLoss
+from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.on_devices.lying import OnItsDevice, owners, used
 from quorate.replica.pipeline.on_devices.whole import Whole
 from quorate.replica.pipeline.split import Split
@@ -34,8 +42,7 @@ from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.spread import Spread
 from quorate.replica.streams import Stream
-
-CPU = torch.device("cpu")
+from quorate.replica.transfer import move
 
 
 class ThreadedReplica(PipelinedReplica):
@@ -61,7 +68,6 @@ class ThreadedReplica(PipelinedReplica):
         split: Split,
         **options: Any,
     ) -> None:
-        self._on = group
         self._masters = parameters  # not as they are rounded to a lower precision
         self._whole: Whole | None = None
         self._parts: list[DeviceReplica] = []
@@ -69,6 +75,7 @@ class ThreadedReplica(PipelinedReplica):
             name: o for name, o in options.items() if name not in ("own", "set_buffers")
         }
         super().__init__(model, parameters, Group([CPU] * len(group)), split=split, **options)
+        self._on = self._accelerators = group
         if split.schedule == "interleaved" and len(set(group)) > 1:
             expected = f"1f1b, gpipe or zero-bubble on {group}"
             raise SettingError("pipeline", split.schedule, expected, "take one of these")
@@ -80,7 +87,7 @@ class ThreadedReplica(PipelinedReplica):
 
     def close(self) -> None:
         """End the threads; the next run starts new ones."""
-        threads, self._processes = self._processes, None
+        threads, self._stage_devices = self._stage_devices, None
         if threads is not None and not threads.close():
             # One that does not end may still write: into what nobody has from now on.
             self._pool, self._graphs_of_stages, self._whole, self._parts = None, (), None, []
@@ -133,10 +140,6 @@ class ThreadedReplica(PipelinedReplica):
         """Do nothing: devices have copies, and threads see all memory."""
         self._read_by_stages = self._flat
 
-    @property
-    def _accelerators(self) -> Group:
-        return self._on
-
     def _parameters_text(self) -> str:
         """Return the same each time: nobody writes what is on the devices."""
         return ""
@@ -178,15 +181,16 @@ class ThreadedReplica(PipelinedReplica):
 
     def _start(self) -> StageDevices:
         """Start the threads."""
-        graphs, pool = self._graphs_of_stages, self._pool
+        pool, graphs = self._pool, self._graphs_of_stages
         assert pool is not None
-        plan = self._routes(graphs)
+        self._values_of_stages = None
+        own = self._routes(graphs), self._devices, pool.vectors
 
-        def serve(number: int, links: Any, shared: Shared) -> None:
+        def serve(number: int, *links: Any) -> None:
             part = self._parts[number]
-            part.serve(part.graphs, plan, self._devices, number, links, shared)
+            part.serve(part.graphs, *own, number, *links)
 
-        return StageThreads(self._on, Shared(pool.vectors, self._devices), serve)
+        return StageThreads(self._on, serve)
 
     def _computed(self, *args: Any) -> list[ShardSum]:
         self._modes.set(True)  # which stages check, of this model
@@ -194,3 +198,139 @@ class ThreadedReplica(PipelinedReplica):
             if device.type != "cpu":  # threads have queues of their own: parameters must be there
                 torch.accelerator.synchronize(device)
         return super()._computed(*args)
+
+
+# --- the part of the model on each device ---------------------------------------------------------
+
+
+class DeviceReplica(StagedReplica):
+    """What one thread computes with. It owns nothing: parameters are those of the whole model.
+
+    Args:
+        model: of the parent, on the host.
+        parameters: of that.
+        device: where it computes.
+        graphs: all stages, of the parent's model.
+        lies: where its tensors lie.
+        options: as for ``Replica``.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Flat,
+        device: torch.device,
+        graphs: Sequence[StageGraph],
+        lies: OnItsDevice,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            model, parameters, Group([device]), spread=lies, set_buffers=_none_set, **options
+        )
+        self.graphs = tuple(
+            replace(graph, module=_over(self.model, model, graph)) for graph in graphs
+        )
+
+    def refresh(self, parameters: Flat) -> None:
+        """Take the values of parameters that it has a copy of."""
+        self._flat.take(parameters)
+
+    @contextmanager
+    def _on_stage(self) -> Iterator[Stream | DeviceStream]:
+        with ExitStack() as stack:
+            stream = stack.enter_context(Stream())
+            # Its backward passes are this thread's too, with its stream of random numbers, and not
+            # those of torch's one thread for the device.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(self._computing.draws(stream, self.group))
+            if not has_streams(self.device):
+                yield stream
+                return
+            # A queue of its own, as two stages may be on one GPU, which is the current one then.
+            stack.enter_context(torch.Stream(self.device))
+            yield DeviceStream(stream, self.device)
+
+    def _turn_on_device(self) -> AbstractContextManager[Any]:
+        # The generator is the device's: two stages on one GPU queue their kernels in turn.
+        return AloneOn(self.group)
+
+    def _restore(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        own = dict(self.model.named_buffers())
+        here = {name: b for name, b in buffers.items() if own[name].device.type != "meta"}
+        self._set_pulled = Restored(self.model, move(here, self.device))
+
+    def _begin_in_stage(self, stream: Any, seed: int) -> None:
+        """As ``Replica`` begins a shard; what it did to buffers the parent finds out."""
+        self._modes.set(True)
+        for parameter in self._trainable.values():
+            parameter.grad = None
+        self._set_pulled(self._buffers)
+        stream.reseed(seed)
+
+    def _read_in_stage(self, batch: MicroBatch, rows: int) -> Any:
+        return super()._read_in_stage(batch._replace(data=move(batch.data, self.device)), rows)
+
+
+def _none_set(_buffers: object) -> None:
+    """Leave buffers as they are: a run brings their values."""
+
+
+def _over(model: torch.nn.Module, original: torch.nn.Module, graph: StageGraph) -> fx.GraphModule:
+    """Return what a stage computes, with the tensors and modules of a copy of the model."""
+    paths = {id(module): path for path, module in original.named_modules()}
+    copied = fx.Graph()
+    output = copied.graph_copy(graph.module.graph, {})
+    copied.output(output)
+    for node in copied.nodes:
+        held = getattr(node.target, "held", None)  # a function's argument: of a checkpoint, say
+        if held is not None and (moved := _moved(held, model, paths)) is not held:
+            node.target = checks.held(moved)
+    return fx.GraphModule(model, copied, type(graph.module).__name__)
+
+
+def _moved(held: Any, model: torch.nn.Module, paths: Mapping[int, str]) -> Any:
+    """Return a module of the copy, or a function that uses the copy's modules and tensors.
+
+    Args:
+        held: what uses those of the original.
+        model: the copy.
+        paths: names of the original's modules, by id.
+    """
+
+    def moved(part: Any) -> Any:
+        return _moved(part, model, paths)
+
+    if id(held) in paths:
+        return model.get_submodule(paths[id(held)])
+    if isinstance(held, MethodType) and id(held.__self__) in paths:
+        return MethodType(held.__func__, moved(held.__self__))
+    if isinstance(held, partial):
+        return partial(
+            moved(held.func),
+            *map(moved, held.args),
+            **{n: moved(v) for n, v in held.keywords.items()},
+        )
+    if type(held) in (list, tuple):
+        parts = [*map(moved, held)]
+        is_same = all(one is other for one, other in zip(held, parts, strict=True))
+        return held if is_same else type(held)(parts)
+    if isinstance(held, FunctionType) and held.__closure__:
+        cells = tuple(
+            _cell(cell, lambda v: v if v is held else moved(v)) for cell in held.__closure__
+        )
+        if any(one is not other for one, other in zip(cells, held.__closure__, strict=True)):
+            code, defaults = held.__code__, held.__defaults__
+            copied = FunctionType(code, held.__globals__, held.__name__, defaults, cells)
+            copied.__kwdefaults__ = held.__kwdefaults__
+            return copied
+    return held
+
+
+def _cell(cell: CellType, moved: Callable[[Any], Any]) -> CellType:
+    """Return a closure's cell with what ``moved`` makes of its value."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # it has no value yet
+        return cell
+    other = moved(value)
+    return cell if other is value else CellType(other)

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from quorate.engines import remote_error
-from quorate.engines.stages.devices import StageProcesses
-from quorate.engines.stages.links import GoneError, SocketLinks
-from quorate.engines.stages.stage_runner import PARENT, Shared
+from quorate.engines.stages.links import PARENT, GoneError, StageLinks
+from quorate.engines.stages.stage_devices import StageProcesses
 from quorate.errors import ServerError
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
@@ -108,7 +107,6 @@ class PartedOptimizer(FlatOptimizer):
             with intra_op_threads(1):  # OpenMP's threads do not outlive a fork
                 self._processes = StageProcesses(
                     self._parts,
-                    Shared((), self._parts),
                     lambda n, links, _: self._serve(n, links),
                     name="part",
                 )
@@ -155,7 +153,7 @@ class PartedOptimizer(FlatOptimizer):
 
     # --- in a process of a part -------------------------------------------------------------------
 
-    def _serve(self, part: int, links: SocketLinks) -> None:
+    def _serve(self, part: int, links: StageLinks) -> None:
         """Be the process of a part, until the parent wants no more."""
         others = [name for name, of in self._part_of.items() if of != part]
         gradients: dict[tuple[int, int], Flat] = {}
