@@ -20,7 +20,7 @@ from quorate.machine.environment import ray_address
 from quorate.machine.standard_streams import Steady
 
 if TYPE_CHECKING:
-    from quorate.engines.ray.detached import Detached
+    from quorate.engines.ray.detached import DetachedRun
 
 LOOK_EVERY_S = 0.2
 
@@ -69,7 +69,7 @@ def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
         return _looked_on(run)
 
 
-def _looked_on(run: Detached) -> int:
+def _looked_on(run: DetachedRun) -> int:
     since = told = 0
     letters = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     with _counting(signal.SIGINT) as asked:

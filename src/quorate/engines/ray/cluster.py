@@ -25,7 +25,7 @@ from quorate.engines.ray.connection import (
     refusals,
     signals_kept,
 )
-from quorate.engines.ray.demand import CPU, GPU, Demand
+from quorate.engines.ray.demand import CPU, GPU, RayDemand
 from quorate.engines.ray.own_node import OwnNode
 from quorate.errors import UserError
 from quorate.machine.environment import marked, ray_address, ray_tmpdir
@@ -44,7 +44,7 @@ FOLDER = "quorate-"
 LEAST_STORE_BYTES = 128 << 20  # of a local cluster; Ray takes no less than 75 MiB
 
 
-class Cluster:
+class RayCluster:
     """This process as a driver of Ray's. ``close`` it.
 
     Args:
@@ -60,7 +60,7 @@ class Cluster:
     """
 
     def __init__(
-        self, address: str | None, demand: Demand, store_bytes: int, folder: Path | None
+        self, address: str | None, demand: RayDemand, store_bytes: int, folder: Path | None
     ) -> None:
         self._closing = ExitStack()
         self._travels: dict[str, Any] = (
@@ -99,7 +99,7 @@ class Cluster:
         with signals_kept():
             self._closing.close()
 
-    def _start(self, demand: Demand, store_bytes: int) -> Callable[[str], None]:
+    def _start(self, demand: RayDemand, store_bytes: int) -> Callable[[str], None]:
         mark, count = secrets.token_hex(16), demand.of_one_machine
         folder = self._closing.enter_context(session_folder())
         say = self._closing.enter_context(_swept(mark, folder))
@@ -127,7 +127,7 @@ class Cluster:
             (Path.home() / TOKEN).chmod(0o600)
         return say
 
-    def _require(self, demand: Demand) -> None:
+    def _require(self, demand: RayDemand) -> None:
         there = {name: float(number) for name, number in ray.cluster_resources().items()}
         if missing := demand.missing(there):
             raise UserError(

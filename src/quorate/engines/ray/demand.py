@@ -18,7 +18,7 @@ CPU, GPU = "CPU", "GPU"
 
 
 @dataclass(frozen=True)
-class Demand:
+class RayDemand:
     """The number of workers, and the resources of each worker."""
 
     workers: int
@@ -63,7 +63,7 @@ class Demand:
         }
 
 
-def demanded(workers: Workers) -> Demand:
+def demanded(workers: Workers) -> RayDemand:
     """Return the demand of the settings.
 
     Raises:
@@ -72,14 +72,14 @@ def demanded(workers: Workers) -> Demand:
     resources = _parsed(workers.worker_resources)
     if (bounds := workers.bounds()) is not None:
         least, most = bounds
-        return Demand(most, resources, None if least == most else least)
+        return RayDemand(most, resources, None if least == most else least)
     if workers.address is not None:
         expected = "how many workers, as the cluster is not this run's alone"
         raise SettingError("workers", None, expected, "say it: --workers 4")
-    return Demand(min(usable_cores(), MOST_CPU_WORKERS), resources)
+    return RayDemand(min(usable_cores(), MOST_CPU_WORKERS), resources)
 
 
-def groups_of(demand: Demand, devices: Devices) -> tuple[Group, ...]:
+def groups_of(demand: RayDemand, devices: Devices) -> tuple[Group, ...]:
     """Return the devices of each worker, as the worker's process will see them.
 
     Raises:

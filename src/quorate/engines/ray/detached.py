@@ -33,7 +33,7 @@ KEPT_BYTES = 1 << 20  # of what a run has printed last
 MOST_STARTS = 4  # of a coordinator that is killed, by the kernel for its memory perhaps
 
 
-class Said(NamedTuple):
+class DetachedOutput(NamedTuple):
     """What a run has printed since it was asked last."""
 
     text: bytes
@@ -41,7 +41,7 @@ class Said(NamedTuple):
     code: int | None  # that it ended with; None: it goes on
 
 
-class Driver:
+class DetachedDriver:
     """An actor that runs a script to its end, in a process of its own. Ray calls its methods.
 
     Args:
@@ -70,13 +70,13 @@ class Driver:
         # Its own: a process that dies with whoever started it dies with that thread.
         threading.Thread(target=self._run, name="quorate-detached", daemon=True).start()
 
-    def said(self, since: int) -> Said:
+    def said(self, since: int) -> DetachedOutput:
         """Return what it has printed since there were so many bytes of it."""
         with self._lock:
             if since > self._until:  # of the actor that was here before this one
                 since = 0
             new = max(0, min(len(self._text), self._until - since))
-            return Said(self._text[len(self._text) - new :], self._until, self._code)
+            return DetachedOutput(self._text[len(self._text) - new :], self._until, self._code)
 
     def signal(self, number: int) -> None:
         """Send its process a signal, if it goes on."""
@@ -148,7 +148,7 @@ class Driver:
             self._text = (self._text + text)[-KEPT_BYTES:]
 
 
-class Detached:
+class DetachedRun:
     """A detached run, as whoever looks on has it."""
 
     def __init__(self, actor: Any, run_dir: str) -> None:
@@ -190,7 +190,7 @@ class Detached:
 @contextmanager
 def started(
     address: str, script: Script, folder: Path | None, options: list[str], run_dir: str
-) -> Iterator[Detached]:
+) -> Iterator[DetachedRun]:
     """Have a detached run, within the block as one of its onlookers.
 
     Args:
@@ -206,7 +206,7 @@ def started(
     travels = {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
     fields = json.loads(json.dumps(vars(script)))
     with connected(address, namespace=NAMESPACE, log_to_driver=False, **travels):
-        driver: Any = ray.remote(Driver)
+        driver: Any = ray.remote(DetachedDriver)
         named = driver.options(
             name=run_dir,
             get_if_exists=True,
@@ -215,7 +215,7 @@ def started(
             num_cpus=0,
             resources=HEAD,
         )
-        run = Detached(named.remote(fields, folder and str(folder), options), run_dir)
+        run = DetachedRun(named.remote(fields, folder and str(folder), options), run_dir)
         if not run.ask("is_for", fields, options):
             raise UserError(
                 f"a detached run of {run_dir} is at {address} with another script, arguments or "
@@ -226,7 +226,7 @@ def started(
 
 
 @contextmanager
-def running(address: str) -> Iterator[dict[str, Detached]]:
+def running(address: str) -> Iterator[dict[str, DetachedRun]]:
     """Within the block, have the detached runs of a cluster, by run directory.
 
     Raises:
@@ -236,5 +236,5 @@ def running(address: str) -> Iterator[dict[str, Detached]]:
         found = {}
         for name in sorted(ray.util.list_named_actors()):
             with suppress(ValueError):  # it has ended meanwhile
-                found[name] = Detached(ray.get_actor(name), name)
+                found[name] = DetachedRun(ray.get_actor(name), name)
         yield found

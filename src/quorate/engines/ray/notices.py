@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DRAINING = "DRAINING"
 
 
-class Notices:
+class ClusterNotices:
     """A thread to ask Ray, and to inform the workers concerned. Needs ``close``.
 
     Args:

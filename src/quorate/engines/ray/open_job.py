@@ -7,8 +7,8 @@ from typing import NamedTuple
 from quorate.coordination.plan import Plan, from_json
 from quorate.engines.job import Evaluation, Job, Training, class_of
 from quorate.engines.messages import Message
-from quorate.engines.ray.guess import likely_next
-from quorate.engines.ray.results import Order
+from quorate.engines.ray.node_results import ShardOrder
+from quorate.engines.ray.speculative_shard import likely_next
 
 
 class OpenJob(NamedTuple):
@@ -27,12 +27,12 @@ class OpenJob(NamedTuple):
         steps = range(*message["steps"])
         return OpenJob(message["averaged"], from_json(plan), steps, class_of(message["work"], Job))
 
-    def order(self, compute: Message) -> Order:
+    def order(self, compute: Message) -> ShardOrder:
         """Return what a message asks for."""
         step, shard, slot = compute["step"], compute["shard"], compute["slot"]
         adds = slot is not None and compute["is_needed"] and not compute["snapshot"]
         shards = self.plan.shards_of(step) if adds else 1
-        return Order(compute["job"], step, shard, slot, shards)
+        return ShardOrder(compute["job"], step, shard, slot, shards)
 
     def next(self, compute: Message) -> list[int] | None:
         """Return step and shard of what is likely to be asked for next, of the same parameters."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from quorate.engines.ray.relayed import Ref
+from quorate.engines.ray.images import Ref
 from quorate.errors import UserError
 from quorate.machine.limits import LOCAL_CONNECT_S, WORKER_POLL_S
 

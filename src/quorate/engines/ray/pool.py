@@ -9,15 +9,15 @@ import ray
 
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.script import Script
-from quorate.engines.ray.agent import AgentOfRay
-from quorate.engines.ray.cluster import Cluster
-from quorate.engines.ray.demand import Demand
-from quorate.engines.ray.near import Door
-from quorate.engines.ray.notices import Notices
-from quorate.engines.ray.published import Published
-from quorate.engines.ray.relayed import same_everywhere
-from quorate.engines.ray.results import Results
+from quorate.engines.ray.cluster import RayCluster
+from quorate.engines.ray.demand import RayDemand
+from quorate.engines.ray.handover import HandoverSocket
+from quorate.engines.ray.images import same_everywhere
+from quorate.engines.ray.node_results import NodeResults
+from quorate.engines.ray.notices import ClusterNotices
+from quorate.engines.ray.parameter_store import ParameterStore
 from quorate.engines.ray.servers import RayServers
+from quorate.engines.ray.worker_actor import WorkerActorOfRay
 from quorate.engines.ray.worker_handle import NEWS, ORDERS, SUMS, RayWorkerHandle
 from quorate.errors import SettingError, UserError
 from quorate.machine.regular_file import is_folder
@@ -31,7 +31,7 @@ class RayPool:
         script: the script to run.
         arena: the coordinator's.
         demand: the resources of the run.
-        address: of the cluster; see ``Cluster``.
+        address: of the cluster; see ``RayCluster``.
         working_dir: a folder with the script, sent to every node. None: every node has the script
             at the same path.
         threads: intra-op threads of each worker.
@@ -49,7 +49,7 @@ class RayPool:
         self,
         script: Script,
         arena: Arena,
-        demand: Demand,
+        demand: RayDemand,
         address: str | None,
         working_dir: str | None,
         threads: int,
@@ -68,26 +68,26 @@ class RayPool:
         self._handles: dict[int, RayWorkerHandle] = {}  # the newest of each worker
         self.servers: RayServers | None = None
         with ExitStack() as undo:
-            self._cluster = Cluster(address, demand, store_bytes, folder)
+            self._cluster = RayCluster(address, demand, store_bytes, folder)
             undo.callback(self._cluster.close)
             if servers is not None:
                 self.servers = RayServers(*servers, self._cluster.node)
                 undo.callback(self.servers.close)
             self.node = self._cluster.node
-            self.published = Published(arena, self.node, self.servers)
-            self.results = Results(arena, self.node)
-            self._notices = Notices(lambda: list(self._handles.values()), self.node)
+            self.published = ParameterStore(arena, self.node, self.servers)
+            self.results = NodeResults(arena, self.node)
+            self._notices = ClusterNotices(lambda: list(self._handles.values()), self.node)
             undo.pop_all()
-        self.door: Door | None = None
+        self.door: HandoverSocket | None = None
         if self.servers is None:  # else nobody computes from what is here
             with suppress(OSError):  # workers of this node are as those of others then
-                self.door = Door()
+                self.door = HandoverSocket()
         self.actor = ray.remote(
             max_restarts=0,  # another is made in its place, when that is decided
             scheduling_strategy="SPREAD",
             concurrency_groups={NEWS: 1, ORDERS: 1, SUMS: 1},
             **demand.options(),
-        )(AgentOfRay)
+        )(WorkerActorOfRay)
 
     def start(self, number: int) -> RayWorkerHandle:
         """Request a worker, for when the cluster has room. Does not block.

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.job import class_of
 from quorate.engines.messages import pack, unpack
+from quorate.engines.ray.images import Ref, difference, same_packages
 from quorate.engines.ray.own_node import OwnNode
-from quorate.engines.ray.relayed import Ref, difference, same_packages
 from quorate.engines.servers import NO_IMAGE, Answer, Handler, Image, Told
 from quorate.errors import ServerError, UserError, cut
 from quorate.machine import this_host
@@ -52,7 +52,7 @@ class RayServers:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(
                     nodes[number % len(nodes)], soft=False
                 ),
-            )(Server).remote(number, handler)
+            )(ServerActor).remote(number, handler)
             for number in range(count)
         ]
         self._meet()
@@ -169,7 +169,7 @@ def _nodes() -> list[str]:
 LIFE, WORK = "life", "work"  # threads of a server
 
 
-class Server:
+class ServerActor:
     """One server. Ray calls all but ``live`` in one thread, in the order in which they come.
 
     Args:

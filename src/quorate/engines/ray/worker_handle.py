@@ -20,16 +20,16 @@ from quorate.engines.messages import Message, pack, unpack
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, WorkerHandle
-from quorate.engines.ray.near import Near
-from quorate.engines.ray.open_job import OpenJob
-from quorate.engines.ray.published import Given, image_in
-from quorate.engines.ray.relayed import (
-    Part,
+from quorate.engines.ray.handover import LocalConnection
+from quorate.engines.ray.images import (
+    ArenaPart,
     Ref,
     difference,
     image_of,
 )
-from quorate.engines.ray.results import Order
+from quorate.engines.ray.node_results import ShardOrder
+from quorate.engines.ray.open_job import OpenJob
+from quorate.engines.ray.parameter_store import SentVersions, image_in
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, cut
 from quorate.machine import this_host
@@ -59,9 +59,9 @@ class RayWorkerHandle(WorkerHandle):
         self.node_id = ""
         self._pool = pool
         self._ordered = 0
-        self._orders: dict[int, Order] = {}  # by ticket: of shards not answered yet
+        self._orders: dict[int, ShardOrder] = {}  # by ticket: of shards not answered yet
         self._jobs: dict[int, OpenJob] = {}
-        self._given = Given(pool.published, pool.arena)
+        self._given = SentVersions(pool.published, pool.arena)
         self._frozen = 0  # the number of the newest values of frozen parameters asked for
         self._pid: int | None = None
         self._node = ""
@@ -73,7 +73,7 @@ class RayWorkerHandle(WorkerHandle):
         self._hears = True  # whether the listener goes on
         self._bell: Alarm | None = None
         self._key = secrets.token_hex(16)  # of this life of the worker, at the door
-        self._near: Near | None = None  # set by the listener, after the line
+        self._near: LocalConnection | None = None  # set by the listener, after the line
         self._actor = pool.actor.remote(number)
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
         self._add = self._actor.add.options(concurrency_group=SUMS)
@@ -120,7 +120,7 @@ class RayWorkerHandle(WorkerHandle):
         for _ in range(len(self._inbox)):
             message, slot, image = self._inbox.popleft()
             if image is not None:
-                image_of(self._pool.arena, Part.RESULT, slot)[:] = image
+                image_of(self._pool.arena, ArenaPart.RESULT, slot)[:] = image
             messages.append(message)
         return messages + [self._placed(message) for message in super().arrived()]
 
@@ -173,20 +173,26 @@ class RayWorkerHandle(WorkerHandle):
         if self.line is not None:
             super().post(message, *fds)
             return
-        parts, refs = list[Part](), list[Ref]()
+        parts, refs = list[ArenaPart](), list[Ref]()
         if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
             self._frozen = message["amendments"]["frozen"]
-            parts, refs = [Part.FROZEN], self._pool.published.refs([Part.FROZEN], self._frozen)
+            parts, refs = (
+                [ArenaPart.FROZEN],
+                self._pool.published.refs([ArenaPart.FROZEN], self._frozen),
+            )
         if (shared := message.get("shared")) is not None and shared["tensors"] is not None:
             refs = [*refs, *self._pool.published.shared(shared["stored"], fds[0])]
-            parts, fds = [*parts, Part.SHARED], fds[1:]
+            parts, fds = [*parts, ArenaPart.SHARED], fds[1:]
         match message["kind"]:
             case "arena":
-                parts, refs = [Part.FROZEN], self._pool.published.refs([Part.FROZEN], self._frozen)
+                parts, refs = (
+                    [ArenaPart.FROZEN],
+                    self._pool.published.refs([ArenaPart.FROZEN], self._frozen),
+                )
             case "open":
                 self._jobs[message["job"]] = OpenJob.of(message)
                 if fds:
-                    parts = [*parts, Part.START]
+                    parts = [*parts, ArenaPart.START]
                     refs = [*refs, self._pool.node.put(image_in(fds[0]))]
             case "close":
                 self._jobs.pop(message["job"], None)

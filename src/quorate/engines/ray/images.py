@@ -26,7 +26,7 @@ _PACKAGE = Path(__file__).parents[2]
 Ref = Any  # ray.ObjectRef of an image
 
 
-class Part(StrEnum):
+class ArenaPart(StrEnum):
     """What of an arena an image is of."""
 
     PARAMETERS = "parameters"
@@ -55,18 +55,18 @@ def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
     Args:
         slot: the number of it, if it is one.
     """
-    if part == Part.REST:
+    if part == ArenaPart.REST:
         assert slot is not None
         return arena.rest_image(slot)
     if slot is not None:
         return arena.slot_image(slot)
-    if part == Part.BUFFERS:
+    if part == ArenaPart.BUFFERS:
         return arena.buffers_image()
     flat = {
-        Part.PARAMETERS: arena.parameters,
-        Part.AVERAGE: arena.average,
-        Part.FROZEN: arena.frozen,
-    }[Part(part)]
+        ArenaPart.PARAMETERS: arena.parameters,
+        ArenaPart.AVERAGE: arena.average,
+        ArenaPart.FROZEN: arena.frozen,
+    }[ArenaPart(part)]
     assert flat is not None
     assert flat.segment is not None
     return flat.segment.array(flat.segment.nbytes)

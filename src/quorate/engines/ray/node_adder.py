@@ -14,7 +14,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Vectors
 
 
-class Adder:
+class NodeAdder:
     """Adds results of shards, which are images of slots.
 
     Args:

@@ -23,7 +23,7 @@ from quorate.engines.processes.wire import Wire
 from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
 
-class Near:
+class LocalConnection:
     """What the coordinator has of such a worker. ``close`` it when its agent has ended.
 
     Args:
@@ -75,7 +75,7 @@ class Near:
         return bool(poll.poll(1000 * timeout_s))
 
 
-class Door:
+class HandoverSocket:
     """Where agents of the coordinator's node hand over wires. ``close`` it.
 
     Its name is in no folder, so that nothing is left of it after a kill -9.
@@ -87,7 +87,7 @@ class Door:
     def __init__(self) -> None:
         self.name = secrets.token_hex(16)
         self._lock = threading.Lock()
-        self._handed: dict[str, Near] = {}  # by key, not taken yet
+        self._handed: dict[str, LocalConnection] = {}  # by key, not taken yet
         if sys.platform != "linux":
             raise OSError("names of sockets without a file are Linux's")
         self._socket = socket.socket(socket.AF_UNIX)
@@ -99,7 +99,7 @@ class Door:
             self._socket.close()
             raise
 
-    def take(self, key: str) -> Near:
+    def take(self, key: str) -> LocalConnection:
         """Return what an agent says that it has handed over. Any thread may; it does not wait long.
 
         Raises:
@@ -124,7 +124,9 @@ class Door:
         message = (end := Wire(connection)).receive()
         if message is not None and len(end.fds) == 2:
             wire, process = end.fds
-            self._handed[message["key"]] = Near(Wire(socket.socket(fileno=wire)), process)
+            self._handed[message["key"]] = LocalConnection(
+                Wire(socket.socket(fileno=wire)), process
+            )
 
 
 def hand_over(door: str, key: str, wire: Wire, process: int) -> bool:

@@ -19,8 +19,8 @@ from ray.exceptions import RayError
 from quorate.coordination.ownership import together
 from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.ray.images import ArenaPart, Ref, image_of
 from quorate.engines.ray.own_node import OwnNode
-from quorate.engines.ray.relayed import Part, Ref, image_of
 from quorate.errors import UserError
 from quorate.machine.limits import NODE_SUM_S
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quorate.engines.ray.worker_handle import RayWorkerHandle
 
 
-class Order(NamedTuple):
+class ShardOrder(NamedTuple):
     """A shard that a worker computes."""
 
     job: int
@@ -45,7 +45,7 @@ class _Result(NamedTuple):
     ref: Ref
 
 
-class Results:
+class NodeResults:
     """Of all workers.
 
     Args:
@@ -58,17 +58,17 @@ class Results:
         self._node = node
         self._sums = NodeSums[_Result]()
 
-    def ordered(self, worker: RayWorkerHandle, order: Order) -> None:
+    def ordered(self, worker: RayWorkerHandle, order: ShardOrder) -> None:
         """Note that a worker computes a shard."""
         if order.shards > 1:
             self._sums.ordered(_where(worker, order), order.shard, order.shards, worker)
 
-    def lost(self, worker: RayWorkerHandle, order: Order) -> None:
+    def lost(self, worker: RayWorkerHandle, order: ShardOrder) -> None:
         """Note that it will not have computed it."""
         if order.shards > 1:
             self._sums.lost(_where(worker, order), order.shard, worker)
 
-    def done(self, worker: RayWorkerHandle, order: Order, message: Message, ref: Ref) -> None:
+    def done(self, worker: RayWorkerHandle, order: ShardOrder, message: Message, ref: Ref) -> None:
         """Have the worker take its answer when the result is here. Called by who listens to it.
 
         If results of others are added to it, it takes their answers too. If it is added to others',
@@ -91,11 +91,11 @@ class Results:
                 worker.take({**message, "group": answers, "apart": apart})
                 return
         if group:
-            part = Part.REST if message.get("is_held") else Part.RESULT
+            part = ArenaPart.REST if message.get("is_held") else ArenaPart.RESULT
             self._fetch(ref, own.slot, part)
             worker.take(message)
 
-    def _fetch(self, ref: Ref, slot: int, part: Part = Part.RESULT) -> None:
+    def _fetch(self, ref: Ref, slot: int, part: ArenaPart = ArenaPart.RESULT) -> None:
         image_of(self._arena, part, slot)[:] = self._node.get(ref)
 
     def _apart(self, results: list[_Result]) -> None:
@@ -112,8 +112,8 @@ class Results:
                 worker.take(message, slot, image)
 
 
-def _where(worker: RayWorkerHandle, order: Order) -> Where:
-    return Where(worker.place, order.job, order.step)
+def _where(worker: RayWorkerHandle, order: ShardOrder) -> StepOnNode:
+    return StepOnNode(worker.place, order.job, order.step)
 
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ T = TypeVar("T")
 PATIENCE = 0.5  # of the time that a result took, it waits for others
 
 
-class Where(NamedTuple):
+class StepOnNode(NamedTuple):
     """A step on a node."""
 
     place: str
@@ -149,15 +149,15 @@ class NodeSums(Generic[T]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._steps: dict[Where, _Shards[T]] = {}
+        self._steps: dict[StepOnNode, _Shards[T]] = {}
 
-    def ordered(self, where: Where, shard: int, shards: int, worker: object) -> None:
+    def ordered(self, where: StepOnNode, shard: int, shards: int, worker: object) -> None:
         """Note that a worker there computes a shard of so many."""
         with self._changed:
             step = self._steps.setdefault(where, _Shards(shards))
             step.ordered_at.setdefault(shard, {}).setdefault(worker, self._clock())
 
-    def lost(self, where: Where, shard: int, worker: object) -> None:
+    def lost(self, where: StepOnNode, shard: int, worker: object) -> None:
         """Note that a worker there will not have computed a shard.
 
         Results wait for the shard as long as another worker there computes it. A result of the
@@ -170,7 +170,7 @@ class NodeSums(Generic[T]):
             if not step.ordered_at[shard] and shard not in step.waiting:
                 self._drop(where, [shard])
 
-    def done(self, where: Where, shard: int, result: T, worker: object) -> dict[int, T]:
+    def done(self, where: StepOnNode, shard: int, result: T, worker: object) -> dict[int, T]:
         """Return results that can be added, by their shards in order: this one, or more.
 
         It waits for the others. Empty: the one that was last has it, too.
@@ -195,7 +195,7 @@ class NodeSums(Generic[T]):
                 return found
             return {}
 
-    def _drop(self, where: Where, shards: Iterable[int]) -> None:
+    def _drop(self, where: StepOnNode, shards: Iterable[int]) -> None:
         if (step := self._steps.get(where)) is None:
             return
         for shard in shards:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.ray.images import ArenaPart, Ref, image_of
 from quorate.engines.ray.own_node import OwnNode
-from quorate.engines.ray.relayed import Part, Ref, image_of
 from quorate.engines.ray.servers import RayServers
 from quorate.machine.shared_memory import Segment
 
 
-class Published:
+class ParameterStore:
     """The coordinator's values as objects. An older version is gone with its last reader.
 
     All of it is called in the coordinator's thread, while the values are what they are to be.
@@ -27,21 +27,21 @@ class Published:
         self._arena = arena
         self._node = node
         self.servers = servers
-        self._newest: dict[tuple[Part, ...], tuple[int, list[Ref]]] = {}
+        self._newest: dict[tuple[ArenaPart, ...], tuple[int, list[Ref]]] = {}
 
     @property
-    def parameters(self) -> Part:
+    def parameters(self) -> ArenaPart:
         """What parameters are to be computed from."""
         is_there = self.servers is not None and self.servers.have_newest
-        return Part.SLICES if is_there else Part.PARAMETERS
+        return ArenaPart.SLICES if is_there else ArenaPart.PARAMETERS
 
-    def refs(self, parts: Sequence[Part], version: int, slot: int | None = None) -> list[Ref]:
+    def refs(self, parts: Sequence[ArenaPart], version: int, slot: int | None = None) -> list[Ref]:
         """Return the objects of parts of the arena, put there if this version is a new one.
 
         Args:
             slot: the number of it, if the part is one.
         """
-        if self.servers is not None and parts[0] == Part.SLICES:
+        if self.servers is not None and parts[0] == ArenaPart.SLICES:
             return [*self.servers.refs, *self.refs(parts[1:], version)]
         return self._put(tuple(parts), version, lambda part: image_of(self._arena, part, slot))
 
@@ -51,10 +51,10 @@ class Published:
         Args:
             fd: of the memory that they lie in.
         """
-        return self._put((Part.SHARED,), version, lambda _: image_in(fd))
+        return self._put((ArenaPart.SHARED,), version, lambda _: image_in(fd))
 
     def _put(
-        self, parts: tuple[Part, ...], version: int, image: Callable[[Part], Image]
+        self, parts: tuple[ArenaPart, ...], version: int, image: Callable[[ArenaPart], Image]
     ) -> list[Ref]:
         known = self._newest.get(parts)
         if known is not None and known[0] == version:
@@ -70,7 +70,7 @@ def image_in(fd: int) -> Image:
     return segment.array(segment.nbytes)
 
 
-class Given:
+class SentVersions:
     """What one worker's agent was given to compute from, so that it is given nothing twice.
 
     Args:
@@ -78,14 +78,14 @@ class Given:
         arena: the coordinator's.
     """
 
-    def __init__(self, published: Published, arena: Arena) -> None:
+    def __init__(self, published: ParameterStore, arena: Arena) -> None:
         self._published = published
         self._arena = arena
-        self._versions: dict[tuple[Part, ...], int] = {}
+        self._versions: dict[tuple[ArenaPart, ...], int] = {}
 
     def missing(
         self, snapshot: Sequence[int] | None, *, averaged: bool
-    ) -> tuple[list[Part], list[Ref]]:
+    ) -> tuple[list[ArenaPart], list[Ref]]:
         """Return what a shard is computed from, unless it was given: from now on it is.
 
         Args:
@@ -94,14 +94,17 @@ class Given:
         """
         if snapshot:
             slot, version = snapshot
-            parts = [Part.SNAPSHOT]
+            parts = [ArenaPart.SNAPSHOT]
         else:
             slot, version = None, self._arena.published
-            parts = [Part.AVERAGE if averaged else self._published.parameters, Part.BUFFERS]
+            parts = [
+                ArenaPart.AVERAGE if averaged else self._published.parameters,
+                ArenaPart.BUFFERS,
+            ]
         if self._versions.get(key := tuple(parts)) == version:
             return [], []
-        if Part.BUFFERS in parts:  # both kinds of values come with buffers
+        if ArenaPart.BUFFERS in parts:  # both kinds of values come with buffers
             known = self._versions.items()
-            self._versions = {each: n for each, n in known if Part.BUFFERS not in each}
+            self._versions = {each: n for each, n in known if ArenaPart.BUFFERS not in each}
         self._versions[key] = version
         return parts, self._published.refs(parts, version, slot)

@@ -17,7 +17,7 @@ _TOLD = {"amendments", "shared"}  # what user code changed, which no guess knows
 
 
 @dataclass
-class Guess:
+class SpeculativeShard:
     """One shard that was begun, and what is known of it.
 
     Args:

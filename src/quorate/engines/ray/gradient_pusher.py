@@ -19,7 +19,7 @@ class _OnItsWay(NamedTuple):
     arrivals: list[Future[Any]]
 
 
-class Pushed:
+class GradientPusher:
     """The coordinator hears that a shard is done when all servers have its gradient: not before, so
     that nothing of a shard is lost with the node that computed it.
 

@@ -27,16 +27,16 @@ from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import SpawnStarter
 from quorate.engines.processes.script import Script
-from quorate.engines.ray.adding import Adder
-from quorate.engines.ray.guess import Guess, guessed
-from quorate.engines.ray.near import hand_over
-from quorate.engines.ray.pushed import Pushed
-from quorate.engines.ray.relayed import (
-    Part,
+from quorate.engines.ray.gradient_pusher import GradientPusher
+from quorate.engines.ray.handover import hand_over
+from quorate.engines.ray.images import (
+    ArenaPart,
     arena_like,
     image_of,
     same_everywhere,
 )
+from quorate.engines.ray.node_adder import NodeAdder
+from quorate.engines.ray.speculative_shard import SpeculativeShard, guessed
 from quorate.engines.servers import Slicing
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
@@ -49,7 +49,7 @@ Order = tuple[Message, tuple[Image, ...]]
 News = bytes | Image  # a message, which says whether an image follows
 
 
-class Agent:
+class WorkerActor:
     """One worker of this node. Ray calls ``serve``, ``tell`` and ``add`` in a thread each.
 
     Args:
@@ -65,12 +65,12 @@ class Agent:
         self._taken = 0
         self._orders: deque[Order] = deque()  # that wait until its worker has answered
         self._computing: tuple[Message, int] | None = None  # order, slot: not answered yet
-        self._guess: Guess | None = None
+        self._guess: SpeculativeShard | None = None
         self._slot = 0  # of its arena, for the newest result; there are two
         self._cancelled: int | None = None  # ticket
         self._arena: Arena | None = None
-        self._adder: Adder | None = None
-        self._pushed: Pushed | None = None
+        self._adder: NodeAdder | None = None
+        self._pushed: GradientPusher | None = None
         self._servers = 0
         self._slicing: Slicing | None = None
         self._is_cut = False
@@ -96,7 +96,7 @@ class Agent:
     def add(self, told: bytes, *images: Image) -> Image:
         """Return the sum of results of workers of this node."""
         assert self._arena is not None  # one of them is this worker's
-        self._adder = self._adder or Adder(self._arena)
+        self._adder = self._adder or NodeAdder(self._arena)
         message = unpack(told)
         return self._adder.sum(dict(zip(message["of"], images, strict=True)), message["shards"])
 
@@ -109,7 +109,7 @@ class Agent:
             servers: actors that gradients are pushed to; none: to the coordinator.
         """
         told = unpack(start)
-        self._pushed = Pushed(servers, self._alarm.ring) if servers else None
+        self._pushed = GradientPusher(servers, self._alarm.ring) if servers else None
         self._servers = len(servers)
         script = there = Script(**told["script"])
         if told["folder"] is not None:  # Ray has put its copy into this process's folder
@@ -219,7 +219,7 @@ class Agent:
             self._orders.popleft()
             self._carry_out(process, order, images)
 
-    def _replied(self, process: WorkerProcess, guess: Guess) -> Iterator[News]:
+    def _replied(self, process: WorkerProcess, guess: SpeculativeShard) -> Iterator[News]:
         """Yield the answer to an order that was guessed, once both are there."""
         reply = guess.reply()
         if reply is not None:
@@ -233,12 +233,15 @@ class Agent:
         """Yield the answer to an order, while the worker goes on with what is likely to follow."""
         following = guessed(order) if answer["kind"] == "done" and not self._orders else None
         if following is not None:
-            self._guess = Guess(following, self._give(process, following))
+            self._guess = SpeculativeShard(following, self._give(process, following))
         has_result = answer["kind"] == "done" and order["slot"] is not None
         if has_result and self._pushed is not None:
             assert self._arena is not None
             assert self._slicing is not None
-            gradient, rest = self._arena.slot(slot).flat, image_of(self._arena, Part.REST, slot)
+            gradient, rest = (
+                self._arena.slot(slot).flat,
+                image_of(self._arena, ArenaPart.REST, slot),
+            )
             self._pushed.push(answer, order["step"], gradient, self._slicing, rest)
             return
         yield self._news(answer, has_image=has_result)
@@ -272,15 +275,15 @@ class Agent:
         owned: list[Segment] = []  # until they are sent
         slices = itertools.count()
         for part, image in given:
-            if part == Part.SLICES:
+            if part == ArenaPart.SLICES:
                 assert self._slicing is not None
                 self._slicing.put(arena.parameters, next(slices), image)
-            elif part in (Part.SHARED, Part.START):  # in the order of their descriptors
+            elif part in (ArenaPart.SHARED, ArenaPart.START):  # in the order of their descriptors
                 owned.append(Segment(image.nbytes))
                 owned[-1].array(image.nbytes)[:] = image
                 fds.append(owned[-1].fd)
             else:
-                slot = arena.snapshots[0] if part == Part.SNAPSHOT else None
+                slot = arena.snapshots[0] if part == ArenaPart.SNAPSHOT else None
                 image_of(arena, part, slot)[:] = image
         if message["kind"] == "arena":
             message["description"], fds = arena.handed_over()
@@ -293,7 +296,9 @@ class Agent:
 
     def _given(self, parts: Sequence[str], images: Sequence[Image]) -> list[tuple[str, Image]]:
         """Return which part each image is of: of slices there is one for each server."""
-        each = [p for part in parts for p in [part] * (self._servers if part == Part.SLICES else 1)]
+        each = [
+            p for part in parts for p in [part] * (self._servers if part == ArenaPart.SLICES else 1)
+        ]
         return [*zip(each, images, strict=True)]
 
     def _give(self, process: WorkerProcess, order: Message, *fds: int) -> int:
@@ -318,7 +323,7 @@ class Agent:
 
     def _image_of_result(self, slot: int) -> Image:
         assert self._arena is not None
-        return image_of(self._arena, Part.RESULT, slot)
+        return image_of(self._arena, ArenaPart.RESULT, slot)
 
     def _news(self, message: Message | None, *, has_image: bool = False) -> bytes:
         """Return a piece of news: a message of the worker's, and what it is at."""
@@ -333,7 +338,7 @@ class Agent:
         return pack(news)
 
 
-class AgentOfRay(Agent):
+class WorkerActorOfRay(WorkerActor):
     """An agent as an actor. Ray makes it in the main thread, where its signals are taken."""
 
     def __init__(self, number: int) -> None:
