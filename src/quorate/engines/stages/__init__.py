@@ -1,1 +1,1 @@
-"""Stages in processes of their own: one replica on several devices of a machine, all at work."""
+"""Pipeline stages: a replica on several devices of a machine, all at work at the same time."""

@@ -1,4 +1,4 @@
-"""Copies of values for threads that compute on devices of their own.
+"""Copies of values between threads with different devices.
 
 On the host values are copied: a stage may write in place to a value that an earlier stage has saved
 for the backward pass. Between GPUs values are copied on two extra streams, one at each end, so that

@@ -1,8 +1,7 @@
-"""Gradients of a replica in stages: vectors in shared memory, to which stages write their parts.
+"""Gradients of a replica in stages: vectors in shared memory. Each stage writes its own slices.
 
-Pages are taken from the machine when they are first written, by the process that writes them: of
-each vector a stage has the pages of its own parameters, and a vector that nobody uses costs
-nothing.
+The first write of a page takes the page from the machine, for the writing process: of each vector a
+stage has the pages of its own parameters, and an unused vector costs nothing.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ _PAGE = 4096
 
 
 class LentVectors(NamedTuple):
-    """Vectors of the pool for one run of shards."""
+    """The vectors of the pool for a run of shards."""
 
-    puts: tuple[Put, ...]  # what becomes of each shard; places are vectors' numbers
-    sums: tuple[tuple[int, int], ...]  # which shard of the run each sum begins with, and its number
-    numbers: tuple[int, ...]  # of all that is lent
+    puts: tuple[Put, ...]  # place and additions of each shard; places are vectors' numbers
+    sums: tuple[tuple[int, int], ...]  # of each sum the first shard in the run, and the vector
+    numbers: tuple[int, ...]  # of all lent vectors
 
 
 class GradientPool:
-    """Some vectors of a layout, of which the first ones are used first.
+    """Some vectors of a layout, used in order of their numbers, so that few are written.
 
     Args:
         layout: of gradients.
-        run: how many shards are to be added up,
-        of: and how many their step has.
+        run: the shards to be added up.
+        of: V, the shards of their step.
     """
 
     def __init__(self, layout: Layout, run: range, of: int) -> None:
-        # For the run, and as much for results of others of its step that are not added yet. It is
-        # address space that they take, and no memory.
+        # For the run, and as many for earlier results of the step that are not added yet. The
+        # vectors take address space, and no memory.
         count = 2 * max(run_sums(run, of).places, of.bit_length() + 1) + 2
         nbytes = -(-max(1, layout.nbytes) // _PAGE) * _PAGE
         self._segment = Segment(count * nbytes)
         self.vectors = [layout.over(self._segment, number * nbytes) for number in range(count)]
         self._numbers = {id(flat): number for number, flat in enumerate(self.vectors)}
-        self._free = [*range(count)]  # a heap: low first, so that few are written
+        self._free = [*range(count)]  # a heap
 
     def lend(self, run: range, of: int) -> LentVectors | None:
         """Return vectors for a run of shards; None: there are not enough.
@@ -64,10 +63,10 @@ class GradientPool:
         return LentVectors(tuple(puts), tuple(sums), tuple(numbers))
 
     def give_back(self, numbers: Collection[int]) -> None:
-        """Have vectors be used again: nobody reads them any more."""
+        """Take back vectors without readers."""
         for number in numbers:
             heapq.heappush(self._free, number)
 
     def number_of(self, flat: Flat) -> int | None:
-        """Return the number of a vector; None: it is none of these."""
+        """Return the number of a vector; None: the vector is not of the pool."""
         return self._numbers.get(id(flat))

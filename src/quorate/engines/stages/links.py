@@ -1,9 +1,9 @@
 """Links between the devices of a replica and their parent: values, sent under keys.
 
-Threads send each other copies. Between processes each pair has a socket that carries parcels
+Threads send each other copies. Between processes each pair has a socket for parcels
 (``data/parcel``): large tensors lie in memory without a name, whose descriptor travels. Each
-process has a thread per socket that reads all arrivals: so a sender is never held up by a device
-that is sending too, and a device computes while values are on their way. The schedule bounds how
+process has a thread per socket to read all arrivals: so two devices may send to each other at the
+same time, and a device computes while values are on their way. The schedule bounds how
 much may wait.
 """
 

@@ -1,4 +1,4 @@
-"""How a replica over several devices is made: in stages, or as the script has placed its parts."""
+"""New replicas: on one device, in stages, or spread over devices by the script."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from quorate.replica.spread import Spread
 
 __all__ = ["REPLICA_CLASSES", "Replica", "Split", "Spread", "new_replica", "parts_of"]
 
-# What a replica is whose stages are on such devices. On CPUs threads would wait for each other's
-# Python; on others it is kernels that take the time, and memory of a device is one process's.
+# By the type of the stages' devices; for further types ``ThreadedReplica``. On CPUs threads would
+# wait for each other's Python. On GPUs kernels take the time, and memory belongs to one process.
 REPLICA_CLASSES: dict[str, type[PipelinedReplica]] = {"cpu": PipelinedReplica}
 
 
@@ -33,13 +33,13 @@ def parts_of(
     engine: str,
     threads: int,
 ) -> Spread | Split | None:
-    """Return how a model lies on the devices of each replica; None: each has one.
+    """Return the placement of a model on the devices of each replica; None: on a single device.
 
     Args:
         threads: intra-op threads of a worker.
 
     Raises:
-        SettingError: it cannot lie so.
+        SettingError: no such placement is possible.
     """
     names = compute.split
     kinds = {device.type for group in groups for device in group}

@@ -50,7 +50,7 @@ class PipelinedReplica(StagedReplica):
         args: as for ``Replica``.
         own: likewise.
         options: likewise.
-        split: where the model is cut, and in which order stages compute.
+        split: the modules between stages, and the order of the stages' work.
     """
 
     def __init__(self, *args: Any, split: Split, own: bool = False, **options: Any) -> None:
@@ -72,7 +72,7 @@ class PipelinedReplica(StagedReplica):
             self._compute_from_a_copy()
 
     def changed(self) -> None:
-        """Note that the model computes otherwise now: processes have it as it was."""
+        """Note that user code has changed the model: processes have the model before the change."""
         super().changed()
         self.close()
         self._graphs_of_stages, self._is_compared = (), False
@@ -84,12 +84,12 @@ class PipelinedReplica(StagedReplica):
             devices.close()
 
     def recycle(self, shard_sum: ShardSum) -> None:
-        """Take back the memory of a sum that nobody reads any more."""
+        """Take back the memory of a sum without readers."""
         gradient, shard_sum.gradient = shard_sum.gradient, None
         if gradient is None or self._pool is None:
             return
-        # Others are not kept: of a shard that was computed in one piece, as few are, or of a pool
-        # that was too small.
+        # Further vectors are not kept: the few of shards in one piece, and those of a pool that was
+        # too small.
         if (number := self._pool.number_of(gradient)) is not None:
             self._pool.give_back((number,))
 
@@ -97,21 +97,21 @@ class PipelinedReplica(StagedReplica):
         """Compute forward and backward over a run of shards: see ``Replica.gradient``. Blocks.
 
         Args:
-            given: the shards, which follow each other.
+            given: consecutive shards.
             stream: the calling thread's.
             of: V.
 
         Returns:
-            What each shard yields, but for gradients: the first shard of each maximal subtree of
-            the run has the sum of all in it, and the others have none.
+            The result of each shard. The first shard of each maximal subtree of the run has the sum
+            of the subtree's gradients, and the remaining shards have no gradient.
 
         Raises:
-            UserError: the model cannot be cut so, or has other bits in stages.
+            UserError: the model cannot be cut so, or has different bits in stages.
             WorkerError: processes were killed again and again.
-            Whatever user code raises in a stage, with a note that names it.
+            All exceptions of user code in a stage, with a note about the stage.
         """
         given[0].on_phase("forward")
-        if self._flat is not self._read_by_stages:  # they are of a snapshot
+        if self._flat is not self._read_by_stages:  # parameters of a snapshot
             self._compute_from_a_copy()
         if not self._graphs_of_stages:
             self._graphs_of_stages = self._cut(given[0], stream)
@@ -146,7 +146,7 @@ class PipelinedReplica(StagedReplica):
         )
 
     def _compute_from_a_copy(self) -> None:
-        """Have parameters where processes see them, from wherever they are pulled."""
+        """Have parameters in memory of all processes, and copy each pulled version there."""
         assert isinstance(self._flat, Flat)
         self.close()
         working = self._flat.layout.shared()
@@ -159,7 +159,7 @@ class PipelinedReplica(StagedReplica):
     # --- the cut ----------------------------------------------------------------------------------
 
     def _cut(self, given: ShardInput, stream: Stream) -> tuple[StageGraph, ...]:
-        """Return the stages, by what the loss function gives the model of a shard."""
+        """Return the stages, by the loss function's call of the model for a shard."""
         batch = given.batch
         self.called.at = batch.at
         call = call_of(self, batch.data, batch.rows, stream, batch.seed)
@@ -172,17 +172,17 @@ class PipelinedReplica(StagedReplica):
         return fingerprint(list(self._flat.views.values()))
 
     def _compare(self, given: ShardInput, through: ShardSum, stream: Stream, before: str) -> bool:
-        """Compute a shard in one piece: the bits have to be those that came through the stages.
+        """Compute a shard in one piece: the bits have to be those of the stages.
 
         Args:
-            before: fingerprint of the parameters that the stages computed with.
+            before: fingerprint of the parameters in the stages.
 
         Returns:
-            Whether both had the same parameters: of a shard that another worker has computed too,
-            an update may have been made meanwhile, and what comes of it is thrown away.
+            Whether both had the same parameters: if a second worker has computed the shard too, an
+            update may have been made meanwhile, and the result is thrown away.
 
         Raises:
-            SettingError: they are others.
+            SettingError: the bits differ.
         """
         batch = given.batch
         self.called.at = batch.at
@@ -246,7 +246,7 @@ class PipelinedReplica(StagedReplica):
         return sums
 
     def _handed_over(self, given: ShardInput, summed: Flat) -> Flat:
-        """Return a sum of gradients, which is where it was asked for."""
+        """Return a sum of gradients, in the vector that the caller wants."""
         for name in self._turn.trained.keys() - self._in_stages:
             summed.views[name].zero_()
         if given.into is None:
@@ -279,7 +279,7 @@ class PipelinedReplica(StagedReplica):
             return found
 
     def _named(self, stage: int) -> str:
-        """Return which stage it is, in words."""
+        """Return the stage in words."""
         graphs = self._graphs_of_stages
         begins = f"from {graphs[stage].begins} on" if stage else "the first modules"
         return f"stage {stage} of {len(graphs)} ({begins})"
@@ -313,10 +313,10 @@ class PipelinedReplica(StagedReplica):
     # --- processes --------------------------------------------------------------------------------
 
     def _lent(self, run: range, of: int) -> tuple[GradientPool, LentVectors]:
-        """Return the pool, and what a run has of it; a new one if it is too small."""
+        """Return the pool, new if the last pool is too small, and the vectors of a run."""
         lent = None if self._pool is None else self._pool.lend(run, of)
         if self._pool is None or lent is None:
-            self.close()  # processes see the one that they were forked with
+            self.close()  # processes see the pool before
             self._pool = GradientPool(self._layout, run, of)
             lent = self._pool.lend(run, of)
             assert lent is not None
@@ -337,10 +337,10 @@ class PipelinedReplica(StagedReplica):
 
 
 def other_gradient(whole: Flat, through: Flat) -> str | None:
-    """Return the first gradient that stages compute otherwise, in words; None: all are the same.
+    """Return the first gradient with different bits, in words; None: all are the same.
 
     Args:
-        whole: gradients of a shard, or a sum of them, computed in one piece.
+        whole: gradients of a shard, or a sum of gradients, computed in one piece.
         through: the same, computed through the stages.
     """
     for name, view in whole.views.items():
@@ -350,9 +350,9 @@ def other_gradient(whole: Flat, through: Flat) -> str | None:
 
 
 def other_outcome(whole: ShardSum, through: ShardSum) -> str | None:
-    """Return what else stages compute otherwise of a shard, in words; None: it is the same.
+    """Return a difference besides gradients, in words; None: all is the same.
 
-    Metrics other than the loss do not count: one may be a number of seconds.
+    Of metrics only the loss counts: a metric may be a number of seconds.
     """
     pairs = [(shard.metrics["loss"], shard.weight) for shard in (whole, through)]
     if repr(pairs[0]) != repr(pairs[1]):

@@ -1,8 +1,8 @@
 """The devices of a pipelined replica: processes on CPUs, threads on GPUs.
 
 A process is killed. A thread cannot be killed: after the links are closed the thread ends, or at
-the next line of Python in a loop. A thread that waits in C++ for a device without an answer stays,
-as a daemon; such a worker counts as hung, like any other.
+the next line of Python in a loop. A thread in C++ that waits for an unresponsive device stays,
+as a daemon; such a worker counts as hung.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class StageDevices(ABC):
         self._activity = StageActivity(devices)
 
     def late(self) -> int | None:
-        """Return the first stage that computes, for which later stages wait."""
+        """Return the first computing stage: later stages wait for its result."""
         found = [self._activity.read(device) for device in range(self._count)]
         return min((stage for stage, computes in found if computes), default=None)
 
     def ended(self, device: int) -> tuple[int, str]:
-        """Return the last stage of a device that is ending, and in words how the device ended."""
+        """Return the last stage of an ending device, and in words how the device ended."""
         return self._activity.read(device)[0], "closed its links"
 
     @abstractmethod
@@ -68,7 +68,7 @@ class StageDevices(ABC):
 
 
 class StageProcesses(StageDevices):
-    """Forks of this process, since objects made by user code travel in no other way.
+    """Forks of this process: objects made by user code cannot travel between processes.
 
     Args:
         devices: number of processes.
@@ -108,13 +108,13 @@ class StageProcesses(StageDevices):
                     end.close()
 
     def late(self) -> int | None:
-        """Return the stage of a stopped process, or the first stage that computes."""
+        """Return the stage of a stopped process, or the first computing stage."""
         stopped = (n for n, each in enumerate(self._children) if this_host.is_stopped(each.pid))
         device = next(stopped, None)
         return super().late() if device is None else self._activity.read(device)[0]
 
     def ended(self, device: int) -> tuple[int, str]:
-        """Return the stage of a process that failed, and in words how the process ended."""
+        """Return the stage of a failed process, and in words how the process ended."""
         # The remaining processes end by themselves, and may have been noticed first.
         waiting: dict[Any, int] = {child.sentinel: n for n, child in enumerate(self._children)}
         while waiting and (ready := wait([*waiting], STAGE_EXIT_S)):
@@ -127,7 +127,7 @@ class StageProcesses(StageDevices):
 
     @property
     def are_alive(self) -> bool:
-        """Whether none of the processes has ended."""
+        """True if no process has ended."""
         return all(child.wait(0.0) is None for child in self._children)
 
     def close(self) -> bool:
@@ -144,7 +144,7 @@ class EndedError(BaseException):
 
 
 class StageThreads(StageDevices):
-    """One thread for each device.
+    """A thread for each device.
 
     Args:
         devices: of the threads.

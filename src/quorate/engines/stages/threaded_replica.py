@@ -1,9 +1,9 @@
 """A pipelined replica whose stages are threads: on GPUs, where kernels run beside each other.
 
-The model of the replica itself stays on the host, where the coordinator's parameters are. It is
-called there once, to be cut. From then on there are a model in one piece, each tensor of which lies
-on the device of its stage (``Whole``), and for each device a thread with a copy of the model that
-has the tensors of its stages and reads the same parameters (``DeviceReplica``).
+The model of the replica itself stays on the host, with the coordinator's parameters, and is called
+there once, to be cut. From then on there are a model in one piece, with each tensor on the device
+of its stage (``Whole``), and for each device a thread with a copy of the model (``DeviceReplica``):
+the copy has the tensors of its stages and reads the same parameters.
 
 Gradients are summed on the host, as those of a replica in processes are.
 """
@@ -56,7 +56,7 @@ class ThreadedReplica(PipelinedReplica):
         options: as for ``Replica``.
 
     Raises:
-        SettingError: of what this replica is asked for there is nothing yet.
+        SettingError: a replica on these devices cannot have such a schedule yet.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ThreadedReplica(PipelinedReplica):
         split: Split,
         **options: Any,
     ) -> None:
-        self._masters = parameters  # not as they are rounded to a lower precision
+        self._masters = parameters  # not rounded to a lower precision
         self._whole: Whole | None = None
         self._parts: list[DeviceReplica] = []
         self._made_of = {
@@ -81,7 +81,7 @@ class ThreadedReplica(PipelinedReplica):
             raise SettingError("pipeline", split.schedule, expected, "take one of these")
 
     def changed(self) -> None:
-        """Note that the model computes otherwise now: it is cut and copied anew."""
+        """Note that user code has changed the model: the next run cuts the model anew."""
         super().changed()
         self._whole, self._parts = None, []
 
@@ -89,7 +89,7 @@ class ThreadedReplica(PipelinedReplica):
         """End the threads; the next run starts new ones."""
         threads, self._stage_devices = self._stage_devices, None
         if threads is not None and not threads.close():
-            # One that does not end may still write: into what nobody has from now on.
+            # A thread that does not end may still write: nobody has that memory from now on.
             self._pool, self._graphs_of_stages, self._whole, self._parts = None, (), None, []
 
     def pull(
@@ -109,25 +109,25 @@ class ThreadedReplica(PipelinedReplica):
     # --- in one piece -----------------------------------------------------------------------------
 
     def gradient(self, *args: Any, **how: Any) -> ShardSum:
-        """Compute forward and backward over one shard, in one piece; see ``Replica.gradient``."""
+        """Compute forward and backward over a shard, in one piece; see ``Replica.gradient``."""
         whole = self._placed()
         return super().gradient(*args, **how) if whole is None else whole.gradient(*args, **how)
 
     def evaluation(self, *args: Any, **how: Any) -> ShardSum:
-        """Compute forward over one shard, in one piece; see ``Replica.evaluation``."""
+        """Compute forward over a shard, in one piece; see ``Replica.evaluation``."""
         whole = self._placed()
         return super().evaluation(*args, **how) if whole is None else whole.evaluation(*args, **how)
 
     @contextmanager
     def watched(self, watch: Callable[[Loss], Loss], *, eager: bool = True) -> Iterator[None]:
-        """Within the block the loss function is another; see ``Replica.watched``."""
+        """Within the block the loss function is watched; see ``Replica.watched``."""
         whole = self._whole
         watched = super().watched if whole is None else whole.watched
         with watched(watch, eager=eager):
             yield
 
     def _placed(self) -> Whole | None:
-        """Return the model on its devices, told what this one was; None: it is not yet cut."""
+        """Return the model on its devices, with position and ``Shared``; None before the cut."""
         if (whole := self._whole) is not None:
             whole.called.at = self.called.at
             if (values := self.called.shared.values) is not None:
@@ -141,7 +141,7 @@ class ThreadedReplica(PipelinedReplica):
         self._read_by_stages = self._flat
 
     def _parameters_text(self) -> str:
-        """Return the same each time: nobody writes what is on the devices."""
+        """Return the same each time: nobody writes parameters on devices."""
         return ""
 
     def _cut(self, given: ShardInput, stream: Stream) -> tuple[StageGraph, ...]:
@@ -193,7 +193,7 @@ class ThreadedReplica(PipelinedReplica):
         return StageThreads(self._on, serve)
 
     def _computed(self, *args: Any) -> list[ShardSum]:
-        self._modes.set(True)  # which stages check, of this model
+        self._modes.set(True)  # stages check the modes of this model
         for device in self._on:
             if device.type != "cpu":  # threads have queues of their own: parameters must be there
                 torch.accelerator.synchronize(device)
@@ -204,14 +204,17 @@ class ThreadedReplica(PipelinedReplica):
 
 
 class DeviceReplica(StagedReplica):
-    """What one thread computes with. It owns nothing: parameters are those of the whole model.
+    """The copy of the model for a thread. The copy reads the parameters of the whole model.
+
+    See ``replica/pipeline/on_devices/lying.py`` for the place of each tensor, and the reason why
+    each thread has a copy.
 
     Args:
         model: of the parent, on the host.
-        parameters: of that.
-        device: where it computes.
+        parameters: of the parent.
+        device: of the thread.
         graphs: all stages, of the parent's model.
-        lies: where its tensors lie.
+        lies: the place of each tensor.
         options: as for ``Replica``.
     """
 
@@ -232,21 +235,21 @@ class DeviceReplica(StagedReplica):
         )
 
     def refresh(self, parameters: Flat) -> None:
-        """Take the values of parameters that it has a copy of."""
+        """Take the values of copied parameters."""
         self._flat.take(parameters)
 
     @contextmanager
     def _on_stage(self) -> Iterator[Stream | DeviceStream]:
         with ExitStack() as stack:
             stream = stack.enter_context(Stream())
-            # Its backward passes are this thread's too, with its stream of random numbers, and not
-            # those of torch's one thread for the device.
+            # Backward passes run in this thread too, with its stream of random numbers, and not in
+            # torch's own thread for the device.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(self._computing.draws(stream, self.group))
             if not has_streams(self.device):
                 yield stream
                 return
-            # A queue of its own, as two stages may be on one GPU, which is the current one then.
+            # A queue of its own, as two stages may be on one GPU. The GPU is the current one then.
             stack.enter_context(torch.Stream(self.device))
             yield DeviceStream(stream, self.device)
 
@@ -260,7 +263,7 @@ class DeviceReplica(StagedReplica):
         self._set_pulled = Restored(self.model, move(here, self.device))
 
     def _begin_in_stage(self, stream: Any, seed: int) -> None:
-        """As ``Replica`` begins a shard; what it did to buffers the parent finds out."""
+        """Begin a shard as ``Replica`` does; the parent looks for changes of buffers."""
         self._modes.set(True)
         for parameter in self._trainable.values():
             parameter.grad = None
@@ -272,17 +275,17 @@ class DeviceReplica(StagedReplica):
 
 
 def _none_set(_buffers: object) -> None:
-    """Leave buffers as they are: a run brings their values."""
+    """Leave buffers alone: a run brings their values."""
 
 
 def _over(model: torch.nn.Module, original: torch.nn.Module, graph: StageGraph) -> fx.GraphModule:
-    """Return what a stage computes, with the tensors and modules of a copy of the model."""
+    """Return the graph of a stage, with the tensors and modules of a copy of the model."""
     paths = {id(module): path for path, module in original.named_modules()}
     copied = fx.Graph()
     output = copied.graph_copy(graph.module.graph, {})
     copied.output(output)
     for node in copied.nodes:
-        held = getattr(node.target, "held", None)  # a function's argument: of a checkpoint, say
+        held = getattr(node.target, "held", None)  # an argument of a function: a checkpoint, say
         if held is not None and (moved := _moved(held, model, paths)) is not held:
             node.target = checks.held(moved)
     return fx.GraphModule(model, copied, type(graph.module).__name__)
@@ -292,7 +295,7 @@ def _moved(held: Any, model: torch.nn.Module, paths: Mapping[int, str]) -> Any:
     """Return a module of the copy, or a function that uses the copy's modules and tensors.
 
     Args:
-        held: what uses those of the original.
+        held: a module of the original, or a user of its modules and tensors.
         model: the copy.
         paths: names of the original's modules, by id.
     """
@@ -327,7 +330,7 @@ def _moved(held: Any, model: torch.nn.Module, paths: Mapping[int, str]) -> Any:
 
 
 def _cell(cell: CellType, moved: Callable[[Any], Any]) -> CellType:
-    """Return a closure's cell with what ``moved`` makes of its value."""
+    """Return a closure's cell with the value replaced by ``moved``."""
     try:
         value = cell.cell_contents
     except ValueError:  # it has no value yet
