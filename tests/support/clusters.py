@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "ray_cluster.py"
-OF_A_RUN = r"ray::quorate|WorkerActorOfRay|dies_with"  # in command lines of actors, and of workers
+OF_A_RUN = r"ray::quorate|WorkerActor|dies_with"  # in command lines of actors, and of workers
 START_S = 120  # that nodes may take on a busy machine
 
 

@@ -1,29 +1,29 @@
-"""Workers on the nodes of a Ray cluster: worker processes that an actor each starts and passes on.
+"""Workers on the nodes of a Ray cluster: an actor starts each worker process, and passes it on.
 
-Ray places actors, moves what is large, and tells when an actor or a node is gone. Which worker
-computes what, and what becomes of a worker, is decided as for processes of this machine.
+Ray places actors, moves large values, and reports the end of actors and nodes. Decisions about
+shards and about the lives of workers are made as for processes of this machine.
 
 On the coordinator's side:
-demand      what a run asks of a cluster
-cluster     the cluster: one that is there, or a local one that ends with the run
-sweeper     a process that ends what a local cluster leaves, also after the run was killed
-site        starts workers there
-published   what workers compute from, in the object store once
-servers     the servers, if they have the parameters in the coordinator's place
-hand        one worker: what is sent to its agent, and what comes from there
-near        one on the coordinator's own node, which has its memory, and a wire to it
-open_job    what it knows of a job: what is ordered, and what is likely to follow
-results     how what others have computed comes into the coordinator's memory
-node_sums   which results of a node wait for each other, to be added there
-own_node    whether the processes of Ray live that the coordinator cannot do without
-notices     which nodes are to go, and whether the cluster is there
+demand           workers and resources that a run needs
+cluster          an existing cluster, or a local cluster that ends with the run
+connection       this process as a driver of a cluster
+sweeper          a process that ends the rest of a local cluster, also after a kill of the run
+pool             starts workers on the cluster
+parameter_store  values that workers compute from, in the object store
+servers          the servers, if they own the parameters in place of the coordinator
+worker_handle    the coordinator's end of a worker's actor
+handover         workers on the coordinator's own node: shared memory, and a wire
+node_results     brings results of all nodes into the coordinator's memory
+own_node         the processes of Ray that the coordinator depends on
+notices          drained nodes, and the end of the cluster
+detached         runs whose coordinator is on the cluster
 
 On a node:
-agent       an actor: one worker process, its memory, and what is passed on
-adding      adds results of the node's workers
-pushed      gradients on their way from an agent to the servers
-server      an actor: a slice of the parameters
+worker_actor     an actor: a worker process and its memory; passes messages on
+node_adder       adds results of the node's workers
+gradient_pusher  gradients on their way from an actor to the servers
 
-On both:
-relayed     what travels
+On both sides:
+images           contents of calls
+shard_orders     orders of shards, and the shards that are likely to follow
 """

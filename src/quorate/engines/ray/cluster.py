@@ -1,4 +1,4 @@
-"""The cluster: one that is there, or a local one that is started for a run and ends with it."""
+"""The cluster of a run: an existing cluster, or a local cluster that ends with the run."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from quorate.engines.ray.own_node import OwnNode
 from quorate.errors import UserError
 from quorate.machine.environment import marked, ray_address, ray_tmpdir
 
-# Where Ray keeps the token that a local cluster asks for, since 2.59 by itself: whoever can reach
-# the ports of one without can run programs there.
+# Ray's file with the token that a local cluster requires, since 2.59 by default. Without a token
+# all users who can reach the ports of a cluster can run programs there.
 TOKEN = Path(".ray", "auth_token")
 
-# The longest path of a Unix socket, and what Ray adds to the path of a folder for one of its own:
+# The longest path of a Unix socket, and Ray's addition to the path of a folder:
 # /session_2026-11-24_19-06-55_509164_4194304/sockets/plasma_store
 PATH_BYTES = 103 if sys.platform == "darwin" else 107
 ADDED_BYTES = 64
-OWN = "ray"  # the folder within ours that Ray makes open to all, as all of its folders
+OWN = "ray"  # Ray's folder within ours: Ray opens all of its folders to all users
 FOLDER = "quorate-"
 
 LEAST_STORE_BYTES = 128 << 20  # of a local cluster; Ray takes no less than 75 MiB
 
 
 class RayCluster:
-    """This process as a driver of Ray's. ``close`` it.
+    """A Ray cluster, with this process as a driver. Needs ``close``.
 
     Args:
-        address: of a cluster, "HOST:PORT", or "auto" for the one of this machine; None starts a
-            local one, unless this process is connected already, or the environment says where
-            (that of a Ray job does).
-        demand: what the run takes of it.
-        store_bytes: what a local one has to have for objects.
-        folder: that travels to every node, into the folder that actors are in.
+        address: of a cluster, "HOST:PORT", or "auto" for the cluster of this machine. None starts a
+            local cluster, unless this process is connected already, or the environment has an
+            address (as in a Ray job).
+        demand: the resources of the run.
+        store_bytes: the size of the object store of a local cluster.
+        folder: a folder to send to every node, into the working directory of actors.
 
     Raises:
-        UserError: there is none, it is of other versions, or lacks what is asked for.
+        UserError: there is no cluster, its versions differ, or resources are lacking.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RayCluster:
             raise
 
     def close(self) -> None:
-        """Leave the cluster; a local one ends. One that the script is connected to stays."""
+        """Leave the cluster. A local cluster ends; a connection made by the script stays."""
         with signals_kept():
             self._closing.close()
 
@@ -123,7 +123,7 @@ class RayCluster:
                 **self._travels,
             )
         self._closing.callback(ray.shutdown)
-        with suppress(OSError, RuntimeError):  # Ray leaves that to the umask
+        with suppress(OSError, RuntimeError):  # Ray leaves the mode to the umask
             (Path.home() / TOKEN).chmod(0o600)
         return say
 
@@ -140,12 +140,13 @@ class RayCluster:
 
 @contextmanager
 def session_folder() -> Iterator[str]:
-    """Yield a new folder for the files of a local cluster, which is removed after the block.
+    """Yield a new folder for the files of a local cluster; after the block the folder is removed.
 
-    Ray lets everybody write to its folders; the mode of this one (0700) keeps others out.
+    Ray lets everybody write to its folders; the mode of this folder (0700) keeps all users but the
+    owner out.
 
     Raises:
-        UserError: there is no place for one.
+        UserError: no folder has a path that is short enough.
     """
     chosen = ray_tmpdir()
     refused = list[str]()
@@ -173,16 +174,16 @@ def session_folder() -> Iterator[str]:
 
 @contextmanager
 def _swept(mark: str = "", folder: str = "") -> Iterator[Callable[[str], None]]:
-    """After the block, or this process, nothing is left of a local cluster.
+    """After the block, or after this process, nothing is left of a local cluster.
 
-    Yields a function for the path of the raylet's socket: if this process ends without a word, and
-    so has the raylet, the sweeper says why.
+    Yields a function for the path of the raylet's socket: if this process ends without a word after
+    the end of the raylet, the sweeper says why.
 
     Args:
         mark: a word in the environment of all processes of the cluster; empty: none is swept.
         folder: with the files of the cluster; empty: none is swept.
     """
-    if sys.platform != "linux":  # there Ray's own looking after is what there is
+    if sys.platform != "linux":  # Ray alone looks after its processes there
         yield lambda _: None
         return
     with subprocess.Popen(
@@ -201,6 +202,6 @@ def _swept(mark: str = "", folder: str = "") -> Iterator[Callable[[str], None]]:
         try:
             yield say
         finally:
-            # By a word: whoever was forked meanwhile holds the pipe too.
+            # By a word: processes forked meanwhile hold the pipe too.
             with suppress(BrokenPipeError):
                 process.communicate(f"{sweeper.END}\n".encode())

@@ -1,4 +1,4 @@
-"""A connection of this process to a Ray cluster that is there, as one of its drivers."""
+"""A connection of this process to an existing Ray cluster, as a driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from quorate.errors import SettingError, UserError
 from quorate.machine.limits import CLUSTER_CONNECT_S
 
-# How begins what Ray prints when a raylet has ended: pages of its log, guesses, a worker's stack.
+# The beginning of Ray's text after the end of a raylet: pages of a log, guesses, a worker's stack.
 OF_A_LOST_RAYLET = re.compile(
     "Raylet is terminated|The node with node id|The raylet exited immediately because"
     "|Check failed: raylet_ipc_client_"
@@ -32,11 +32,11 @@ def connected(address: str, **options: Any) -> Iterator[None]:
     """Within the block this process is a driver of the cluster at an address.
 
     Args:
-        address: "HOST:PORT", or "auto" for the one of this machine.
+        address: "HOST:PORT", or "auto" for the cluster of this machine.
         options: of ``ray.init``.
 
     Raises:
-        UserError: there is none, or it is of other versions.
+        UserError: there is no cluster, or its versions differ.
     """
     _require_somebody(address)
     with signals_kept(), hooks_kept(), refusals(f"Ray at {address}"):
@@ -49,7 +49,7 @@ def connected(address: str, **options: Any) -> Iterator[None]:
 
 
 def _require_somebody(address: str) -> None:
-    """Find out soon whether anybody is there: Ray itself tries for a minute, and says a page."""
+    """Raise an error soon if nobody is there: Ray itself tries for a minute, and prints a page."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -67,17 +67,17 @@ def _require_somebody(address: str) -> None:
 
 @contextmanager
 def refusals(what: str) -> Iterator[None]:
-    """Within the block what Ray raises is a user's mistake, or a machine's state."""
+    """Within the block exceptions of Ray become a ``UserError``."""
     try:
         yield
     except (RayError, RuntimeError, ValueError, OSError) as error:
-        # Ray's messages are long; the first sentences say what it is.
+        # Ray's messages are long; the first sentences name the error.
         raise UserError(what, " ".join(str(error).split())[:500]) from error
 
 
 @contextmanager
 def signals_kept() -> Iterator[None]:
-    """Within the block signals may be given other handlers: Ray takes SIGTERM for itself."""
+    """Put handlers of signals back after the block: Ray takes SIGTERM for itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -92,7 +92,7 @@ def signals_kept() -> Iterator[None]:
 
 @contextmanager
 def hooks_kept() -> Iterator[None]:
-    """Within the block Ray may show exceptions its own way, and say what it does by the way."""
+    """Put the hook for exceptions back after the block, and hide Ray's log within the block."""
     hook: Callable[..., object] = sys.excepthook
     log = logging.getLogger("ray")
     level = log.level
@@ -106,11 +106,12 @@ def hooks_kept() -> Iterator[None]:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Within the block a cluster that is started listens on the loopback interface alone.
+    """Within the block a new cluster listens on the loopback interface alone.
 
     Ray takes a loopback address for a node where clusters of several machines are switched off, as
-    on macOS and Windows. The switch is a private name of Ray's; without it Ray would listen on all
-    interfaces. ``test_nothing_is_left`` in ``tests/end_to_end/test_ray.py`` looks at the ports.
+    on macOS and Windows. The switch is a private name of Ray's. Without the switch Ray would listen
+    on all interfaces: ``test_nothing_of_a_local_cluster_is_left`` in
+    ``tests/end_to_end/test_ray.py`` looks at the ports.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False

@@ -1,7 +1,7 @@
-"""A detached run: its coordinator is an actor's process on the cluster's head node.
+"""A detached run: a run whose coordinator is an actor's process on the cluster's head node.
 
-It outlives whoever asked for it, and is started again where it is lost: the same command resumes a
-run. Its run directory is its name, so that whoever runs the command again reaches it.
+The run outlives the command that started the run. A lost coordinator is started again and resumes.
+The run directory names the run, so that the same command reaches the same run again.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from quorate.errors import RunError, UserError
 from quorate.machine.limits import ACTOR_ANSWER_S, LAST_OUTPUT_S
 
 NAMESPACE = "quorate"  # of the cluster's named actors
-HEAD = {"node:__internal_head__": 0.001}  # what Ray calls the head node's own
+HEAD = {"node:__internal_head__": 0.001}  # Ray's name for the head node's resource
 
-KEPT_BYTES = 1 << 20  # of what a run has printed last
-MOST_STARTS = 4  # of a coordinator that is killed, by the kernel for its memory perhaps
+KEPT_BYTES = 1 << 20  # of the newest output
+MOST_STARTS = 4  # of a coordinator after kills, perhaps by the kernel for lack of memory
 
 
 class DetachedOutput(NamedTuple):
-    """What a run has printed since it was asked last."""
+    """The output of a run since the last request."""
 
     text: bytes
-    until: int  # bytes that it has printed in all
-    code: int | None  # that it ended with; None: it goes on
+    until: int  # bytes printed in all
+    code: int | None  # the exit code; None: the run goes on
 
 
 class DetachedDriver:
     """An actor that runs a script to its end, in a process of its own. Ray calls its methods.
 
     Args:
-        script: the fields of it, as it is where the run was asked for.
-        folder: that has travelled to this process's folder, with the script; None: none has.
+        script: the fields of the script, as on the host of the command.
+        folder: a folder with the script, sent to this process's working directory; None: none was
+            sent.
         options: the words of ``quorate run`` before the script.
     """
 
@@ -57,7 +58,7 @@ class DetachedDriver:
             run = run.within(Path(folder), Path.cwd())
             options = [*options, "--working-dir", str(Path.cwd())]
         address = ray.get_runtime_context().gcs_address
-        # -P: without it the folder one is in would be searched for modules before all others.
+        # -P: without this flag modules of the working directory would hide all further modules.
         self._command = [sys.executable, "-P", "-m", "quorate", "run", *options]
         self._command += ["--address", address, "--dies-with", str(os.getpid())]
         place = ["--", run.path] if run.module is None else ["-m", run.module, "--"]
@@ -67,28 +68,28 @@ class DetachedDriver:
         self._code: int | None = None
         self._since = time.time()
         self._process: subprocess.Popen[bytes] | None = None
-        # Its own: a process that dies with whoever started it dies with that thread.
+        # A thread of its own: the process dies with the thread that started the process.
         threading.Thread(target=self._run, name="quorate-detached", daemon=True).start()
 
     def said(self, since: int) -> DetachedOutput:
-        """Return what it has printed since there were so many bytes of it."""
+        """Return the output after the first ``since`` bytes."""
         with self._lock:
-            if since > self._until:  # of the actor that was here before this one
+            if since > self._until:  # bytes of an actor before this actor
                 since = 0
             new = max(0, min(len(self._text), self._until - since))
             return DetachedOutput(self._text[len(self._text) - new :], self._until, self._code)
 
     def signal(self, number: int) -> None:
-        """Send its process a signal, if it goes on."""
+        """Send the process a signal, if the process lives."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
     def is_for(self, script: dict[str, Any], options: list[str]) -> bool:
-        """Return whether it is this that it was asked to run."""
+        """Return whether the run is of this script with these options."""
         return self._asked == (script, options)
 
     def about(self) -> dict[str, Any]:
-        """Return its state for a person: since when it runs, and what it printed last."""
+        """Return the state of the run for a person: start time, exit code and last line."""
         with self._lock:
             lines = self._text.decode(errors="replace").splitlines()
             return {"since": self._since, "code": self._code, "last": lines[-1:]}
@@ -105,7 +106,7 @@ class DetachedDriver:
         return done.returncode, done.stdout
 
     def _run(self) -> None:
-        # Ray blocks it in what it starts; a process that this thread starts has what it has.
+        # Ray blocks SIGINT in its processes; a new process inherits the mask of this thread.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = self._run_once()
         for number in range(1, MOST_STARTS):
@@ -123,7 +124,7 @@ class DetachedDriver:
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def _run_once(self) -> int:
-        """Return the exit code of its process, -n after signal n. Blocks."""
+        """Run the script once; return the exit code, -n after signal n. Blocks."""
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -149,16 +150,16 @@ class DetachedDriver:
 
 
 class DetachedRun:
-    """A detached run, as whoever looks on has it."""
+    """An onlooker's handle of a detached run."""
 
     def __init__(self, actor: Any, run_dir: str) -> None:
         self._actor, self._run_dir = actor, run_dir
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Return what its actor answers, waiting for it where that is being started again.
+        """Return the answer of the run's actor. Blocks while the actor is started again.
 
         Raises:
-            RunError: it is not there any more.
+            RunError: the actor is gone.
         """
         until = time.monotonic() + ACTOR_ANSWER_S
         while True:
@@ -176,7 +177,7 @@ class DetachedRun:
                 raise RunError(self._lost("is gone")) from error
 
     def end(self) -> None:
-        """Have its actor end, as the run has."""
+        """End the actor, after the end of the run."""
         with suppress(RayError, ValueError):
             ray.kill(self._actor, no_restart=True)
 
@@ -191,17 +192,18 @@ class DetachedRun:
 def started(
     address: str, script: Script, folder: Path | None, options: list[str], run_dir: str
 ) -> Iterator[DetachedRun]:
-    """Have a detached run, within the block as one of its onlookers.
+    """Start a detached run, unless the run is there already, and look on within the block.
 
     Args:
         address: of the cluster.
-        script: what it runs, if there is no such run already.
-        folder: that travels with the script; None: head and nodes have it where it is here.
+        script: the script to run.
+        folder: a folder with the script, sent to the cluster; None: head and nodes have the script
+            at the same path.
         options: the words of ``quorate run`` but for address, folder and script.
-        run_dir: names it.
+        run_dir: the name of the run.
 
     Raises:
-        UserError: there is no such cluster, or another run of that name.
+        UserError: there is no such cluster, or a different run has this name.
     """
     travels = {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
     fields = json.loads(json.dumps(vars(script)))
@@ -235,6 +237,6 @@ def running(address: str) -> Iterator[dict[str, DetachedRun]]:
     with connected(address, namespace=NAMESPACE, log_to_driver=False):
         found = {}
         for name in sorted(ray.util.list_named_actors()):
-            with suppress(ValueError):  # it has ended meanwhile
+            with suppress(ValueError):  # the run has ended meanwhile
                 found[name] = DetachedRun(ray.get_actor(name), name)
         yield found

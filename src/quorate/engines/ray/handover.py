@@ -1,8 +1,9 @@
-"""Near: a worker on the coordinator's own node has its memory and a wire, as without Ray.
+"""Handover of workers on the coordinator's own node: shared memory and a wire, as without Ray.
 
-Ray places it; its agent starts it, watches it, and tells how it ended. But the coordinator's end of
-its wire the agent hands over, with a descriptor of its process, through a socket that takes it from
-this user's processes alone. From then on nothing goes through the agent, and nothing is copied.
+Ray places the worker; an actor starts and watches the worker, and reports its end. But the actor
+hands the coordinator's end of the wire over, with a descriptor of the worker's process, through a
+socket that accepts processes of this user alone. From then on nothing goes through the actor, and
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
 
 class LocalConnection:
-    """What the coordinator has of such a worker. ``close`` it when its agent has ended.
+    """The wire and the process of a worker that was handed over. ``close`` after the actor's end.
 
     Args:
         wire: the coordinator's end.
-        process: a descriptor that is readable when the process has ended.
+        process: a descriptor, readable when the process has ended.
     """
 
     def __init__(self, wire: Wire, process: int) -> None:
@@ -39,29 +40,29 @@ class LocalConnection:
         self._selector: BaseSelector | None = None
 
     def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
-        """Have a selector tell when it was heard from, or takes what waits, and when it ended."""
+        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
         self.line.watch(selector, hear)
         self._selector = selector
         selector.register(self._process, EVENT_READ, look)
 
     def kill(self) -> None:
-        """End it as signal 9 does. Does not block. Any thread may, also when it is closed."""
+        """Send signal 9, unless the connection is closed. Does not block. Thread-safe."""
         with self._lock:
             if self._process >= 0:
-                with suppress(ProcessLookupError):  # it has ended
+                with suppress(ProcessLookupError):  # the process has ended
                     signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def has_ended(self) -> bool:
-        """Return whether it writes to memory no more, whatever its agent knows. Does not block."""
+        """Return whether the process is gone: only then is shared memory quiet. Does not block."""
         with self._lock:
             return self._process < 0 or self._poll(0)
 
     def close(self) -> None:
-        """Wait for its end, which comes with that of its agent, and close what there is.
+        """Wait for the end of the process, soon after the actor's, and close all descriptors.
 
-        Called once, by the thread that watches it.
+        Called once, by the thread that watches the worker.
         """
-        self._poll(KILLED_EXIT_S)  # without the lock: another thread may want it killed meanwhile
+        self._poll(KILLED_EXIT_S)  # without the lock: a thread may want to kill the process now
         if self._selector is not None:
             self._selector.unregister(self._process)
         with self._lock:
@@ -76,9 +77,9 @@ class LocalConnection:
 
 
 class HandoverSocket:
-    """Where agents of the coordinator's node hand over wires. ``close`` it.
+    """The socket where actors of the coordinator's node hand over workers. Needs ``close``.
 
-    Its name is in no folder, so that nothing is left of it after a kill -9.
+    The name of the socket is in no folder, so that nothing is left after a kill -9.
 
     Raises:
         OSError: this system has no such sockets.
@@ -87,7 +88,7 @@ class HandoverSocket:
     def __init__(self) -> None:
         self.name = secrets.token_hex(16)
         self._lock = threading.Lock()
-        self._handed: dict[str, LocalConnection] = {}  # by key, not taken yet
+        self._waiting: dict[str, LocalConnection] = {}  # by key, not taken yet
         if sys.platform != "linux":
             raise OSError("names of sockets without a file are Linux's")
         self._socket = socket.socket(socket.AF_UNIX)
@@ -100,50 +101,53 @@ class HandoverSocket:
             raise
 
     def take(self, key: str) -> LocalConnection:
-        """Return what an agent says that it has handed over. Any thread may; it does not wait long.
+        """Return the connection that an actor has announced. Does not block long. Thread-safe.
 
         Raises:
-            OSError: it is not there.
+            OSError: the connection is not there.
         """
         with self._lock:
-            while key not in self._handed:
-                connection, _ = self._socket.accept()
-                with connection:
-                    if _is_own_users(connection):
-                        self._hear(connection)
-            return self._handed.pop(key)
+            while key not in self._waiting:
+                end, _ = self._socket.accept()
+                with end:
+                    if _is_of_this_user(end):
+                        self._receive(end)
+            return self._waiting.pop(key)
 
     def close(self) -> None:
-        """Close it, and what was handed over and never taken."""
-        for near in self._handed.values():
-            near.close()
+        """Close the socket, and all connections that were never taken."""
+        for connection in self._waiting.values():
+            connection.close()
         self._socket.close()
 
-    def _hear(self, connection: socket.socket) -> None:
-        connection.settimeout(HANDOVER_S)
-        message = (end := Wire(connection)).receive()
-        if message is not None and len(end.fds) == 2:
-            wire, process = end.fds
-            self._handed[message["key"]] = LocalConnection(
-                Wire(socket.socket(fileno=wire)), process
-            )
+    def _receive(self, end: socket.socket) -> None:
+        end.settimeout(HANDOVER_S)
+        message = (sender := Wire(end)).receive()
+        if message is not None and len(sender.fds) == 2:
+            wire, process = sender.fds
+            connection = LocalConnection(Wire(socket.socket(fileno=wire)), process)
+            self._waiting[message["key"]] = connection
 
 
 def hand_over(door: str, key: str, wire: Wire, process: int) -> bool:
-    """Hand over the coordinator's end of a wire, and a descriptor of the worker; return whether.
+    """Hand over the coordinator's end of a wire, and a descriptor of the worker's process.
 
     The caller goes on to own both.
 
     Args:
-        door: its name.
+        door: the name of the coordinator's ``HandoverSocket``.
+        key: of the worker.
+
+    Returns:
+        Whether the coordinator has both.
     """
     try:
-        with socket.socket(socket.AF_UNIX) as to:
-            to.connect(_address(door))
-            if not _is_own_users(to):
+        with socket.socket(socket.AF_UNIX) as end:
+            end.connect(_address(door))
+            if not _is_of_this_user(end):
                 return False
-            Wire(to).send({"key": key}, [wire.socket.fileno(), process])
-    except OSError:  # the door is in another container, or closed
+            Wire(end).send({"key": key}, [wire.socket.fileno(), process])
+    except OSError:  # the coordinator is in another container, or has closed the socket
         return False
     return True
 
@@ -152,8 +156,8 @@ def _address(name: str) -> str:
     return f"\0quorate-{name}"
 
 
-def _is_own_users(end: socket.socket) -> bool:
-    """Return whether the process at the other end is this user's: such names are open to all."""
+def _is_of_this_user(end: socket.socket) -> bool:
+    """Return whether the process at the far end is this user's: all users may connect."""
     credentials = struct.Struct("3i")  # pid, uid, gid
     found = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
     return bool(credentials.unpack(found)[1] == os.getuid())

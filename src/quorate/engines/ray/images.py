@@ -1,4 +1,4 @@
-"""What travels between the coordinator and an agent: messages, and images of memory as bytes.
+"""Contents of calls between the coordinator and a node: messages, and images of memory as bytes.
 
 A call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
 """
@@ -27,7 +27,7 @@ Ref = Any  # ray.ObjectRef of an image
 
 
 class ArenaPart(StrEnum):
-    """What of an arena an image is of."""
+    """The part of an arena with the bytes of an image."""
 
     PARAMETERS = "parameters"
     SLICES = "slices"  # of the parameters: an image per server
@@ -35,14 +35,14 @@ class ArenaPart(StrEnum):
     FROZEN = "frozen"
     BUFFERS = "buffers"
     SNAPSHOT = "snapshot"  # a slot with parameters and buffers
-    RESULT = "result"  # a slot with what a shard yields
+    RESULT = "result"  # a slot with the result of a shard
     REST = "rest"  # of such a slot, where the gradient goes to servers
     SHARED = "shared"  # tensors of ``Shared``; in no arena
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 
 def arena_like(sent: Message) -> Arena:
-    """Return an arena for one worker alone, that images of the coordinator's fit into."""
+    """Return an arena for one worker alone, with room for images of the coordinator's arena."""
     description = sent["description"]
     snapshots = min(1, description["sizes"]["snapshots"])
     own = {"slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
@@ -50,16 +50,13 @@ def arena_like(sent: Message) -> Arena:
 
 
 def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
-    """Return the bytes of a part of an arena, as they lie there: no copy.
+    """Return the bytes of a part of an arena, without a copy.
 
     Args:
-        slot: the number of it, if it is one.
+        slot: the number of the slot, if the part is in one.
     """
-    if part == ArenaPart.REST:
-        assert slot is not None
-        return arena.rest_image(slot)
     if slot is not None:
-        return arena.slot_image(slot)
+        return arena.rest_image(slot) if part == ArenaPart.REST else arena.slot_image(slot)
     if part == ArenaPart.BUFFERS:
         return arena.buffers_image()
     flat = {
@@ -73,11 +70,11 @@ def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
 
 
 def same_everywhere(script: Script, copy: Script | None = None) -> dict[str, str]:
-    """Return what has to be the same on every node, in words -> which one it is here.
+    """Return the facts about a node that are the same on every node, by their names.
 
     Args:
-        script: as it is where the run was started.
-        copy: as it is here, if that is elsewhere.
+        script: as on the host where the run was started.
+        copy: as on this host, if the script is elsewhere here.
     """
     here = copy or script
     return {
@@ -88,15 +85,15 @@ def same_everywhere(script: Script, copy: Script | None = None) -> dict[str, str
 
 
 def same_packages() -> dict[str, str]:
-    """Return which packages have to be the same on every node -> which they are here."""
+    """Return the versions of packages that are the same on every node, by their names."""
     return {"the torch build": torch.__version__, "quorate": _package_hash()}
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """Return what differs on a node: what it is, got, expected; None if nothing does."""
-    for what, expected in here.items():
-        if (got := there.get(what)) != expected:
-            return f"{what}: got {got}, expected {expected} as where the run was started"
+    """Return the first differing fact of a node: name, got, expected; None: all are the same."""
+    for name, expected in here.items():
+        if (got := there.get(name)) != expected:
+            return f"{name}: got {got}, expected {expected} as where the run was started"
     return None
 
 

@@ -4,7 +4,7 @@ Before the end of a node Ray may drain the node: after a preemption notice, by t
 a deleted pod. A drained node gets no new work; its processes run on until the node is ended, a
 moment or minutes later.
 
-Without its head Ray ends a driver after a minute, in the middle of anything; without the raylet of
+Without its head Ray ends a driver after a minute, at any point; without the raylet of
 the driver's machine Ray does nothing, or ends the driver at once (see ``own_node``). Before then
 the run has to end by itself, and save.
 """

@@ -1,11 +1,11 @@
-"""The coordinator's own node: whether the Ray processes live that a driver cannot do without.
+"""The coordinator's own node: the Ray processes that a driver depends on, and whether they live.
 
-Those are the raylet of this machine and, where the cluster was started for the run, the cluster's
-head (``gcs_server``). Ray does not report their end to a driver. Calls that touch the object store
-after the end of the raylet (``ray.put``, ``ray.get``, the release of an array that lies in the
+The processes are the raylet of this machine and, if the cluster was started for the run, the
+cluster's head (``gcs_server``). Ray does not report their end to a driver. Calls that touch the
+object store after the end of the raylet (``ray.put``, ``ray.get``, the release of an array in the
 store) end the driver's process from C++, with exit code 1: no exception, nothing saved. So quorate
-holds a connection to each process, which is cut in the moment when the process ends, and looks at
-it before each such call.
+holds a connection to each process, cut by the kernel at the end of the process, and looks at the
+connection before each such call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Address = str | tuple[str, int]  # the path of a Unix socket; host and port
 
 
 class OwnNode:
-    """The node that this process is a driver on. ``close`` it. Any thread may call the others.
+    """The node of this driver. Needs ``close``. All further methods are thread-safe.
 
     Args:
         is_local: whether the cluster was started for this run, and so ends with its head.
@@ -45,7 +45,7 @@ class OwnNode:
 
     @property
     def gone(self) -> str | None:
-        """Why Ray cannot be called any more; None: it can. Does not block."""
+        """The reason why Ray cannot be called any more; None: Ray can be called. Does not block."""
         for name, process in self._processes.items():
             if process.has_ended():
                 return (
@@ -60,7 +60,7 @@ class OwnNode:
             raise UserError(why)
 
     def put(self, value: object) -> Ref:
-        """Return a reference to a value, which is in the object store afterwards.
+        """Put a value into the object store, and return a reference.
 
         Raises:
             UserError: Ray cannot be called any more.
@@ -69,7 +69,7 @@ class OwnNode:
         return ray.put(value)
 
     def get(self, ref: Ref) -> Any:
-        """Return the value of a reference, once it is there. Blocks.
+        """Return the value of a reference. Blocks until the value is there.
 
         Raises:
             UserError: Ray cannot be called any more.
@@ -96,10 +96,10 @@ class OwnNode:
 
 
 class ProcessConnection:
-    """A connection to a process, which is cut when the process ends.
+    """A connection to a process, cut by the kernel at the end of the process.
 
     Args:
-        address: where the process listens.
+        address: of the process.
     """
 
     def __init__(self, address: Address) -> None:
@@ -115,13 +115,13 @@ class ProcessConnection:
         with self._lock:
             is_cut = self._socket is None or bool(self._poll.poll(0))
             if self._was_there and not self._has_ended and is_cut:
-                # A process may close a connection on which nobody says anything. So connect anew.
+                # A process may close a silent connection. So connect anew.
                 self._disconnect()
                 self._connect()
             return self._has_ended
 
     def close(self) -> None:
-        """Close the connection; what is known stays."""
+        """Close the connection; ``has_ended`` stays as known."""
         with self._lock:
             self._was_there = False
             self._disconnect()
@@ -131,9 +131,9 @@ class ProcessConnection:
             self._socket = _connected(self._address)
         except ConnectionRefusedError:
             self._has_ended = True
-        except FileNotFoundError:  # its folder was removed, or it is in another container
+        except FileNotFoundError:  # the folder was removed, or is in another container
             self._has_ended = self._was_there
-        except OSError:  # it is busy, or this process has too few descriptors: look again
+        except OSError:  # the process is busy, or descriptors are lacking: look again later
             return
         else:
             self._was_there = True

@@ -1,4 +1,4 @@
-"""Published: what workers compute from, put into the object store once, however many read it."""
+"""The parameter store: values for workers in Ray's object store, put there once for all readers."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from quorate.machine.shared_memory import Segment
 class ParameterStore:
     """The coordinator's values as objects. An older version is gone with its last reader.
 
-    All of it is called in the coordinator's thread, while the values are what they are to be.
+    The coordinator's thread calls all methods, while the values do not change.
 
     Args:
-        arena: where the coordinator has them.
+        arena: the coordinator's, with the values.
         node: the coordinator's own.
-        servers: that have the parameters in its place, if any.
+        servers: the owners of the parameters, unless the coordinator is the owner.
     """
 
     def __init__(self, arena: Arena, node: OwnNode, servers: RayServers | None = None) -> None:
-        self._arena = arena
+        self.arena = arena
         self._node = node
-        self.servers = servers
+        self._servers = servers
         self._newest: dict[tuple[ArenaPart, ...], tuple[int, list[Ref]]] = {}
 
     @property
     def parameters(self) -> ArenaPart:
-        """What parameters are to be computed from."""
-        is_there = self.servers is not None and self.servers.have_newest
+        """The part with the newest parameters: slices of the servers, or the coordinator's."""
+        is_there = self._servers is not None and self._servers.have_newest
         return ArenaPart.SLICES if is_there else ArenaPart.PARAMETERS
 
     def refs(self, parts: Sequence[ArenaPart], version: int, slot: int | None = None) -> list[Ref]:
-        """Return the objects of parts of the arena, put there if this version is a new one.
+        """Return the objects of parts of the arena; a new version is put into the store first.
 
         Args:
-            slot: the number of it, if the part is one.
+            slot: the number of the slot, if the part is one.
         """
-        if self.servers is not None and parts[0] == ArenaPart.SLICES:
-            return [*self.servers.refs, *self.refs(parts[1:], version)]
-        return self._put(tuple(parts), version, lambda part: image_of(self._arena, part, slot))
+        if self._servers is not None and parts[0] == ArenaPart.SLICES:
+            return [*self._servers.refs, *self.refs(parts[1:], version)]
+        return self._put(tuple(parts), version, lambda part: image_of(self.arena, part, slot))
 
     def shared(self, version: int, fd: int) -> list[Ref]:
-        """Return the object of the tensors of ``Shared``, put there if this version is a new one.
+        """Return the object of the tensors of ``Shared``; a new version is put first.
 
         Args:
-            fd: of the memory that they lie in.
+            fd: of the memory with the tensors.
         """
         return self._put((ArenaPart.SHARED,), version, lambda _: image_in(fd))
 
@@ -65,46 +65,42 @@ class ParameterStore:
 
 
 def image_in(fd: int) -> Image:
-    """Return the bytes of a segment, which stays another's."""
+    """Return the bytes of a segment, which stays the caller's."""
     segment = Segment(os.fstat(fd).st_size, os.dup(fd))
     return segment.array(segment.nbytes)
 
 
 class SentVersions:
-    """What one worker's agent was given to compute from, so that it is given nothing twice.
+    """The versions of values that one worker's actor has, so that no version is sent twice.
 
     Args:
-        published: all there is.
-        arena: the coordinator's.
+        store: with all values.
     """
 
-    def __init__(self, published: ParameterStore, arena: Arena) -> None:
-        self._published = published
-        self._arena = arena
+    def __init__(self, store: ParameterStore) -> None:
+        self._store = store
         self._versions: dict[tuple[ArenaPart, ...], int] = {}
 
     def missing(
         self, snapshot: Sequence[int] | None, *, averaged: bool
     ) -> tuple[list[ArenaPart], list[Ref]]:
-        """Return what a shard is computed from, unless it was given: from now on it is.
+        """Return the parts and objects that a shard needs and the actor lacks; now they are sent.
 
         Args:
-            snapshot: its slot and version, if the shard is computed from one.
-            averaged: whether from averaged parameters.
+            snapshot: slot and version, if the shard is computed from a snapshot.
+            averaged: whether the shard is computed from averaged parameters.
         """
         if snapshot:
             slot, version = snapshot
             parts = [ArenaPart.SNAPSHOT]
         else:
-            slot, version = None, self._arena.published
-            parts = [
-                ArenaPart.AVERAGE if averaged else self._published.parameters,
-                ArenaPart.BUFFERS,
-            ]
+            slot, version = None, self._store.arena.published
+            parameters = ArenaPart.AVERAGE if averaged else self._store.parameters
+            parts = [parameters, ArenaPart.BUFFERS]
         if self._versions.get(key := tuple(parts)) == version:
             return [], []
-        if ArenaPart.BUFFERS in parts:  # both kinds of values come with buffers
+        if ArenaPart.BUFFERS in parts:  # plain and averaged parameters both come with buffers
             known = self._versions.items()
             self._versions = {each: n for each, n in known if ArenaPart.BUFFERS not in each}
         self._versions[key] = version
-        return parts, self._published.refs(parts, version, slot)
+        return parts, self._store.refs(parts, version, slot)

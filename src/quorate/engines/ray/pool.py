@@ -17,7 +17,7 @@ from quorate.engines.ray.node_results import NodeResults
 from quorate.engines.ray.notices import ClusterNotices
 from quorate.engines.ray.parameter_store import ParameterStore
 from quorate.engines.ray.servers import RayServers
-from quorate.engines.ray.worker_actor import WorkerActorOfRay
+from quorate.engines.ray.worker_actor import WorkerActor
 from quorate.engines.ray.worker_handle import NEWS, ORDERS, SUMS, RayWorkerHandle
 from quorate.errors import SettingError, UserError
 from quorate.machine.regular_file import is_folder
@@ -74,7 +74,7 @@ class RayPool:
                 self.servers = RayServers(*servers, self._cluster.node)
                 undo.callback(self.servers.close)
             self.node = self._cluster.node
-            self.published = ParameterStore(arena, self.node, self.servers)
+            self.store = ParameterStore(arena, self.node, self.servers)
             self.results = NodeResults(arena, self.node)
             self._notices = ClusterNotices(lambda: list(self._handles.values()), self.node)
             undo.pop_all()
@@ -87,7 +87,7 @@ class RayPool:
             scheduling_strategy="SPREAD",
             concurrency_groups={NEWS: 1, ORDERS: 1, SUMS: 1},
             **demand.options(),
-        )(WorkerActorOfRay)
+        )(WorkerActor)
 
     def start(self, number: int) -> RayWorkerHandle:
         """Request a worker, for when the cluster has room. Does not block.

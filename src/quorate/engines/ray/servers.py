@@ -1,4 +1,4 @@
-"""Servers of a Ray cluster, as the coordinator has them: an actor each, on different nodes."""
+"""Servers of a Ray cluster: an actor for each slice of the parameters, on different nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quorate.machine import this_host
 
 
 class RayServers:
-    """All servers of a run. ``close`` it.
+    """The coordinator's end of all servers of a run. Needs ``close``.
 
     Args:
         count: S.
@@ -30,8 +30,8 @@ class RayServers:
         node: the coordinator's own.
 
     Raises:
-        ServerError: one cannot be started.
-        UserError: one has other packages than this process.
+        ServerError: a server cannot be started.
+        UserError: a server's packages differ from this process's.
     """
 
     def __init__(self, count: int, handler: str, node: OwnNode) -> None:
@@ -41,14 +41,15 @@ class RayServers:
         self._ring: Callable[[], None] = lambda: None
         self._lost: int | None = None
         self.where: Sequence[str] = ["a node"] * count
-        self._refs: list[Ref] = []  # what workers compute from, by server
+        # The images that workers compute from: an object per server, on its node.
+        self.refs: list[Ref] = []
         nodes = _nodes()
         self.actors = [
             ray.remote(
-                num_cpus=0,  # it works while workers wait
+                num_cpus=0,  # a server works while workers wait
                 max_restarts=0,  # its slice would be lost
                 concurrency_groups={LIFE: 1, WORK: 1},
-                # A soft affinity Ray 2.60 does not keep for what takes no resources.
+                # Ray 2.60 ignores a soft affinity of actors without resources.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(
                     nodes[number % len(nodes)], soft=False
                 ),
@@ -62,51 +63,46 @@ class RayServers:
             life.future().add_done_callback(lambda _, number=number: self._note_lost(number))
 
     def watch(self, ring: Callable[[], None]) -> None:
-        """Have somebody woken when one is lost; any thread may call it then."""
+        """Have ``ring`` called when a server is lost, by any thread."""
         self._ring = ring
 
     def require(self) -> None:
-        """Raise ServerError if one is lost, UserError if Ray cannot be called any more."""
+        """Raise ServerError if a server is lost, UserError if Ray cannot be called any more."""
         self._node.require()
         if self._lost is not None:
             raise self._error(self._lost)
 
-    @property
-    def refs(self) -> list[Ref]:
-        """What workers compute from, as it is now: an object per server, on its node."""
-        return self._refs
-
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
-        """Have all add a shard, which they have, to the sum of its step. Does not block."""
+        """Have all servers add a shard's gradient to the sum of its step. Does not block."""
         for actor in self.actors:
             actor.keep.options(concurrency_group=WORK).remote(ticket, step, shard, leaves)
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
-        """Ask each for something of its own, and return the answers. Blocks."""
+        """Send each server a request of its own, and return the answers. Blocks."""
         return [(unpack(text), image) for text, image in self._got(self._asked(told, images))]
 
     def renew(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Told]:
-        """Likewise, for images that workers compute from as long as they are the newest. Blocks."""
+        """Send requests for new images that workers compute from. Blocks until the answers."""
         refs = self._asked(told, images, returns=2)
         answers = [unpack(text) for text in self._got([text for text, _ in refs])]
-        self._refs = [image for _, image in refs]  # the older ones go with their last reader
+        self.refs = [image for _, image in refs]  # older images go with their last reader
         self.have_newest = True
         return answers
 
     def values(self) -> list[Image]:
         """Return the images that workers compute from. Blocks."""
-        return self._got(self._refs)
+        return self._got(self.refs)
 
     def close(self) -> None:
         """End all of them."""
         self._ring = lambda: None
-        self._refs = []
+        self.refs = []
         for actor in self.actors:
             with suppress(RayError, ValueError):
                 ray.kill(actor, no_restart=True)
 
     def _meet(self) -> None:
-        """Wait until all are there, and refuse one that would compute something else."""
+        """Wait until all servers are there, and refuse a server with different packages."""
         hellos = [actor.hello.options(concurrency_group=WORK).remote() for actor in self.actors]
         self._node.wait(hellos)
         here, where = same_packages(), []
@@ -130,13 +126,13 @@ class RayServers:
         ]
 
     def _got(self, refs: Sequence[Ref]) -> list[Any]:
-        """Return what servers have answered, by their number."""
-        self._node.wait(list(refs))  # they come side by side
+        """Return the answers of servers, by number. Blocks."""
+        self._node.wait(list(refs))  # answers come side by side
         found = []
         for number, ref in enumerate(refs):
             try:
                 found.append(self._node.get(ref))
-            except RayTaskError:  # it is there, and raised something
+            except RayTaskError:  # the server lives, and its handler raised an error
                 raise
             except RayError as error:
                 self._node.require()  # else the server ended with the raylet of this machine
@@ -157,9 +153,9 @@ class RayServers:
 
 
 def _nodes() -> list[str]:
-    """Return the nodes that are there, in an order that all agree on; the coordinator's is last.
+    """Return the living nodes in a fixed order; the coordinator's is last.
 
-    Its link has the workers' records, and all of a checkpoint.
+    The link of the coordinator's node carries the workers' records, and all of a checkpoint.
     """
     own = ray.get_runtime_context().get_node_id()
     there = (node["NodeID"] for node in ray.nodes() if node["Alive"])
@@ -170,7 +166,7 @@ LIFE, WORK = "life", "work"  # threads of a server
 
 
 class ServerActor:
-    """One server. Ray calls all but ``live`` in one thread, in the order in which they come.
+    """A server. Ray calls all methods but ``live`` in one thread, in the order of the calls.
 
     Args:
         number: of the server.
@@ -183,20 +179,20 @@ class ServerActor:
         self._end = threading.Event()
 
     def __repr__(self) -> str:
-        """Return what Ray writes before each line that is printed here."""
+        """Return the text that Ray writes before each printed line."""
         return f"quorate server {self._number}"
 
     def hello(self) -> tuple[str, dict[str, str]]:
-        """Return where it is, for people, and what has to be the same as elsewhere."""
+        """Return the place of the server, for people, and the versions of its packages."""
         node = ray.get_runtime_context().get_node_id()
         return f"{this_host.name()} (node {node[:8]})", same_packages()
 
     def live(self) -> None:
-        """Return with the end of the actor alone: whoever waits for this hears of that."""
+        """Block until the end of the actor: a waiting caller hears of the end."""
         self._end.wait()
 
     def take(self, ticket: int, step: int, image: Image) -> None:
-        """Take a shard's gradient: when this has returned it is here."""
+        """Take a shard's gradient. After the return the server has the gradient."""
         self._handler.take(ticket, step, image)
 
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
@@ -204,6 +200,6 @@ class ServerActor:
         self._handler.keep(ticket, step, shard, leaves)
 
     def do(self, told: bytes, image: Image) -> tuple[bytes, Image]:
-        """Do what the coordinator asks for."""
+        """Carry out a request of the coordinator."""
         answer, values = self._handler.do(unpack(told), np.asarray(image))
         return pack(answer), values  # Ray copies them before the next call

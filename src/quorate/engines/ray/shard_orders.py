@@ -1,82 +1,108 @@
-"""A guess: a shard that a worker begins before it is asked for. Pure.
+"""Orders of shards: what an order is for, and which order is likely to follow. Pure.
 
-Between a worker's answer and its next order lies a round trip, and before it the result travels. So
-an order says which shard is likely to be next, of the same parameters, and the agent has its worker
-begin that one at once. If it is what is ordered next, it is under way by then, or done; if
-something else is, it is left off, and nobody hears of it.
+Between a worker's answer and its next order lies a round trip, and the result travels before. So an
+order names the shard that is likely to follow, with the same parameters, and the actor has its
+worker begin this speculative shard at once. If the next order is for the shard, the shard is under
+way by then, or done. If not, the shard is cancelled without an answer to the coordinator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from quorate.coordination.plan import Plan
+from quorate.coordination.plan import Plan, from_json
+from quorate.engines.job import Evaluation, Job, Training, class_of
 from quorate.engines.messages import Message
 
-_TOLD = {"amendments", "shared"}  # what user code changed, which no guess knows
+_USER_CHANGES = {"amendments", "shared"}  # of which a speculative shard knows nothing
 
 
-@dataclass
-class SpeculativeShard:
-    """One shard that was begun, and what is known of it.
+class ShardOrder(NamedTuple):
+    """A shard that a worker computes."""
 
-    Args:
-        order: as the worker has it, under a ticket that no order of the coordinator's has.
-        slot: that its result is written to, if it has one.
-    """
+    job: int
+    step: int
+    shard: int
+    slot: int | None  # of the coordinator's arena; None: the shard yields no vectors
+    shards: int  # V of its step, if the result may be added to siblings on its node, else 1
 
-    order: Message
-    slot: int
-    ordered: Message | None = None  # the order that it turned out to be
-    answer: Message | None = None  # the worker's
-    is_wrong: bool = False  # something else was ordered
 
-    @property
-    def ticket(self) -> int:
-        """The ticket that the worker knows."""
-        ticket: int = self.order["ticket"]
-        return ticket
+class OpenJob(NamedTuple):
+    """An open job, as far as the coordinator's handle of a worker needs to know."""
 
-    def is_for(self, order: Message) -> bool:
-        """Return whether an order asks for this, of what the node has by now."""
-        same = ("kind", "job", "step", "shard", "rank_of")
-        return (
-            not order.get("images")
-            and not order.keys() & _TOLD
-            and all(order.get(name) == self.order[name] for name in same)
-        )
+    averaged: bool  # whether shards are computed from averaged parameters
+    plan: Plan
+    steps: range
+    kind: type[Job]
 
-    def reply(self) -> Message | None:
-        """Return the answer to the order, once both are there."""
-        if self.ordered is None or self.answer is None:
+    @staticmethod
+    def of(message: Message) -> OpenJob:
+        """Return the job of a message that opens a job."""
+        plan = {**message["plan"], "is_ordered": False, "sampling": None}
+        plan["rows"] = plan["dealt_rows"]  # the number of rows; a shard's rows are not needed
+        steps = range(*message["steps"])
+        return OpenJob(message["averaged"], from_json(plan), steps, class_of(message["work"], Job))
+
+    def order(self, compute: Message) -> ShardOrder:
+        """Return the order in a message."""
+        step, shard, slot = compute["step"], compute["shard"], compute["slot"]
+        adds = slot is not None and compute["is_needed"] and not compute["snapshot"]
+        shards = self.plan.shards_of(step) if adds else 1
+        return ShardOrder(compute["job"], step, shard, slot, shards)
+
+    def next(self, compute: Message) -> list[int] | None:
+        """Return step and shard of the likely next order with the same parameters, if known."""
+        if compute["snapshot"] or self.kind not in (Training, Evaluation):
             return None
-        return {**self.answer, "ticket": self.ordered["ticket"]}
+        step, rank_of = compute["step"], tuple(compute["rank_of"])
+        later = [s for s in self.plan.home_shards(rank_of, step) if s > compute["shard"]]
+        if not later and self.kind is Evaluation and step + 1 in self.steps:
+            step += 1
+            later = [*self.plan.home_shards(rank_of, step)]
+        return [step, later[0]] if later else None
 
 
-def guessed(order: Message) -> Message | None:
-    """Return the order of the shard that is likely to follow; None where nobody knows one."""
+def likely_order(order: Message) -> Message | None:
+    """Return the order, as the worker gets it, that is likely to follow; None if unknown.
+
+    No order of the coordinator has its ticket.
+    """
     if order.get("next") is None:
         return None
     step, shard = order["next"]
     own = {"ticket": -2 - order["ticket"], "images": [], "next": None}
-    guess = {**order, **own, "step": step, "shard": shard}
-    return {name: value for name, value in guess.items() if name not in _TOLD}
+    following = {**order, **own, "step": step, "shard": shard}
+    return {name: value for name, value in following.items() if name not in _USER_CHANGES}
 
 
-def likely_next(
-    plan: Plan, steps: range, rank_of: tuple[int, int], at: tuple[int, int], *, goes_on: bool
-) -> list[int] | None:
-    """Return step and shard of what a worker computes next, of the same parameters, if it is known.
+@dataclass
+class SpeculativeShard:
+    """A shard that a worker began without an order of the coordinator."""
 
-    Args:
-        steps: of the job.
-        rank_of: rank of the worker, and how many there are.
-        at: step and shard that it computes.
-        goes_on: whether the next step is computed from the same parameters.
-    """
-    step, shard = at
-    later = [s for s in plan.home_shards(rank_of, step) if s > shard]
-    if not later and goes_on and step + 1 in steps:
-        step += 1
-        later = [*plan.home_shards(rank_of, step)]
-    return [step, later[0]] if later else None
+    order: Message  # as the worker has it: of ``likely_order``
+    slot: int  # of the result
+    ordered: Message | None = None  # the coordinator's order for the shard, once there
+    answer: Message | None = None  # the worker's, once there
+    is_wrong: bool = False  # whether the coordinator has ordered a different shard
+
+    @property
+    def ticket(self) -> int:
+        """The ticket known to the worker."""
+        ticket: int = self.order["ticket"]
+        return ticket
+
+    def matches(self, order: Message) -> bool:
+        """Return whether an order asks for this shard, from values that the node has by now."""
+        same = ("kind", "job", "step", "shard", "rank_of")
+        return (
+            not order.get("images")
+            and not order.keys() & _USER_CHANGES
+            and all(order.get(name) == self.order[name] for name in same)
+        )
+
+    def reply(self) -> Message | None:
+        """Return the answer to the coordinator's order, once both are there."""
+        if self.ordered is None or self.answer is None:
+            return None
+        return {**self.answer, "ticket": self.ordered["ticket"]}

@@ -1,14 +1,14 @@
-"""The sweeper: a process that ends what a local cluster leaves behind, however its run ended.
+"""The sweeper: a process that ends the rest of a local cluster after any end of the run.
 
-Ray's own processes look after each other, and one of them takes a minute to see that the program
-they were started for was killed. This one reads a pipe that is cut in that moment, or says "end".
+Ray's own processes look after each other, and take up to a minute to see that the run was killed.
+The sweeper reads a pipe: the pipe is cut in the moment of a kill, or says "end".
 
     python sweeper.py MARK FOLDER
 
-MARK is a word that is in the environment of all that is to end, and of nothing else. FOLDER is
-removed. Either may be empty: the cluster is not the run's own. The first line that is read is the
-path of the raylet's socket. Ray ends a driver that calls Ray after the end of the raylet, at once
-and without a word: where that is what became of the run, the sweeper says so in its place.
+MARK is a word in the environment of all processes of the cluster, and of no further process.
+FOLDER is removed. Both are empty if the cluster is not the run's own. The first line from the pipe
+is the path of the raylet's socket. After the end of the raylet Ray ends a driver at its next call,
+at once and without a word: in this case the sweeper says how the run ended.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def alive(mark: str) -> list[int]:
     """Return the pids of all processes that have a word in their environment."""
     found = list[int]()
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(OSError):  # the process has ended, or is a different user's
             if mark.encode() in (entry / "environ").read_bytes():  # a zombie has none
                 found.append(int(entry.name))
     return found
 
 
 def ended_with_raylet(path: str) -> str | None:
-    """Return what is to be said of a run that ended without a word; None if its raylet lives.
+    """Return a line about a run that ended without a word; None if the raylet lives.
 
     Args:
-        path: of the socket of its raylet.
+        path: of the socket of the run's raylet.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         try:
@@ -50,7 +50,7 @@ def ended_with_raylet(path: str) -> str | None:
                 "quorate: Ray's raylet on this machine has ended, so Ray has ended the run; run "
                 "the same command again to resume from the newest checkpoint"
             )
-        except OSError:  # it cannot be asked
+        except OSError:  # nobody knows
             return None
     return None
 
@@ -65,7 +65,7 @@ def _main() -> None:
         if word == END:
             break
     said = ended_with_raylet(path) if word != END and path else None
-    while mark and (pids := alive(mark)):  # again: one that is killed may have started another
+    while mark and (pids := alive(mark)):  # again: a killed process may have started a new one
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""An agent: an actor that has one worker process on its node, and passes on what goes to and fro.
+"""An actor with one worker process on its node, which passes on messages in both directions.
 
 The worker is a process of its own, as on the coordinator's machine: the script, and all that it
-loads, has a main thread and no threads of Ray's, so that it may fork. What a coordinator and its
-workers have in shared memory an agent and its worker have here, and copies travel: of parameters
-with the shard that they are for, of a shard's result with the answer.
+loads, has a main thread and no threads of Ray's, so that it may fork. The actor and its worker
+share memory as a coordinator and its workers do, and copies travel: parameters with the order that
+needs them, a shard's result with the answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,9 @@ from quorate.engines.processes.process_start import SpawnStarter
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.gradient_pusher import GradientPusher
 from quorate.engines.ray.handover import hand_over
-from quorate.engines.ray.images import (
-    ArenaPart,
-    arena_like,
-    image_of,
-    same_everywhere,
-)
+from quorate.engines.ray.images import ArenaPart, arena_like, image_of, same_everywhere
 from quorate.engines.ray.node_adder import NodeAdder
-from quorate.engines.ray.speculative_shard import SpeculativeShard, guessed
+from quorate.engines.ray.shard_orders import SpeculativeShard, likely_order
 from quorate.engines.servers import Slicing
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
@@ -45,12 +40,11 @@ from quorate.machine.shared_memory import Segment
 
 ANSWERS = ("done", "failed", "left off")  # to a shard
 
-Order = tuple[Message, tuple[Image, ...]]
-News = bytes | Image  # a message, which says whether an image follows
-
 
 class WorkerActor:
     """One worker of this node. Ray calls ``serve``, ``tell`` and ``add`` in a thread each.
+
+    Ray makes the actor in the main thread, where signals are handled.
 
     Args:
         number: of the worker.
@@ -61,248 +55,248 @@ class WorkerActor:
         self._raylet = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
-        self._told: dict[int, Order] = {}  # by number; taken out in their order
-        self._taken = 0
-        self._orders: deque[Order] = deque()  # that wait until its worker has answered
+        self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
+        self._told_at = 0.0  # when the newest message was added
+        self._told: dict[int, tuple[Message, tuple[Image, ...]]] = {}  # orders, by number
+        self._taken = 0  # the number of the next order
+        # Orders that wait for the worker's answer to the order before.
+        self._orders: deque[tuple[Message, tuple[Image, ...]]] = deque()
         self._computing: tuple[Message, int] | None = None  # order, slot: not answered yet
-        self._guess: SpeculativeShard | None = None
-        self._slot = 0  # of its arena, for the newest result; there are two
+        self._speculative: SpeculativeShard | None = None
+        self._slot = 0  # of the arena, for the newest result; there are two
         self._cancelled: int | None = None  # ticket
         self._arena: Arena | None = None
         self._adder: NodeAdder | None = None
-        self._pushed: GradientPusher | None = None
+        self._pusher: GradientPusher | None = None
         self._servers = 0
         self._slicing: Slicing | None = None
         self._is_cut = False
-        self._told_at = 0.0
-        self._is_to_leave = self._has_said_so = False
+        self._leaves = False
+        signal.signal(signal.SIGTERM, self._leave)  # Ray's own handler ends the process at once
 
-    def be_asked_to_end(self, *_: object) -> None:
-        """Let the coordinator know; a second time, end. A handler of signals."""
-        if self._is_to_leave:
+    def _leave(self, *_: object) -> None:
+        """Tell the coordinator that this actor has to end; a second time, end."""
+        if self._leaves:
             os._exit(1)
-        self._is_to_leave = True
+        self._leaves = True
         self._alarm.ring()
 
     def __repr__(self) -> str:
-        """Return what Ray writes before each line that the worker prints."""
+        """Return the text that Ray writes before each line that the worker prints."""
         return f"quorate worker {self._number}"
 
     def tell(self, number: int, message: bytes, *images: Image) -> None:
-        """Take an order, whose number says when its turn is: calls may overtake each other."""
+        """Take an order. Orders are carried out by number: calls may overtake each other."""
         self._told[number] = unpack(message), images
         self._alarm.ring()
 
     def add(self, told: bytes, *images: Image) -> Image:
         """Return the sum of results of workers of this node."""
-        assert self._arena is not None  # one of them is this worker's
+        assert self._arena is not None  # one of the results is this worker's
         self._adder = self._adder or NodeAdder(self._arena)
         message = unpack(told)
         return self._adder.sum(dict(zip(message["of"], images, strict=True)), message["shards"])
 
-    def serve(self, start: bytes, *servers: Any) -> Iterator[News]:
+    def serve(self, start: bytes, *servers: Any) -> Iterator[bytes | Image]:
         """Start the worker, and yield its news until it has ended; the last says how.
 
         Args:
-            start: the fields of a script, the folder that travelled with it, if one did, the
-                worker's intra-op threads, and where the coordinator is.
-            servers: actors that gradients are pushed to; none: to the coordinator.
+            start: the fields of a script, the folder that travelled with the script, if there is
+                one, the worker's intra-op threads, and the address of the coordinator.
+            servers: the actors that receive gradients; none: the coordinator receives gradients.
         """
         told = unpack(start)
-        self._pushed = GradientPusher(servers, self._alarm.ring) if servers else None
+        self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
         self._servers = len(servers)
         script = there = Script(**told["script"])
         if told["folder"] is not None:  # Ray has put its copy into this process's folder
             script = there.within(Path(told["folder"]), Path.cwd())
         here = ray.get_runtime_context().get_node_id()
         facts = {"host": this_host.name(), "mark": this_host.mark(), "node": here}
-        yield self._news({"kind": "hello", "same": same_everywhere(there, script), **facts})
+        self._say({"kind": "hello", "same": same_everywhere(there, script), **facts})
+        yield from self._said()
         kills = oom_kills()
         try:
             starter = SpawnStarter(script, spins=told["threads"] <= usable_cores())
             process = WorkerProcess(self._number, script, starter)
         except OSError as error:
-            yield self._news({"kind": "ended", **Ending(1, str(error))._asdict()})
+            self._say({"kind": "ended", **Ending(1, str(error))._asdict()})
+            yield from self._said()
             return
         try:
-            process.watch(self._selector, _nothing, _nothing)
+            process.watch(self._selector, _look_at_everything, _look_at_everything)
             near = (told["node"], told["mark"]) == (here, facts["mark"])
             near = near and self._handed_over(process, told["door"], told["key"])
-            yield self._news({"kind": "started", "pid": process.pid, "near": near})
+            self._say({"kind": "started", "pid": process.pid, "near": near})
+            yield from self._said()
+            has_said_leaves = False
             while not process.has_ended():
                 if os.getppid() != self._raylet:
-                    os._exit(1)  # Ray on this node is gone; it may take this process seconds to see
+                    os._exit(1)  # Ray on this node is gone; Ray may take seconds to end this actor
                 for key, _ in self._selector.select(RANK_POLL_S):
                     key.data()
                 if not near:
-                    yield from self._round(process)
-                yield from self._leaving()
+                    self._pass_on(process)
+                if self._leaves and not has_said_leaves:
+                    has_said_leaves = True
+                    self._say({"kind": "leaves"})
+                yield from self._said()
             if not near:
-                yield from self._round(process)  # what it sent before it ended counts
-            ending = process.ending().explained(kills)
-            yield self._news({"kind": "ended", **ending._asdict()})
+                self._pass_on(process)  # messages sent before the end count
+            self._say({"kind": "ended", **process.ending().explained(kills)._asdict()})
+            yield from self._said()
         finally:
             process.close()
 
     def _handed_over(self, process: WorkerProcess, door: str | None, key: str) -> bool:
-        """Hand the worker over to a coordinator on this node; return whether."""
+        """Hand the worker over to a coordinator on this node; return False if not possible."""
         if door is None or process.exit is None or process.line.has_unsent:
             return False
         if not hand_over(door, key, process.line, process.exit):
             return False
         process.deaf()
-        process.line.close()  # it has to be cut when the coordinator ends
+        process.line.close()  # the coordinator's end alone keeps the wire open
         return True
 
-    def _round(self, process: WorkerProcess) -> Iterator[News]:
-        """Pass on what has come, in both directions."""
+    def _pass_on(self, process: WorkerProcess) -> None:
+        """Pass on all that has come, in both directions."""
         process.flush()
         for message in process.arrived():
             if "memory" in message:  # of outputs, which another host cannot map
                 message["memory"] = message["memory"].map[:]
-            yield from self._passed_on(process, message)
+            self._take_message(process, message)
         if process.is_cut and not self._is_cut:
             self._is_cut = True
             process.deaf()
-            yield self._news({"kind": "cut"})
+            self._say({"kind": "cut"})
         while self._taken in self._told:
-            self._take(process, self._told.pop(self._taken))
+            self._take_order(process, *self._told.pop(self._taken))
             self._taken += 1
-        yield from self._ordered(process)
-        for message, rest in () if self._pushed is None else self._pushed.arrived():
-            yield self._news(message, has_image=True)
-            yield rest
+        self._carry_out_orders(process)
+        for message, rest in () if self._pusher is None else self._pusher.arrived():
+            self._say(message, rest)
         if time.monotonic() - self._told_at > RANK_POLL_S and self._computing is not None:
-            yield self._news(None)
+            self._say(None)
 
-    def _leaving(self) -> Iterator[News]:
-        """Tell once that this actor was asked to end."""
-        if self._is_to_leave and not self._has_said_so:
-            self._has_said_so = True
-            yield self._news({"kind": "leaves"})
+    # --- answers of the worker --------------------------------------------------------------------
 
-    def _passed_on(self, process: WorkerProcess, message: Message) -> Iterator[News]:
-        """Yield what a message of the worker's is for the coordinator."""
+    def _take_message(self, process: WorkerProcess, message: Message) -> None:
+        """Take a message of the worker: to a speculative shard the answer may have to wait."""
         if message["kind"] not in ANSWERS or self._computing is None:
-            yield self._news(message)
+            self._say(message)
             return
         (order, slot), self._computing = self._computing, None
-        guess = self._guess
-        if guess is None or guess.ticket != message["ticket"]:
-            yield from self._answered(process, message, order, slot)
-        elif guess.is_wrong:
-            self._guess = None
+        speculative = self._speculative
+        if speculative is None or speculative.ticket != message["ticket"]:
+            self._answer(process, message, order, slot)
+        elif speculative.is_wrong:
+            self._speculative = None
         else:
-            guess.answer = message
-            yield from self._replied(process, guess)
+            speculative.answer = message
+            self._reply(process, speculative)
 
-    def _ordered(self, process: WorkerProcess) -> Iterator[News]:
-        """Carry out what was ordered, as far as the worker is free for it."""
-        while self._orders:
-            order, images = self._orders[0]
-            guess = self._guess
-            if guess is not None and guess.ordered is None and not guess.is_wrong:
-                if guess.is_for(order):
-                    guess.ordered = order
-                    self._orders.popleft()
-                    if order["ticket"] == self._cancelled:
-                        self._cancel(order["ticket"])
-                    yield from self._replied(process, guess)
-                    continue
-                if guess.answer is not None:
-                    self._guess = None
-                else:
-                    guess.is_wrong = True
-                    self._cancel(guess.ticket)
-            if self._computing is not None:
-                return
-            self._orders.popleft()
-            self._carry_out(process, order, images)
-
-    def _replied(self, process: WorkerProcess, guess: SpeculativeShard) -> Iterator[News]:
-        """Yield the answer to an order that was guessed, once both are there."""
-        reply = guess.reply()
+    def _reply(self, process: WorkerProcess, speculative: SpeculativeShard) -> None:
+        """Answer the order for a speculative shard, once order and result are both there."""
+        reply = speculative.reply()
         if reply is not None:
-            assert guess.ordered is not None
-            self._guess = None
-            yield from self._answered(process, reply, guess.ordered, guess.slot)
+            assert speculative.ordered is not None
+            self._speculative = None
+            self._answer(process, reply, speculative.ordered, speculative.slot)
 
-    def _answered(
-        self, process: WorkerProcess, answer: Message, order: Message, slot: int
-    ) -> Iterator[News]:
-        """Yield the answer to an order, while the worker goes on with what is likely to follow."""
-        following = guessed(order) if answer["kind"] == "done" and not self._orders else None
+    def _answer(self, process: WorkerProcess, answer: Message, order: Message, slot: int) -> None:
+        """Answer an order, while the worker goes on with the order that is likely to follow."""
+        following = likely_order(order) if answer["kind"] == "done" and not self._orders else None
         if following is not None:
-            self._guess = SpeculativeShard(following, self._give(process, following))
-        has_result = answer["kind"] == "done" and order["slot"] is not None
-        if has_result and self._pushed is not None:
-            assert self._arena is not None
-            assert self._slicing is not None
-            gradient, rest = (
-                self._arena.slot(slot).flat,
-                image_of(self._arena, ArenaPart.REST, slot),
-            )
-            self._pushed.push(answer, order["step"], gradient, self._slicing, rest)
+            self._speculative = SpeculativeShard(following, self._give(process, following))
+        if answer["kind"] != "done" or order["slot"] is None:
+            self._say(answer)
             return
-        yield self._news(answer, has_image=has_result)
-        if has_result:
-            # Ray copies the image before it asks for the next piece of news.
-            yield self._image_of_result(slot)
+        assert self._arena is not None
+        if self._pusher is None:
+            # Ray copies the image before the worker gets an order that overwrites the slot.
+            self._say(answer, image_of(self._arena, ArenaPart.RESULT, slot))
+        else:
+            assert self._slicing is not None
+            rest = image_of(self._arena, ArenaPart.REST, slot)
+            gradient = self._arena.slot(slot).flat
+            self._pusher.push(answer, order["step"], gradient, self._slicing, rest)
 
-    def _take(self, process: WorkerProcess, order: Order) -> None:
-        """Take the next order; some are for now, the others for when the worker has answered."""
-        message, _ = order
+    # --- orders of the coordinator ----------------------------------------------------------------
+
+    def _take_order(
+        self, process: WorkerProcess, message: Message, images: tuple[Image, ...]
+    ) -> None:
+        """Carry out an order at once, or note the order until the worker has answered."""
         match message["kind"]:
             case "cancel":
                 self._cancel(message["ticket"])
             case "end":
                 process.post(message)
             case _:
-                self._orders.append(order)
+                self._orders.append((message, images))
+
+    def _carry_out_orders(self, process: WorkerProcess) -> None:
+        """Carry out waiting orders, as far as the worker is free."""
+        while self._orders:
+            order, images = self._orders[0]
+            speculative = self._speculative
+            if speculative is not None and speculative.ordered is None and not speculative.is_wrong:
+                if speculative.matches(order):
+                    speculative.ordered = order
+                    self._orders.popleft()
+                    if order["ticket"] == self._cancelled:
+                        self._cancel(order["ticket"])
+                    self._reply(process, speculative)
+                    continue
+                if speculative.answer is not None:
+                    self._speculative = None
+                else:
+                    speculative.is_wrong = True
+                    self._cancel(speculative.ticket)
+            if self._computing is not None:
+                return
+            self._orders.popleft()
+            self._carry_out(process, order, images)
 
     def _carry_out(
         self, process: WorkerProcess, message: Message, images: tuple[Image, ...]
     ) -> None:
-        """Pass an order on to the worker; it reads nothing meanwhile that the images go to."""
-        given = self._given(message.pop("images", ()), images)
+        """Pass an order on to the worker, which reads none of the written memory meanwhile."""
+        parts = [
+            part
+            for part in message.pop("images", ())
+            for _ in range(self._servers if part == ArenaPart.SLICES else 1)
+        ]
         if message["kind"] == "arena":
             self._arena = arena_like(message)
             if self._servers:
                 self._slicing = Slicing(self._arena.parameters.layout, self._servers)
         arena = self._arena
         assert arena is not None
-        fds: list[int] = []
-        owned: list[Segment] = []  # until they are sent
+        owned: list[Segment] = []  # until they are sent, in the order of their descriptors
         slices = itertools.count()
-        for part, image in given:
+        for part, image in zip(parts, images, strict=True):
             if part == ArenaPart.SLICES:
                 assert self._slicing is not None
                 self._slicing.put(arena.parameters, next(slices), image)
-            elif part in (ArenaPart.SHARED, ArenaPart.START):  # in the order of their descriptors
+            elif part in (ArenaPart.SHARED, ArenaPart.START):
                 owned.append(Segment(image.nbytes))
                 owned[-1].array(image.nbytes)[:] = image
-                fds.append(owned[-1].fd)
             else:
                 slot = arena.snapshots[0] if part == ArenaPart.SNAPSHOT else None
                 image_of(arena, part, slot)[:] = image
-        if message["kind"] == "arena":
-            message["description"], fds = arena.handed_over()
-        elif message["kind"] == "compute":
+        fds = [segment.fd for segment in owned]
+        if message["kind"] == "compute":
             self._give(process, message, *fds)
             if message["ticket"] == self._cancelled:
                 self._cancel(message["ticket"])
             return
+        if message["kind"] == "arena":
+            message["description"], fds = arena.handed_over()
         process.post(message, *fds)
 
-    def _given(self, parts: Sequence[str], images: Sequence[Image]) -> list[tuple[str, Image]]:
-        """Return which part each image is of: of slices there is one for each server."""
-        each = [
-            p for part in parts for p in [part] * (self._servers if part == ArenaPart.SLICES else 1)
-        ]
-        return [*zip(each, images, strict=True)]
-
     def _give(self, process: WorkerProcess, order: Message, *fds: int) -> int:
-        """Have the worker compute a shard; return the slot that the result is written to."""
+        """Have the worker compute a shard; return the slot of the result."""
         assert self._arena is not None
         self._slot = 1 - self._slot
         self._computing = (order, self._slot)
@@ -312,39 +306,37 @@ class WorkerActor:
         return self._slot
 
     def _cancel(self, ticket: int) -> None:
-        """Let the worker leave off a shard that it computes, or will be given."""
-        guess = self._guess
-        if guess is not None and guess.ordered is not None and guess.ordered["ticket"] == ticket:
-            ticket = guess.ticket
+        """Have the worker cancel a shard, under way or yet to be given."""
+        speculative = self._speculative
+        ordered = None if speculative is None else speculative.ordered
+        if speculative is not None and ordered is not None and ordered["ticket"] == ticket:
+            ticket = speculative.ticket
         elif ticket >= 0:
             self._cancelled = ticket
         if self._arena is not None:
             self._arena.cancelled[self._number] = ticket
 
-    def _image_of_result(self, slot: int) -> Image:
-        assert self._arena is not None
-        return image_of(self._arena, ArenaPart.RESULT, slot)
+    # --- news for the coordinator -----------------------------------------------------------------
 
-    def _news(self, message: Message | None, *, has_image: bool = False) -> bytes:
-        """Return a piece of news: a message of the worker's, and what it is at."""
+    def _said(self) -> Iterator[bytes | Image]:
+        """Yield the news, each message and image once."""
+        while self._news:
+            yield self._news.popleft()
+
+    def _say(self, message: Message | None, image: Image | None = None) -> None:
+        """Add a message to the news, with the worker's status, and perhaps an image."""
         self._told_at = time.monotonic()
         news: dict[str, Any] = {"message": message, "doing": None, "ahead": None}
-        news["has_image"] = has_image
+        news["has_image"] = image is not None
         if self._arena is not None:
             doing = self._arena.sheets[self._number].read()
             age_s = time.monotonic() - doing.since  # clocks of two hosts have nothing in common
             news["doing"] = doing._replace(since=age_s)
             news["ahead"] = self._arena.loaded_ahead(self._number)
-        return pack(news)
+        self._news.append(pack(news))
+        if image is not None:
+            self._news.append(image)
 
 
-class WorkerActorOfRay(WorkerActor):
-    """An agent as an actor. Ray makes it in the main thread, where its signals are taken."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        signal.signal(signal.SIGTERM, self.be_asked_to_end)  # Ray's own would end it at once
-
-
-def _nothing() -> None:
-    """Its wire and its end only wake the agent, which then looks at everything."""
+def _look_at_everything() -> None:
+    """Do nothing: each message, and the end of the worker, only wakes the actor."""

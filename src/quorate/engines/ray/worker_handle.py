@@ -21,15 +21,9 @@ from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, WorkerHandle
 from quorate.engines.ray.handover import LocalConnection
-from quorate.engines.ray.images import (
-    ArenaPart,
-    Ref,
-    difference,
-    image_of,
-)
-from quorate.engines.ray.node_results import ShardOrder
-from quorate.engines.ray.open_job import OpenJob
+from quorate.engines.ray.images import ArenaPart, Ref, difference, image_of
 from quorate.engines.ray.parameter_store import SentVersions, image_in
+from quorate.engines.ray.shard_orders import OpenJob, ShardOrder
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, cut
 from quorate.machine import this_host
@@ -61,7 +55,7 @@ class RayWorkerHandle(WorkerHandle):
         self._ordered = 0
         self._orders: dict[int, ShardOrder] = {}  # by ticket: of shards not answered yet
         self._jobs: dict[int, OpenJob] = {}
-        self._given = SentVersions(pool.published, pool.arena)
+        self._sent = SentVersions(pool.store)
         self._frozen = 0  # the number of the newest values of frozen parameters asked for
         self._pid: int | None = None
         self._node = ""
@@ -178,16 +172,16 @@ class RayWorkerHandle(WorkerHandle):
             self._frozen = message["amendments"]["frozen"]
             parts, refs = (
                 [ArenaPart.FROZEN],
-                self._pool.published.refs([ArenaPart.FROZEN], self._frozen),
+                self._pool.store.refs([ArenaPart.FROZEN], self._frozen),
             )
         if (shared := message.get("shared")) is not None and shared["tensors"] is not None:
-            refs = [*refs, *self._pool.published.shared(shared["stored"], fds[0])]
+            refs = [*refs, *self._pool.store.shared(shared["stored"], fds[0])]
             parts, fds = [*parts, ArenaPart.SHARED], fds[1:]
         match message["kind"]:
             case "arena":
                 parts, refs = (
                     [ArenaPart.FROZEN],
-                    self._pool.published.refs([ArenaPart.FROZEN], self._frozen),
+                    self._pool.store.refs([ArenaPart.FROZEN], self._frozen),
                 )
             case "open":
                 self._jobs[message["job"]] = OpenJob.of(message)
@@ -204,7 +198,7 @@ class RayWorkerHandle(WorkerHandle):
                 self._orders[message["ticket"]] = order
                 self._pool.results.ordered(self, order)
                 message = {**message, "next": job.next(message)}
-                own, values = self._given.missing(message["snapshot"], averaged=job.averaged)
+                own, values = self._sent.missing(message["snapshot"], averaged=job.averaged)
                 parts, refs = [*parts, *own], [*refs, *values]
         self._order({**message, "images": parts}, refs)
 
