@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 from pathlib import Path
 
@@ -25,6 +26,21 @@ SPARE_OF_RANKS = 20  # what gloo listens with, and the above
 
 # Else what this process starts would inherit descriptors that it receives.
 _NOT_INHERITED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+
+def any_readable(*fds: int, timeout_s: float | None) -> bool:
+    """Return whether a descriptor is readable in time. Blocks.
+
+    ``select.select`` takes no descriptor above 1023.
+
+    Args:
+        fds: a closed far end, or the end of a process, counts as readable.
+        timeout_s: None: wait for ever.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))
 
 
 def receive_descriptors(

@@ -8,7 +8,6 @@ reason counts.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from quorate.machine import signal_handlers
+from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import SIGNALLED_EXIT_S
 from quorate.machine.signal_handlers import LeftError
 
@@ -200,9 +200,7 @@ class _Insistence:
 
     def _run(self) -> None:
         came = 0
-        poll = select.poll()  # select() takes no descriptor above 1023
-        poll.register(self._read, select.POLLIN)
-        while poll.poll(SIGNALLED_EXIT_S * 1000 if came >= 2 else None):
+        while any_readable(self._read, timeout_s=SIGNALLED_EXIT_S if came >= 2 else None):
             received = os.read(self._read, 64)
             if _CLOSES in received:
                 return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quorate.machine import dies_with_parent
+from quorate.machine.descriptors import any_readable
 
 ANSWER_S = 5.0  # how long the answer to one question may take
 BEGIN_S = 60.0  # how long until the first question: an import of torch from a slow disk
@@ -99,10 +99,8 @@ def _heard(
     lines: list[dict[str, Any]] = []
     question, text = None, b""
     deadline = time.monotonic() + begin_s
-    poll = select.poll()  # select() takes no descriptor above 1023
-    poll.register(fd, select.POLLIN)
     while True:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not any_readable(fd, timeout_s=max(0.0, deadline - time.monotonic())):
             return lines, question, False
         if not (chunk := os.read(fd, 1 << 16)):
             return lines, question, True

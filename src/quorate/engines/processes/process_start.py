@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from quorate.engines.processes import fork_server, worker
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.wire import Wire
 from quorate.machine import dies_with_parent
+from quorate.machine.descriptors import any_readable
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
 from quorate.machine.environment import child_environment
 from quorate.machine.limits import EXIT_REPORT_S
@@ -205,13 +205,13 @@ class ForkedProcess:
         report = self._report.socket.fileno()
         while not self.has_ended():
             if self._handle is not None and self._is_gone(0.0):
-                if not _readable(report, timeout_s=EXIT_REPORT_S):
+                if not any_readable(report, timeout_s=EXIT_REPORT_S):
                     self._code = -signal.SIGKILL  # the server hangs
                 continue
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
-            _readable(*(fd for fd in (report, self._handle) if fd is not None), timeout_s=left_s)
+            any_readable(*(fd for fd in (report, self._handle) if fd is not None), timeout_s=left_s)
         return self._code
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class ForkedProcess:
         self._handle = self.exit = None
 
     def _is_gone(self, timeout_s: float) -> bool:
-        return self._handle is None or _readable(self._handle, timeout_s=timeout_s)
+        return self._handle is None or any_readable(self._handle, timeout_s=timeout_s)
 
     def _hear(self, message: dict[str, object]) -> None:
         match message:
@@ -250,7 +250,7 @@ class ForkOfThisProcess:
 
     def has_ended(self) -> bool:
         """Return whether the child is gone. Does not block."""
-        return _readable(self._handle, timeout_s=0.0)
+        return any_readable(self._handle, timeout_s=0.0)
 
     def wait(self) -> int:
         """Return the exit code when the child has ended. Blocks."""
@@ -411,11 +411,3 @@ def _environment(*, spins: bool) -> dict[str, str]:
 
 def _path() -> list[str]:
     return [place for place in sys.path if isinstance(place, str)]
-
-
-def _readable(*fds: int, timeout_s: float | None) -> bool:
-    """Return whether one of some descriptors is readable in time. Blocks."""
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else 1000 * timeout_s))

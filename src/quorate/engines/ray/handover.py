@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import signal
 import socket
 import struct
@@ -21,6 +20,7 @@ from selectors import EVENT_READ, BaseSelector
 
 from quorate.engines.processes.pool import Callback
 from quorate.engines.processes.wire import Wire
+from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
 
@@ -55,25 +55,21 @@ class LocalConnection:
     def has_ended(self) -> bool:
         """Return whether the process is gone: only then is shared memory quiet. Does not block."""
         with self._lock:
-            return self._process < 0 or self._poll(0)
+            return self._process < 0 or any_readable(self._process, timeout_s=0.0)
 
     def close(self) -> None:
         """Wait for the end of the process, soon after the actor's, and close all descriptors.
 
         Called once, by the thread that watches the worker.
         """
-        self._poll(KILLED_EXIT_S)  # without the lock: a thread may want to kill the process now
+        # Without the lock: a thread may want to kill the process now.
+        any_readable(self._process, timeout_s=KILLED_EXIT_S)
         if self._selector is not None:
             self._selector.unregister(self._process)
         with self._lock:
             process, self._process = self._process, -1
             os.close(process)
         self.line.close()
-
-    def _poll(self, timeout_s: float) -> bool:
-        poll = select.poll()  # select() itself takes no descriptor above 1023
-        poll.register(self._process, select.POLLIN)
-        return bool(poll.poll(1000 * timeout_s))
 
 
 class HandoverSocket:

@@ -10,7 +10,6 @@ connection before each such call.
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from typing import Any
@@ -19,6 +18,7 @@ import ray
 
 from quorate.engines.ray.images import Ref
 from quorate.errors import UserError
+from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import LOCAL_CONNECT_S, WORKER_POLL_S
 
 Address = str | tuple[str, int]  # the path of a Unix socket; host and port
@@ -107,13 +107,13 @@ class ProcessConnection:
         self._lock = threading.Lock()
         self._was_there = self._has_ended = False
         self._socket: socket.socket | None = None
-        self._poll = select.poll()  # select() itself takes no descriptor above 1023
         self._connect()
 
     def has_ended(self) -> bool:
         """Return whether nobody listens at the address any more. Does not block for long."""
         with self._lock:
-            is_cut = self._socket is None or bool(self._poll.poll(0))
+            end = self._socket
+            is_cut = end is None or any_readable(end.fileno(), timeout_s=0.0)
             if self._was_there and not self._has_ended and is_cut:
                 # A process may close a silent connection. So connect anew.
                 self._disconnect()
@@ -137,11 +137,9 @@ class ProcessConnection:
             return
         else:
             self._was_there = True
-            self._poll.register(self._socket, select.POLLIN)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
-            self._poll.unregister(self._socket)
             self._socket.close()
             self._socket = None
 
