@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ import ray
 from quorate.engines.ray import sweeper
 from quorate.engines.ray.connection import (
     connected,
-    hooks_kept,
     no_raylet_logs,
     on_loopback,
     refusals,
     signals_kept,
+    start_ray,
 )
 from quorate.engines.ray.demand import CPU, GPU, RayDemand
 from quorate.engines.ray.own_node import OwnNode
@@ -44,8 +44,13 @@ FOLDER = "quorate-"
 LEAST_STORE_BYTES = 128 << 20  # of a local cluster; Ray takes no less than 75 MiB
 
 
-class RayCluster:
-    """A Ray cluster, with this process as a driver. Needs ``close``.
+@contextmanager
+def joined_cluster(
+    address: str | None, demand: RayDemand, store_bytes: int, folder: Path | None
+) -> Iterator[OwnNode]:
+    """Within the block this process is a driver of a Ray cluster; yields the node of this process.
+
+    After the block a local cluster is gone; a connection made by the script stays.
 
     Args:
         address: of a cluster, "HOST:PORT", or "auto" for the cluster of this machine. None starts a
@@ -58,84 +63,72 @@ class RayCluster:
     Raises:
         UserError: there is no cluster, its versions differ, or resources are lacking.
     """
-
-    def __init__(
-        self, address: str | None, demand: RayDemand, store_bytes: int, folder: Path | None
-    ) -> None:
-        self._closing = ExitStack()
-        self._travels: dict[str, Any] = (
-            {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
-        )
-        try:
-            self._closing.enter_context(no_raylet_logs())
-            if not ray.is_initialized():
-                address = address or ray_address()
-                if address is None:
-                    say = self._start(demand, store_bytes)
-                else:
-                    say = self._closing.enter_context(_swept())
-                    connection = connected(address, log_to_driver=True, **self._travels)
-                    self._closing.enter_context(connection)
-            elif folder is not None:
+    options = {} if folder is None else {"runtime_env": {"working_dir": str(folder)}}
+    closing, is_local = ExitStack(), False
+    try:
+        closing.enter_context(no_raylet_logs())
+        if ray.is_initialized():
+            if folder is not None:
                 raise UserError(
                     "working_dir",
                     "the script is connected to Ray already",
                     fix="give it to ray.init, runtime_env={'working_dir': ...}, or let quorate "
                     "connect with address=",
                 )
-            else:
-                address, say = "", self._closing.enter_context(_swept())
-            with refusals("Ray has ended while it was started"):
-                self.node = OwnNode(is_local=address is None)
-                self._closing.callback(self.node.close)
-                say(self.node.raylet)
-                self._require(demand)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Leave the cluster. A local cluster ends; a connection made by the script stays."""
-        with signals_kept():
-            self._closing.close()
-
-    def _start(self, demand: RayDemand, store_bytes: int) -> Callable[[str], None]:
-        mark, count = secrets.token_hex(16), demand.of_one_machine
-        folder = self._closing.enter_context(session_folder())
-        say = self._closing.enter_context(_swept(mark, folder))
-        with (
-            signals_kept(),
-            hooks_kept(),
-            on_loopback(),
-            refusals("a local Ray cluster cannot be started"),
-            marked(mark),
-        ):
-            ray.init(
-                "local",
-                num_cpus=max(1, round(count * demand.resources.get(CPU, 0.0) + 0.5)),
-                num_gpus=round(count * demand.resources.get(GPU, 0.0)) or None,
-                object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
-                include_dashboard=False,
-                configure_logging=False,
-                logging_level=logging.ERROR,
-                log_to_driver=True,
-                _temp_dir=str(Path(folder, OWN)),
-                **self._travels,
-            )
-        self._closing.callback(ray.shutdown)
-        with suppress(OSError, RuntimeError):  # Ray leaves the mode to the umask
-            (Path.home() / TOKEN).chmod(0o600)
-        return say
-
-    def _require(self, demand: RayDemand) -> None:
-        there = {name: float(number) for name, number in ray.cluster_resources().items()}
-        if missing := demand.missing(there):
+            say = closing.enter_context(_swept())
+        elif address := address or ray_address():
+            say = closing.enter_context(_swept())
+            closing.enter_context(connected(address, log_to_driver=True, **options))
+        else:
+            is_local = True
+            say = closing.enter_context(_local_cluster(demand, store_bytes, options))
+        with refusals("Ray has ended while it was started"):
+            node = OwnNode(is_local=is_local)
+            closing.callback(node.close)
+            say(node.raylet)
+            resources = {name: float(n) for name, n in ray.cluster_resources().items()}
+        if missing := demand.missing(resources):
             raise UserError(
                 "the Ray cluster has too little",
                 "; ".join(missing),
                 fix="use fewer workers, smaller worker_resources, or workers='N:M', which "
                 "waits for nodes that are yet to come",
             )
+        yield node
+    finally:
+        with signals_kept():
+            closing.close()
+
+
+@contextmanager
+def _local_cluster(
+    demand: RayDemand, store_bytes: int, options: Mapping[str, Any]
+) -> Iterator[Callable[[str], None]]:
+    """Within the block there is a local cluster, and nothing of the cluster afterwards.
+
+    Yields the function of ``_swept``.
+    """
+    mark, count = secrets.token_hex(16), demand.of_one_machine
+    with session_folder() as folder, _swept(mark, folder) as say:
+        with on_loopback(), marked(mark):
+            start_ray(
+                "a local Ray cluster cannot be started",
+                "local",
+                num_cpus=max(1, round(count * demand.resources.get(CPU, 0.0) + 0.5)),
+                num_gpus=round(count * demand.resources.get(GPU, 0.0)) or None,
+                object_store_memory=max(LEAST_STORE_BYTES, store_bytes),
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=True,
+                _temp_dir=str(Path(folder, OWN)),
+                **options,
+            )
+        try:
+            with suppress(OSError, RuntimeError):  # Ray leaves the mode to the umask
+                (Path.home() / TOKEN).chmod(0o600)
+            yield say
+        finally:
+            ray.shutdown()
 
 
 @contextmanager

@@ -39,13 +39,25 @@ def connected(address: str, **options: Any) -> Iterator[None]:
         UserError: there is no cluster, or its versions differ.
     """
     _require_somebody(address)
-    with signals_kept(), hooks_kept(), refusals(f"Ray at {address}"):
-        ray.init(address, configure_logging=False, **options)
+    start_ray(f"Ray at {address}", address, **options)
     try:
         yield
     finally:
         with signals_kept():
             ray.shutdown()
+
+
+def start_ray(what: str, address: str, **options: Any) -> None:
+    """Call ``ray.init``, and keep handlers of signals and the hook for exceptions.
+
+    Args:
+        what: what is started, for an error message.
+
+    Raises:
+        UserError: Ray has raised an exception.
+    """
+    with signals_kept(), hooks_kept(), refusals(what):
+        ray.init(address, configure_logging=False, **options)
 
 
 def _require_somebody(address: str) -> None:

@@ -9,7 +9,7 @@ import ray
 
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.script import Script
-from quorate.engines.ray.cluster import RayCluster
+from quorate.engines.ray.cluster import joined_cluster
 from quorate.engines.ray.demand import RayDemand
 from quorate.engines.ray.handover import HandoverSocket
 from quorate.engines.ray.images import same_everywhere
@@ -31,7 +31,7 @@ class RayPool:
         script: the script to run.
         arena: the coordinator's.
         demand: the resources of the run.
-        address: of the cluster; see ``RayCluster``.
+        address: of the cluster; see ``joined_cluster``.
         working_dir: a folder with the script, sent to every node. None: every node has the script
             at the same path.
         threads: intra-op threads of each worker.
@@ -58,7 +58,7 @@ class RayPool:
         if by_rows := arena.parameters.layout.by_rows:  # a result is the image of a slot, no more
             raise no_rows("engine", "ray", min(by_rows))
         folder = None if working_dir is None else folder_of(script, working_dir)
-        # Of parameters as many versions as workers may read, and of results one each.
+        # As many versions of parameters as workers may read, and a result of each worker.
         store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
         self.script = script
         self.folder = folder
@@ -67,23 +67,24 @@ class RayPool:
         self.threads = threads
         self._handles: dict[int, RayWorkerHandle] = {}  # the newest of each worker
         self.servers: RayServers | None = None
-        with ExitStack() as undo:
-            self._cluster = RayCluster(address, demand, store_bytes, folder)
-            undo.callback(self._cluster.close)
+        self.door: HandoverSocket | None = None
+        with ExitStack() as closing:
+            self.node = closing.enter_context(joined_cluster(address, demand, store_bytes, folder))
             if servers is not None:
-                self.servers = RayServers(*servers, self._cluster.node)
-                undo.callback(self.servers.close)
-            self.node = self._cluster.node
+                self.servers = RayServers(*servers, self.node)
+                closing.callback(self.servers.close)
+            else:  # workers compute from the coordinator's memory
+                with suppress(OSError):  # workers of this node are reached like all workers then
+                    self.door = HandoverSocket()
+                    closing.callback(self.door.close)
             self.store = ParameterStore(arena, self.node, self.servers)
             self.results = NodeResults(arena, self.node)
+            closing.callback(self._handles.clear)
             self._notices = ClusterNotices(lambda: list(self._handles.values()), self.node)
-            undo.pop_all()
-        self.door: HandoverSocket | None = None
-        if self.servers is None:  # else nobody computes from what is here
-            with suppress(OSError):  # workers of this node are as those of others then
-                self.door = HandoverSocket()
+            closing.callback(self._notices.close)
+            self._closing = closing.pop_all()
         self.actor = ray.remote(
-            max_restarts=0,  # another is made in its place, when that is decided
+            max_restarts=0,  # the supervisor decides whether a new actor takes its place
             scheduling_strategy="SPREAD",
             concurrency_groups={NEWS: 1, ORDERS: 1, SUMS: 1},
             **demand.options(),
@@ -107,13 +108,7 @@ class RayPool:
 
     def close(self) -> None:
         """End the servers, and leave the cluster."""
-        self._notices.close()
-        self._handles.clear()
-        if self.door is not None:
-            self.door.close()
-        if self.servers is not None:
-            self.servers.close()
-        self._cluster.close()
+        self._closing.close()
 
 
 def folder_of(script: Script, working_dir: str) -> Path:

@@ -64,10 +64,7 @@ class OpenJob(NamedTuple):
 
 
 def likely_order(order: Message) -> Message | None:
-    """Return the order, as the worker gets it, that is likely to follow; None if unknown.
-
-    No order of the coordinator has its ticket.
-    """
+    """Return the likely next order, under a ticket of its own; None if unknown."""
     if order.get("next") is None:
         return None
     step, shard = order["next"]
@@ -77,20 +74,14 @@ def likely_order(order: Message) -> Message | None:
 
 
 @dataclass
-class SpeculativeShard:
-    """A shard that a worker began without an order of the coordinator."""
+class GivenShard:
+    """A shard that a worker computes, or has computed before an order of the coordinator."""
 
-    order: Message  # as the worker has it: of ``likely_order``
+    given: Message  # the order as the worker has it
     slot: int  # of the result
-    ordered: Message | None = None  # the coordinator's order for the shard, once there
+    order: Message | None  # the coordinator's; None: the shard is speculative
     answer: Message | None = None  # the worker's, once there
     is_wrong: bool = False  # whether the coordinator has ordered a different shard
-
-    @property
-    def ticket(self) -> int:
-        """The ticket known to the worker."""
-        ticket: int = self.order["ticket"]
-        return ticket
 
     def matches(self, order: Message) -> bool:
         """Return whether an order asks for this shard, from values that the node has by now."""
@@ -98,11 +89,5 @@ class SpeculativeShard:
         return (
             not order.get("images")
             and not order.keys() & _USER_CHANGES
-            and all(order.get(name) == self.order[name] for name in same)
+            and all(order.get(name) == self.given[name] for name in same)
         )
-
-    def reply(self) -> Message | None:
-        """Return the answer to the coordinator's order, once both are there."""
-        if self.ordered is None or self.answer is None:
-            return None
-        return {**self.answer, "ticket": self.ordered["ticket"]}

@@ -31,7 +31,7 @@ from quorate.engines.ray.gradient_pusher import GradientPusher
 from quorate.engines.ray.handover import hand_over
 from quorate.engines.ray.images import ArenaPart, arena_like, image_of, same_everywhere
 from quorate.engines.ray.node_adder import NodeAdder
-from quorate.engines.ray.shard_orders import SpeculativeShard, likely_order
+from quorate.engines.ray.shard_orders import GivenShard, likely_order
 from quorate.engines.servers import Slicing
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
@@ -61,8 +61,7 @@ class WorkerActor:
         self._taken = 0  # the number of the next order
         # Orders that wait for the worker's answer to the order before.
         self._orders: deque[tuple[Message, tuple[Image, ...]]] = deque()
-        self._computing: tuple[Message, int] | None = None  # order, slot: not answered yet
-        self._speculative: SpeculativeShard | None = None
+        self._shard: GivenShard | None = None  # the newest, until the coordinator has the answer
         self._slot = 0  # of the arena, for the newest result; there are two
         self._cancelled: int | None = None  # ticket
         self._arena: Arena | None = None
@@ -175,50 +174,44 @@ class WorkerActor:
         self._carry_out_orders(process)
         for message, rest in () if self._pusher is None else self._pusher.arrived():
             self._say(message, rest)
-        if time.monotonic() - self._told_at > RANK_POLL_S and self._computing is not None:
+        computes = self._shard is not None and self._shard.answer is None
+        if computes and time.monotonic() - self._told_at > RANK_POLL_S:
             self._say(None)
 
     # --- answers of the worker --------------------------------------------------------------------
 
     def _take_message(self, process: WorkerProcess, message: Message) -> None:
-        """Take a message of the worker: to a speculative shard the answer may have to wait."""
-        if message["kind"] not in ANSWERS or self._computing is None:
+        """Take a message of the worker: the answer to a speculative shard may have to wait."""
+        shard = self._shard
+        if shard is None or message["kind"] not in ANSWERS:
             self._say(message)
             return
-        (order, slot), self._computing = self._computing, None
-        speculative = self._speculative
-        if speculative is None or speculative.ticket != message["ticket"]:
-            self._answer(process, message, order, slot)
-        elif speculative.is_wrong:
-            self._speculative = None
+        shard.answer = message
+        if shard.is_wrong:
+            self._shard = None
         else:
-            speculative.answer = message
-            self._reply(process, speculative)
+            self._answer(process, shard)
 
-    def _reply(self, process: WorkerProcess, speculative: SpeculativeShard) -> None:
-        """Answer the order for a speculative shard, once order and result are both there."""
-        reply = speculative.reply()
-        if reply is not None:
-            assert speculative.ordered is not None
-            self._speculative = None
-            self._answer(process, reply, speculative.ordered, speculative.slot)
-
-    def _answer(self, process: WorkerProcess, answer: Message, order: Message, slot: int) -> None:
-        """Answer an order, while the worker goes on with the order that is likely to follow."""
+    def _answer(self, process: WorkerProcess, shard: GivenShard) -> None:
+        """Answer the coordinator, once order and answer are there; the worker goes on at once."""
+        if shard.order is None or shard.answer is None:
+            return
+        self._shard = None
+        order, answer = shard.order, {**shard.answer, "ticket": shard.order["ticket"]}
         following = likely_order(order) if answer["kind"] == "done" and not self._orders else None
         if following is not None:
-            self._speculative = SpeculativeShard(following, self._give(process, following))
+            self._give(process, following, None)
         if answer["kind"] != "done" or order["slot"] is None:
             self._say(answer)
             return
         assert self._arena is not None
         if self._pusher is None:
             # Ray copies the image before the worker gets an order that overwrites the slot.
-            self._say(answer, image_of(self._arena, ArenaPart.RESULT, slot))
+            self._say(answer, image_of(self._arena, ArenaPart.RESULT, shard.slot))
         else:
             assert self._slicing is not None
-            rest = image_of(self._arena, ArenaPart.REST, slot)
-            gradient = self._arena.slot(slot).flat
+            rest = image_of(self._arena, ArenaPart.REST, shard.slot)
+            gradient = self._arena.slot(shard.slot).flat
             self._pusher.push(answer, order["step"], gradient, self._slicing, rest)
 
     # --- orders of the coordinator ----------------------------------------------------------------
@@ -239,21 +232,21 @@ class WorkerActor:
         """Carry out waiting orders, as far as the worker is free."""
         while self._orders:
             order, images = self._orders[0]
-            speculative = self._speculative
-            if speculative is not None and speculative.ordered is None and not speculative.is_wrong:
-                if speculative.matches(order):
-                    speculative.ordered = order
+            shard = self._shard
+            if shard is not None and shard.order is None and not shard.is_wrong:
+                if shard.matches(order):
                     self._orders.popleft()
+                    shard.order = order
                     if order["ticket"] == self._cancelled:
                         self._cancel(order["ticket"])
-                    self._reply(process, speculative)
+                    self._answer(process, shard)
                     continue
-                if speculative.answer is not None:
-                    self._speculative = None
+                if shard.answer is None:
+                    shard.is_wrong = True
+                    self._cancel(shard.given["ticket"])
                 else:
-                    speculative.is_wrong = True
-                    self._cancel(speculative.ticket)
-            if self._computing is not None:
+                    self._shard = None
+            if self._shard is not None:
                 return
             self._orders.popleft()
             self._carry_out(process, order, images)
@@ -287,7 +280,7 @@ class WorkerActor:
                 image_of(arena, part, slot)[:] = image
         fds = [segment.fd for segment in owned]
         if message["kind"] == "compute":
-            self._give(process, message, *fds)
+            self._give(process, message, message, *fds)
             if message["ticket"] == self._cancelled:
                 self._cancel(message["ticket"])
             return
@@ -295,22 +288,22 @@ class WorkerActor:
             message["description"], fds = arena.handed_over()
         process.post(message, *fds)
 
-    def _give(self, process: WorkerProcess, order: Message, *fds: int) -> int:
-        """Have the worker compute a shard; return the slot of the result."""
+    def _give(
+        self, process: WorkerProcess, given: Message, order: Message | None, *fds: int
+    ) -> None:
+        """Have the worker compute a shard, ordered by the coordinator or speculative."""
         assert self._arena is not None
         self._slot = 1 - self._slot
-        self._computing = (order, self._slot)
-        snapshot = order["snapshot"] and [self._arena.snapshots[0], order["snapshot"][1]]
-        slot = None if order["slot"] is None else self._slot
-        process.post({**order, "slot": slot, "snapshot": snapshot}, *fds)
-        return self._slot
+        self._shard = GivenShard(given, self._slot, order)
+        snapshot = given["snapshot"] and [self._arena.snapshots[0], given["snapshot"][1]]
+        slot = None if given["slot"] is None else self._slot
+        process.post({**given, "slot": slot, "snapshot": snapshot}, *fds)
 
     def _cancel(self, ticket: int) -> None:
         """Have the worker cancel a shard, under way or yet to be given."""
-        speculative = self._speculative
-        ordered = None if speculative is None else speculative.ordered
-        if speculative is not None and ordered is not None and ordered["ticket"] == ticket:
-            ticket = speculative.ticket
+        shard = self._shard
+        if shard is not None and shard.order is not None and shard.order["ticket"] == ticket:
+            ticket = shard.given["ticket"]
         elif ticket >= 0:
             self._cancelled = ticket
         if self._arena is not None:

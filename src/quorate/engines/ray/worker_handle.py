@@ -32,9 +32,9 @@ from quorate.machine.limits import EXIT_REPORT_S, KILLED_EXIT_S, STAGE_POLL_S
 if TYPE_CHECKING:
     from quorate.engines.ray.pool import RayPool
 
-NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an agent
+NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an actor
 
-MOST_SAID = 600  # characters of what Ray says of an actor that cannot be started
+MOST_SAID = 600  # characters of Ray's text about an actor that cannot be started
 
 
 class RayWorkerHandle(WorkerHandle):
@@ -106,7 +106,7 @@ class RayWorkerHandle(WorkerHandle):
             look()
 
         self._bell = Alarm(selector, both)
-        self._bell.ring()  # it may have been heard from before
+        self._bell.ring()  # the actor may have sent news before
 
     def arrived(self) -> list[Message]:
         """Return all arrived messages. Does not block."""
@@ -120,7 +120,7 @@ class RayWorkerHandle(WorkerHandle):
 
     def has_ended(self) -> bool:
         """Return whether the worker is gone, and all messages have arrived. Does not block."""
-        # A worker of this node writes to the coordinator's memory until it is gone itself.
+        # A worker of this node writes to the coordinator's memory until its process is gone.
         return self._ending is not None and (self._near is None or self._near.has_ended())
 
     def wait(self, timeout_s: float) -> bool:
@@ -142,7 +142,7 @@ class RayWorkerHandle(WorkerHandle):
 
     def close(self) -> None:
         """End the worker, and wait until nothing more can come."""
-        if self._is_closed:  # Ray kills nobody any more, but its agent may be there
+        if self._is_closed:  # Ray kills nobody any more, but the actor may be there
             self._order({"kind": "end"})
             self._listener.join(EXIT_REPORT_S)
         else:
@@ -193,7 +193,7 @@ class RayWorkerHandle(WorkerHandle):
             case "compute":
                 job = self._jobs[message["job"]]
                 order = job.order(message)
-                if self._pool.servers is not None:  # it is they who add
+                if self._pool.servers is not None:  # servers add
                     order = order._replace(shards=1)
                 self._orders[message["ticket"]] = order
                 self._pool.results.ordered(self, order)
@@ -232,13 +232,13 @@ class RayWorkerHandle(WorkerHandle):
 
     def _order(self, message: Message, refs: list[Ref] | None = None) -> None:
         number, self._ordered = self._ordered, self._ordered + 1
-        with suppress(RayError):  # it is gone, and the listener says so
+        with suppress(RayError):  # the actor is gone, and the listener says so
             self._tell.remote(number, pack(message), *(refs or ()))
 
     # --- what comes: in the listener's thread -----------------------------------------------------
 
     def _listen(self, news: Any) -> None:
-        ending = Ending(1, "its agent ended without a word")
+        ending = Ending(1, "its actor ended without a word")
         try:
             while self._hears:
                 if not ray.wait([news], timeout=STAGE_POLL_S, fetch_local=False)[0]:
@@ -340,8 +340,8 @@ class RayWorkerHandle(WorkerHandle):
         return Ending(1, node=self._node, lost="the Ray cluster")
 
     def _lost(self, error: RayError) -> Ending:
-        """Return the ending of a worker whose agent ended otherwise than by itself."""
-        if self._pool.node.gone is not None:  # its agent ended with the raylet
+        """Return the ending of a worker whose actor was ended by Ray or the system."""
+        if self._pool.node.gone is not None:  # the actor ended with the raylet
             return self._out_of_reach()
         if isinstance(error, ActorDiedError) and error.actor_init_failed:
             return Ending(1, cut(" ".join(str(error).split())[:MOST_SAID]))
