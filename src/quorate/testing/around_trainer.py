@@ -1,4 +1,4 @@
-"""Context managers that give a trainer workers in memory, or check its transport."""
+"""Context managers around a trainer: workers in memory, and the check of the engine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def in_memory(
 
 @contextmanager
 def checking_transport(**options: Any) -> Iterator[list[str]]:
-    """Check the transport of each training loop within the block, before the first update.
+    """Check the engine of each training loop within the block, before the first update.
 
     Args:
         options: keyword arguments for ``check_engine``.
@@ -85,7 +85,7 @@ def checking_transport(**options: Any) -> Iterator[list[str]]:
 
 
 class _Checked(WrappedTransport):
-    """A ``Transport`` that is checked when the training begins."""
+    """A ``Transport`` with a check at the beginning of the training."""
 
     def __init__(self, inner: Transport, checked: list[str], options: Mapping[str, Any]) -> None:
         super().__init__(inner)

@@ -1,7 +1,7 @@
 """The contract of engines, as a test for any engine.
 
-The contract is what the coordinator and the training loop rely on: see ``quorate.engines``. A
-violation raises ``ContractError`` with the clause and the actual behavior.
+The coordinator and the training loop rely on the contract: see ``quorate.engines``. A violation
+raises ``ContractError`` with the clause and the actual behavior.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker.
 """
@@ -52,7 +52,7 @@ def check_engine(
     kill: Callable[[int], None] | None = None,
     limit_s: float = 60.0,
 ) -> list[str]:
-    """Check that an engine keeps the contract, and return the clauses that were checked.
+    """Check an engine against the contract, and return the checked clauses.
 
     Opens and closes several jobs, one after the other. Afterwards the transport is still open and
     the parameters are unchanged. Blocks for about the time of 10 V shards, plus the start of
@@ -141,7 +141,7 @@ class _Conversation:
     # --- events -----------------------------------------------------------------------------------
 
     def broken(self, text: str) -> ContractError:
-        """Return what to raise."""
+        """Return the error of a broken clause, with the last events."""
         trail = "\n".join(f"  {event}" for event in self._events[-20:])
         return ContractError(f"{self._clause}: {text}\nlast events, oldest first:\n{trail}")
 
@@ -155,7 +155,7 @@ class _Conversation:
         raise self.broken(f"no event within {self.limit_s:g} s")
 
     def expect(self, *expected: Event) -> Event:
-        """Return the next event, which is one of these."""
+        """Return the next event; raise an error unless it is among the expected events."""
         if (event := self.receive()) not in expected:
             raise self.broken(f"got {event}, expected {' or '.join(map(str, expected))}")
         return event
@@ -195,7 +195,7 @@ class _Conversation:
                 self.channel.send(Keep(event.worker, step, event.shard))
 
     def collect(self, step: int, holders: Sequence[int]) -> str:
-        """Return a fingerprint of the sum of all shards of a step that are kept; publish."""
+        """Return a fingerprint of the sum of all kept shards of a step; publish."""
         shards = self.job.plan.shards_of(step)
         try:
             total = tree_sum(self.channel.collect(step, holders), shards, ShardSum.add)
@@ -206,7 +206,7 @@ class _Conversation:
         return text
 
     def check_sum(self, holders: Sequence[int], step: int) -> None:
-        """Collect the sum of a step, and check that its bits are those of other workers."""
+        """Collect the sum of a step, and compare the bits with earlier sums of the step."""
         text = self.collect(step, holders)
         if self._fingerprints.setdefault(step, text) != text:
             raise self.broken(f"the sum of step {step} on workers {list(holders)} has other bits")
@@ -214,7 +214,7 @@ class _Conversation:
     def check_step(
         self, workers: Sequence[int], step: int, shards: Iterable[int] | None = None
     ) -> None:
-        """Have workers compute shards of a step, and check the sum of all its shards."""
+        """Have workers compute shards of a step, and check the sum of all shards."""
         self.compute_step(workers, step, shards)
         self.check_sum(workers[: self.shards], step)
 
@@ -238,7 +238,7 @@ CLAUSES: dict[str, _Clause] = {}  # by text
 def _clause(
     text: str, applies: Callable[[_Conversation], bool] = lambda _: True
 ) -> Callable[[Callable[[_Conversation], None]], None]:
-    """Return a decorator that makes a function the check of a clause."""
+    """Return a decorator for the function with the check of a clause."""
 
     def add(check: Callable[[_Conversation], None]) -> None:
         CLAUSES[text] = _Clause(check, applies)
@@ -322,7 +322,7 @@ def _published(c: _Conversation) -> None:
 
 
 def _after_an_update(c: _Conversation, factor: float) -> str:
-    """Return what step t + 1 yields after an update that multiplies the parameters; undo it."""
+    """Return the sum of step t + 1 after a multiplication of the parameters; undo the latter."""
     c.restart()
     vectors = c.job.parameters.vectors
     saved = [vector.clone() for vector in vectors]
@@ -409,7 +409,7 @@ def _replaced(c: _Conversation) -> None:
 
 
 def _check_ended(c: _Conversation, end: Callable[[int], None]) -> None:
-    """Check that a worker that is ended with a shard leaves, joins again, and computes."""
+    """End a worker during a shard; check ``Left``, ``Joined`` and the next shards."""
     worker = c.workers[0]
     c.compute_step([worker], c.t, range(1, c.shards))
     c.send_shard(worker, c.t, 0)
