@@ -14,6 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+
+@dataclass(slots=True)
+class OfShard:
+    """An event or effect that concerns worker w and shards of step t from s on."""
+
+    worker: int
+    step: int
+    shard: int
+
+
 # --- events: what happened ------------------------------------------------------------------------
 
 
@@ -39,30 +49,18 @@ class Left:
 
 
 @dataclass(slots=True)
-class Done:
+class Done(OfShard):
     """Worker w has computed the dealt shards of step t from s on, and holds the results."""
 
-    worker: int
-    step: int
-    shard: int
-
 
 @dataclass(slots=True)
-class Failed:
+class Failed(OfShard):
     """User code raised an exception on worker w in shard s of step t; the worker still runs."""
 
-    worker: int
-    step: int
-    shard: int
-
 
 @dataclass(slots=True)
-class Cancelled:
+class Cancelled(OfShard):
     """Worker w has abandoned the dealt shards of step t from s on, after ``Cancel``."""
-
-    worker: int
-    step: int
-    shard: int
 
 
 @dataclass(slots=True)
@@ -109,32 +107,22 @@ class Compute:
 
 
 @dataclass(slots=True)
-class Keep:
+class Keep(OfShard):
     """Accept worker w's results from shard s on: add the results to w's sum of step t."""
 
-    worker: int
-    step: int
-    shard: int
     count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
-class Discard:
+class Discard(OfShard):
     """Reject worker w's results from shard s on: another copy was first, or w is too late."""
 
-    worker: int
-    step: int
-    shard: int
     count: int = 1  #: number of shards
 
 
 @dataclass(slots=True)
-class Cancel:
+class Cancel(OfShard):
     """Tell worker w that its dealt shards of step t from s on are no longer needed."""
-
-    worker: int
-    step: int
-    shard: int
 
 
 @dataclass(slots=True)
