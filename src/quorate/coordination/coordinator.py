@@ -117,7 +117,6 @@ class Coordinator:
             StepLayout(shards_of, homes, next_homes, lookahead, end=last_step),
             self._steps,
             self._workers,
-            running,
             rule,
             most_open=most_open,
             patience=patience,

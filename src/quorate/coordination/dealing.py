@@ -36,7 +36,7 @@ from typing import NamedTuple
 from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import Compute
 from quorate.coordination.rules import Rule
-from quorate.coordination.running_shards import Forecast, RunningShards, WorkerShard
+from quorate.coordination.running_shards import Forecast, WorkerShard
 from quorate.coordination.workers import Assignment, WorkerRecord, Workers
 
 
@@ -66,7 +66,6 @@ class Dealer:
         layout: steps and home shards.
         steps: the open steps. The dealer begins steps.
         workers: the workers. The dealer gives them assignments.
-        running: the shards that workers compute and no worker holds.
         rule: how many shards a step needs, how stale a gradient may be, whether copies are made.
         most_open: how many steps may be open under any rule; bounds the memory for results.
         patience: a shard is late when it has taken this many times the usual time.
@@ -78,7 +77,6 @@ class Dealer:
         layout: StepLayout,
         steps: OpenSteps,
         workers: Workers,
-        running: RunningShards,
         rule: Rule,
         *,
         most_open: float,
@@ -89,7 +87,7 @@ class Dealer:
         self._layout = layout
         self._steps = steps
         self._workers = workers
-        self._running = running
+        self._running = steps.running
         self._rule = rule
         # An open step is applied after all steps that are open now, at the latest. With at most
         # K + 1 steps open, the last of them is still fresh enough, in any order.

@@ -124,7 +124,6 @@ class Plan:
         )
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
-        self._known: tuple[int, Rows, int] | None = None  # the last step: number, rows, V
         self._last_size = (-1, 0, 0, 0)  # of ``_size``, which is asked a dozen times for each step
 
     def to_json(self) -> dict[str, Any]:
@@ -182,10 +181,7 @@ class Plan:
 
     def shards_from(self, step: int, shard: int, count: int) -> Rows:
         """Return the rows of neighbouring shards of step t, from shard s on."""
-        known = self._known
-        if known is None or known[0] != step:
-            self._known = known = (step, self.batch(step), self.shards_of(step))
-        _, rows, v = known
+        rows, v = self.batch(step), self.shards_of(step)
         b = len(rows)
         return rows[shard * b // v : (shard + count) * b // v]
 
