@@ -160,7 +160,7 @@ class GradientExchange:
         owners = [(rank, node) for rank in memory.ranks if (node := dealt[rank]) is not None]
         targets = memory.targets[me]
         if memory.shares:
-            memory.arrive()
+            self.ranks.wait_for_host()
             of = {rank: memory.of(rank, GRADIENTS) for rank, _ in owners}
             return {
                 target: [(node, bucket.part(of[rank], target)) for rank, node in owners]
@@ -225,7 +225,7 @@ class GradientExchange:
         if which == GRADIENTS:
             for target in memory.targets[ranks.rank]:
                 _copy(parts(whole, target), parts(self.gradient_buckets, target))
-        memory.arrive()
+        ranks.wait_for_host()
         if which in memory.are_one:
             return
         for rank in memory.ranks:
@@ -233,7 +233,7 @@ class GradientExchange:
                 for target in memory.targets[rank]:
                     _copy(parts(memory.of(rank, which), target), parts(whole, target))
         if which == GRADIENTS:  # the next step writes gradients; parameters only after its sums
-            memory.arrive()
+            ranks.wait_for_host()
 
 
 def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:

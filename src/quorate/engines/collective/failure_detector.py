@@ -127,9 +127,9 @@ class FailureDetector:
     ) -> EndReason | None:
         for rank in ranks:
             beat, silent_s = reading.beats[rank], now - self._fresh_at[rank]
-            is_other = rank != self._rank and beat is not None and beat.leaves is None
-            if is_other and silent_s > limit_s:
-                assert beat is not None
+            if beat is None or beat.leaves is not None or rank == self._rank:
+                continue
+            if silent_s > limit_s:
                 return EndReason(
                     f"{beat.place} was not heard of for {silent_s:.0f} s: it was stopped or "
                     f"killed, or the link to its host is cut; it was at {beat.activity}",

@@ -67,11 +67,6 @@ class HostMemory:
         """Return the vectors ``own[which]`` of a rank of this host."""
         return self._own[which] if rank == self._ranks.rank else self._mapped[rank][which]
 
-    def arrive(self) -> None:
-        """Return when all ranks of this host have called this method. Blocks."""
-        if len(self.ranks) > 1:
-            self._ranks.wait_for_host()
-
 
 def _mapped(offers: list[Any] | None, like: Sequence[Flat]) -> list[Flat] | None:
     """Return the vectors offered by a rank of this host; None if they cannot be mapped."""

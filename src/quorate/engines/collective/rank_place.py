@@ -45,11 +45,8 @@ class RankPlace:
 
     def rendezvous(self, limit_s: float) -> Any:
         """Return a store of torch.distributed that all ranks reach. Blocks."""
-        import torch.distributed  # not in each build of torch
-
-        dist: Any = torch.distributed  # documented, and not declared to be exported
         timeout = timedelta(seconds=limit_s)
-        store, _, _ = next(dist.rendezvous(self.meet, self.rank, self.size, timeout=timeout))
+        store, _, _ = next(_dist().rendezvous(self.meet, self.rank, self.size, timeout=timeout))
         return store
 
 
@@ -113,16 +110,20 @@ def note_done(what: str) -> None:
 
 def _store(endpoint: tuple[str, int]) -> Any | None:
     """Return torchrun's store; None if the ranks' own store ends with the ranks."""
-    import torch.distributed  # not in each build of torch
-
-    dist: Any = torch.distributed  # documented, and not declared to be exported
     if torchrun_environment().get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     try:
-        return dist.TCPStore(*endpoint, is_master=False, timeout=timedelta(seconds=STORE_CONNECT_S))
+        timeout = timedelta(seconds=STORE_CONNECT_S)
+        return _dist().TCPStore(*endpoint, is_master=False, timeout=timeout)
     except RuntimeError as error:
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise RankError("the store of torchrun was not reached", f"{line:.300}") from error
+
+
+def _dist() -> Any:
+    import torch.distributed  # not in each build of torch
+
+    return torch.distributed
 
 
 def _key(what: str) -> str:
