@@ -33,8 +33,8 @@ class Channel(Protocol):
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Return the sums that the workers ``holders`` hold of a step.
 
-        Blocks until all kept results are added. The caller may add to the sums in place. The sums
-        are valid until ``publish``.
+        Kept results may come one by one, or added to sums. The caller may add to all of these in
+        place. Their memory is valid until ``publish``.
         """
 
     def publish(self) -> None:

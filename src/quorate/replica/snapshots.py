@@ -94,12 +94,16 @@ class Snapshots:
         self._lent.pop(worker, None)
 
 
-def new_vectors(parameters: Flat, buffers: Buffers) -> Vectors:
-    """Allocate a slot for a snapshot on the parameters' device."""
+def new_snapshots(parameters: Flat, buffers: Buffers, workers: int) -> Snapshots:
+    """Return snapshots for N workers, in new memory on the parameters' device."""
     none = torch.empty(0)
     floats, integer_buffers = buffers.values(), buffers.integer_buffers()
-    return Vectors(
-        parameters.layout.new(parameters.device),
-        none if floats is None else torch.empty_like(floats),
-        none if integer_buffers is None else torch.empty_like(integer_buffers),
-    )
+    slots = {
+        number: Vectors(
+            parameters.layout.new(parameters.device),
+            none if floats is None else torch.empty_like(floats),
+            none if integer_buffers is None else torch.empty_like(integer_buffers),
+        )
+        for number in range(workers + 1)
+    }
+    return Snapshots(parameters, buffers, slots)

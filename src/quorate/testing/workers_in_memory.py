@@ -38,7 +38,7 @@ from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.replica import Replica
-from quorate.replica.snapshots import Snapshots, new_vectors
+from quorate.replica.snapshots import new_snapshots
 from quorate.replica.streams import Stream
 from quorate.simulation.event_queue import EventQueue
 from quorate.testing.moves import (
@@ -151,9 +151,7 @@ class InMemoryChannel(JobChannel):
     def __init__(self, job: Job, transport: InMemory, script: deque[Move]) -> None:
         replicas, snapshots = transport.replicas, None
         if job.on_snapshots:
-            buffers, numbers = transport.buffers, range(len(replicas) + 1)
-            slots = {number: new_vectors(job.parameters, buffers) for number in numbers}
-            snapshots = Snapshots(job.parameters, buffers, slots)
+            snapshots = new_snapshots(job.parameters, transport.buffers, len(replicas))
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
         self._transport = transport
         self._script = script

@@ -37,7 +37,7 @@ from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import as_compute_thread, become_compute_thread, interrupt
 from quorate.replica.replica import Replica
-from quorate.replica.snapshots import Snapshots, new_vectors
+from quorate.replica.snapshots import new_snapshots
 from quorate.replica.streams import Stream
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
@@ -158,8 +158,7 @@ class TowersChannel(JobChannel):
         snapshots = None
         self._caller = next((t for t in towers if isinstance(t, CallerTower)), None)
         if job.on_snapshots and self._caller is None:
-            slots = {n: new_vectors(job.parameters, buffers) for n in range(len(towers) + 1)}
-            snapshots = Snapshots(job.parameters, buffers, slots)
+            snapshots = new_snapshots(job.parameters, buffers, len(towers))
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
         self._towers, self._model_changes = towers, changes
         self._feed = job.feed(moves_to=replicas[0].device)

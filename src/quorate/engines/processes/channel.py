@@ -24,7 +24,7 @@ from quorate.coordination.protocol import (
     Replace,
 )
 from quorate.coordination.tree import TreeSum
-from quorate.engines.job import Job, Training, class_name
+from quorate.engines.job import Job, Training
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.messages import Message
 from quorate.engines.processes.results import SlotSum, result_of
@@ -116,20 +116,6 @@ class ProcessesChannel(JobChannel):
         # The sums refer to this object: without the cycle all memory is free at once.
         self._sums = []
         self._collected.clear()
-
-    def invitation(self) -> Message:
-        """Return the description of the job, for workers."""
-        job = self.job
-        return {
-            "kind": "open",
-            "job": self.number,
-            "work": class_name(type(job)),
-            "averaged": job.parameters is self._workers.arena.average,
-            "plan": job.plan.to_json(),
-            "steps": [job.steps.start, job.steps.stop],
-            "options": job.options(),
-            "traced": [job.traced.start, job.traced.stop],
-        }
 
     # --- reports of workers -----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from selectors import DefaultSelector
 from typing import Any
 
 from quorate.engines import Transport, selection
-from quorate.engines.job import Job, Training, place
+from quorate.engines.job import Job, Training, class_name, place
 from quorate.engines.messages import Message
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes.agreement import Agreement
@@ -175,10 +175,20 @@ class Processes:
 
     def invite(self, worker: WorkerHandle, job: int) -> None:
         """Ask a worker to join a job, and for facts by which the two are compared."""
-        channel = self.channels[job]
-        name = self.agreement.name_of(channel.job.source.dataset)
-        checks, fds = self.agreement.checks(channel.job, worker.comparison)
-        message: Message = {**channel.invitation(), "dataset": name, "checks": checks}
+        own = self.channels[job].job
+        checks, fds = self.agreement.checks(own, worker.comparison)
+        message: Message = {
+            "kind": "open",
+            "job": job,
+            "work": class_name(type(own)),
+            "averaged": own.parameters is self.arena.average,
+            "plan": own.plan.to_json(),
+            "steps": [own.steps.start, own.steps.stop],
+            "options": own.options(),
+            "traced": [own.traced.start, own.traced.stop],
+            "dataset": self.agreement.name_of(own.source.dataset),
+            "checks": checks,
+        }
         worker.post_with(self._model_changes(), message, *fds)
 
     def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
