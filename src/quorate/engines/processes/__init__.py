@@ -15,7 +15,7 @@ On the worker's side:
 fork_server     imports torch, and forks into workers
 worker          runs the script up to the training loop (script_as_worker), and computes from there
 program         model, loss and data, as built by the script
-shard_loop      carries out the coordinator's messages
+worker_loop     carries out the coordinator's messages
 
 On both:
 arena           the shared memory

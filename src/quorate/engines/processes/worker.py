@@ -19,8 +19,8 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
-from quorate.engines.processes.shard_loop import ShardLoop
 from quorate.engines.processes.wire import Wire
+from quorate.engines.processes.worker_loop import WorkerLoop
 from quorate.engines.stages.new_replica import new_replica
 from quorate.errors import UserError
 from quorate.machine.freed_memory import keep_freed_memory
@@ -162,7 +162,7 @@ class Worker:
         # 3. From here on what user code prints is news: the coordinator's script prints it not.
         self.show()
         # 4. Shards, until the coordinator ends this process or is gone itself.
-        loop = ShardLoop(self.number, self._wire, arena, replica, program)
+        loop = WorkerLoop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:
             arena.sheets[self.number].tell("waiting")
             while (message := self._wire.receive()) is not None and message["kind"] != "end":

@@ -47,7 +47,7 @@ class _OpenJob:
             self.feed = None
 
 
-class ShardLoop:
+class WorkerLoop:
     """The jobs of a worker process, and the shards computed for the jobs.
 
     Args:
