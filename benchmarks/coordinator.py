@@ -27,7 +27,7 @@ from typing import Any
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.protocol import Effect, Event, Joined
 from quorate.coordination.rules import parse
-from quorate.simulation.virtual_run import Failure, VirtualRun
+from quorate.simulation.virtual_run import VirtualRun, WorkerFailure
 
 PER_HOST = 8  # workers
 
@@ -103,7 +103,7 @@ class Run:
             coordinator=Recorded if is_recorded else Coordinator,
             shard_s=lambda *_: chance.uniform(0.95, 1.05) + 4.0 * (chance.random() < 0.01),
             failures=[
-                Failure(steps * (n + 0.5) / failures, chance.randrange(workers), crashed=True)
+                WorkerFailure(steps * (n + 0.5) / failures, chance.randrange(workers), crashed=True)
                 for n in range(failures)
             ],
         )

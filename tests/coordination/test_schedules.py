@@ -13,7 +13,7 @@ from support.messages import expect_error
 
 from quorate.coordination.pipeline_schedules import SCHEDULES, Action, Rows, Work
 from quorate.coordination.schedule_times import (
-    Times,
+    ActionTimes,
     bubble,
     check,
     in_flight,
@@ -67,7 +67,7 @@ def test_what_is_held(devices: int, shards: int, chunks: int) -> None:
 @given(DEVICES, SHARDS, st.integers(1, 4), CHUNKS)
 def test_closed_forms_of_the_bubble(p: int, m: int, groups: int, chunks: int) -> None:
     """Stages alike: F = 1, B = 2. In two parts (p - 1) (F + I - W), once the pipeline is full."""
-    times = Times(1.0, 2.0)
+    times = ActionTimes(1.0, 2.0)
     for name in ("1f1b", "gpipe"):
         rows = SCHEDULES[name](p, m)
         assert makespan(rows, times) == 3.0 * (m + p - 1)
@@ -77,13 +77,13 @@ def test_closed_forms_of_the_bubble(p: int, m: int, groups: int, chunks: int) ->
     assert m < 2 * p or in_parts == pytest.approx(3.0 * m + (p - 1))
     # The paper's figure, of whole groups: the bubble of 1F1B over the number of chunks.
     rows, whole = rows_of("interleaved", p, p * groups, chunks), 3.0 * p * groups
-    found = makespan(rows, Times(1.0 / chunks, 2.0 / chunks))
+    found = makespan(rows, ActionTimes(1.0 / chunks, 2.0 / chunks))
     assert found == pytest.approx(whole + 3.0 * (p - 1) / chunks)
 
 
 def test_a_transfer_between_devices_takes_its_time_and_within_one_none() -> None:
     """Forward of 1 s and backward of 2 s on each of two stages; 0.5 s there, and back."""
-    times = Times((1.0, 1.0), (2.0, 2.0), 0.5)
+    times = ActionTimes((1.0, 1.0), (2.0, 2.0), 0.5)
     assert makespan(SCHEDULES["gpipe"](2, 1), times) == 7.0
     spans = timeline(SCHEDULES["interleaved"](2, 1, devices=1), times)
     assert sorted((span.begin, span.end) for span in spans) == [(0, 1), (1, 2), (2, 4), (4, 6)]

@@ -14,7 +14,7 @@ from quorate.coordination.rules import parse
 from quorate.errors import ProtocolError
 from quorate.simulation.cores import COORDINATOR, SharedCores
 from quorate.simulation.inputs import Cores
-from quorate.simulation.virtual_run import Failure, ShardWork, VirtualRun
+from quorate.simulation.virtual_run import ShardWork, VirtualRun, WorkerFailure
 
 
 def played(workers: int, batches: int, rule: str = "sync", **options: Any) -> VirtualRun:
@@ -54,13 +54,13 @@ def test_under_async_the_coordinator_is_a_queue() -> None:
 
 def test_a_worker_that_fails_is_waited_for_until_that_is_known() -> None:
     """Worker 1 fails half a second into step 1; 2 s later the other one takes its shard over."""
-    run = played(2, 4, failures=[Failure(1.5, worker=1, detected_s=0.2, away_s=2.0)])
+    run = played(2, 4, failures=[WorkerFailure(1.5, worker=1, detected_s=0.2, away_s=2.0)])
     # Both; worker 0 both shards of two steps; both again, from 3.7 on: in the last one.
     assert times(run)[:2] == [1.0, 3.0]
     assert (len(run.updates), run.workers) == (4, 2)
     assert times(run)[3] == times(run)[2].expected + 1.0
     with expect_error(ProtocolError):  # gone for good
-        played(1, 4, failures=[Failure(1.5, worker=0, away_s=float("inf"))])
+        played(1, 4, failures=[WorkerFailure(1.5, worker=0, away_s=float("inf"))])
 
 
 @pytest.mark.slow

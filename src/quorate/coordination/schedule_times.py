@@ -126,7 +126,7 @@ def most_held(row: Row) -> int:
 
 
 @dataclass(frozen=True)
-class Times:
+class ActionTimes:
     """Durations of the parts, in any unit of time.
 
     Args:
@@ -152,7 +152,7 @@ class Times:
         return seconds * part.get(action.work, 1.0)
 
 
-class Span(NamedTuple):
+class ActionSpan(NamedTuple):
     """An action, from begin to end."""
 
     device: int
@@ -161,7 +161,7 @@ class Span(NamedTuple):
     end: float
 
 
-def timeline(rows: Rows, times: Times) -> list[Span]:
+def timeline(rows: Rows, times: ActionTimes) -> list[ActionSpan]:
     """Return when each action is computed, the first at time 0.
 
     Raises:
@@ -178,16 +178,16 @@ def timeline(rows: Rows, times: Times) -> list[Span]:
             far = times.transfer if device_of[needed.stage] != device else 0.0
             begin = max(begin, end[needed] + far)
         end[action] = free[device] = begin + times.of(action)
-        spans.append(Span(device, action, begin, end[action]))
+        spans.append(ActionSpan(device, action, begin, end[action]))
     return spans
 
 
-def makespan(rows: Rows, times: Times) -> float:
+def makespan(rows: Rows, times: ActionTimes) -> float:
     """Return the time from the first begin to the last end."""
     return max(span.end for span in timeline(rows, times))
 
 
-def bubble(rows: Rows, times: Times) -> float:
+def bubble(rows: Rows, times: ActionTimes) -> float:
     """Return the idle share of all devices' time, from 0 on."""
     spans = timeline(rows, times)
     work = sum(span.end - span.begin for span in spans)

@@ -122,7 +122,7 @@ def tree_sum(
     return tree.root
 
 
-class Put(NamedTuple):
+class PlacedShard(NamedTuple):
     """The place of a shard, and the additions after it."""
 
     place: int  # that it is written to
@@ -132,7 +132,7 @@ class Put(NamedTuple):
 class RunSums(NamedTuple):
     """The plan of a run: a place for each shard and sum, and the additions, in order."""
 
-    puts: tuple[Put, ...]  # (m,)
+    puts: tuple[PlacedShard, ...]  # (m,)
     places: int  # how many are used, from 0 on
     sums: dict[Node, int]  # by maximal subtree, in the order of shards: where its sum is at the end
     first: tuple[int, ...]  # (sums,) the first shard of each
@@ -162,7 +162,7 @@ def run_sums(shards: range, of: int) -> RunSums:
         place = heapq.heappop(free)
         made.clear()
         tree.put((0, shard), place)
-        puts.append(Put(place, tuple(made)))
+        puts.append(PlacedShard(place, tuple(made)))
     in_order = sorted(tree.parts.items(), key=lambda part: leaves(part[0], of).start)
     first = tuple(leaves(node, of).start for node, _ in in_order)
     return RunSums(tuple(puts), used, dict(in_order), first)

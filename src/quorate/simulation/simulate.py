@@ -34,7 +34,7 @@ from quorate.simulation.inputs import (
 )
 from quorate.simulation.prediction import Prediction
 from quorate.simulation.shard_times import ServerTraffic, ShardTimeModel
-from quorate.simulation.virtual_run import TIMEOUT_S, Failure, Update, VirtualRun
+from quorate.simulation.virtual_run import TIMEOUT_S, UpdateRecord, VirtualRun, WorkerFailure
 
 SHARDS_PLAYED = 8_000  # of a run without ``steps``, about
 WARM_UP = 3  # batches until the coordinator knows the usual times of shards
@@ -184,7 +184,7 @@ class _Simulation:
         waits_for_all = self.rule.needed(shards) == shards
         return self.network.vectors(held, shards, self.per_host, self._hosts, waits_for_all)
 
-    def _play(self, away: int = 0, lost: Sequence[Failure] = ()) -> VirtualRun:
+    def _play(self, away: int = 0, lost: Sequence[WorkerFailure] = ()) -> VirtualRun:
         """Play the run.
 
         Args:
@@ -224,7 +224,7 @@ class _Simulation:
         """The run without failures."""
         return self._play()
 
-    def _counted(self, run: VirtualRun) -> list[Update]:
+    def _counted(self, run: VirtualRun) -> list[UpdateRecord]:
         """Return the last update of the warm-up, and all later updates."""
         of_batch = self.shards if self.rule.by_shard else 1
         return run.updates[WARM_UP * of_batch - 1 :]
@@ -285,7 +285,9 @@ class _Simulation:
         at_s = self._counted(self._whole)[0].at_s + 0.5 * batch_s
         window_s = max(batch_s, (self.batches - 4) * batch_s)
         detection_s = min(self.failures.detection_s, window_s)
-        lost = [Failure(at_s, self._all - 1 - n, detection_s, away_s=inf) for n in range(of_unit)]
+        lost = [
+            WorkerFailure(at_s, self._all - 1 - n, detection_s, away_s=inf) for n in range(of_unit)
+        ]
         played_s = self._play(lost=lost).now
         later_s = (total - WARM_UP - 0.5) * batch_s / max(self._slowdown(of_unit), 1e-9)
         stall_s = max(0.0, played_s - at_s - later_s)

@@ -43,7 +43,7 @@ from quorate.simulation.event_queue import EventQueue
 TIMEOUT_S = 300.0  # as Workers(timeout_s=) is by default
 
 
-class Failure(NamedTuple):
+class WorkerFailure(NamedTuple):
     """The failure of a worker."""
 
     at_s: float
@@ -53,7 +53,7 @@ class Failure(NamedTuple):
     crashed: bool = False  # the shard of the worker may be to blame
 
 
-class Update(NamedTuple):
+class UpdateRecord(NamedTuple):
     """An update that was made."""
 
     at_s: float  # the end of the update
@@ -130,7 +130,7 @@ class VirtualRun:
         shard_s: Callable[[int, int, int], float | ShardWork],
         apply_s: Callable[[int], float] = lambda _: 0.0,
         vectors: Callable[[Mapping[int, int], int], int] = lambda held, _: len({*held.values()}),
-        failures: Iterable[Failure] = (),
+        failures: Iterable[WorkerFailure] = (),
         latency_s: float = 0.0,
         leaves_off_s: Callable[[int], float] = lambda _: 0.01,
         cores: SharedCores | None = None,
@@ -139,7 +139,7 @@ class VirtualRun:
         most_open_per_worker: int = 4,
         coordinator: type[Coordinator] = Coordinator,
     ) -> None:
-        self.updates: list[Update] = []
+        self.updates: list[UpdateRecord] = []
         self.events = self.begun = self.copies = 0
         self.queued_s = 0.0
         kind = PlanByShard if rule.by_shard else Plan
@@ -162,7 +162,7 @@ class VirtualRun:
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
         self._cores = cores
         self._places = places
-        self._queue: EventQueue[Event | Failure] = EventQueue()
+        self._queue: EventQueue[Event | WorkerFailure] = EventQueue()
         self._wake_at = inf
         # Reports of an earlier life of a worker are void: the worker has failed since then, or
         # has received a cancellation.
@@ -199,7 +199,7 @@ class VirtualRun:
         self._end_jobs_on_cores()
         due_at = self._queue.next_at
         event = self._queue.next(self._wake_at)
-        if isinstance(event, Failure):
+        if isinstance(event, WorkerFailure):
             self._fail(event)
             return None
         if event is None and self._wake_at == inf:
@@ -251,7 +251,7 @@ class VirtualRun:
         done.due_at = at + (sum(done.work[1:]) + 2 * self._latency_s)
         self._post(done.due_at, Done(worker, done.step, done.shard))
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: WorkerFailure) -> None:
         worker = failure.worker
         if self._is_away[worker]:
             return
@@ -277,7 +277,7 @@ class VirtualRun:
                 self._computed(*end)
             self._queue.now = end[0]
         number, shards = len(effect.holders), len(effect.shards)
-        self.updates.append(Update(self.now, number, shards, effect.staleness, vectors))
+        self.updates.append(UpdateRecord(self.now, number, shards, effect.staleness, vectors))
         self.events += 1
         return self.coordinator.handle(Applied(effect.step), self.now)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from quorate.coordination.pipeline_schedules import SCHEDULES, Rows, Work
-from quorate.coordination.schedule_times import Times, bubble, in_flight, makespan
+from quorate.coordination.schedule_times import ActionTimes, bubble, in_flight, makespan
 from quorate.coordination.spans import Span
 from quorate.engines.tracing import Batch, Trace
 from quorate.errors import SettingError
@@ -112,16 +112,17 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
     yield words
     # 2. What the schedule leaves.
     shards = max(1, round(fmean(stage.shards / stage.steps for stage in stages)))
-    times = Times(
+    times = ActionTimes(
         tuple(fmean(s.forward_s / s.shards for s in own) for own in by_number),
         tuple(fmean(s.backward_s / s.shards for s in own) for own in by_number),
     )
     rows = SCHEDULES[schedule](len(busy), shards, devices=devices)
     held = " + ".join(map(str, in_flight(rows)))
     yield (
-        f"{schedule}, {shards} shards: idle {bubble(rows, Times()):.0%} if stages took the same "
-        f"time, {bubble(rows, times):.0%} with theirs, which is {duration(makespan(rows, times))} "
-        f"of a step's {duration(step_s)}; activations of {held} shards"
+        f"{schedule}, {shards} shards: idle {bubble(rows, ActionTimes()):.0%} if stages took "
+        f"the same time, {bubble(rows, times):.0%} with theirs, which is "
+        f"{duration(makespan(rows, times))} of a step's {duration(step_s)}; "
+        f"activations of {held} shards"
     )
     # 3. What others would leave.
     others = {name: _bubble(name, rows, shards, devices, times) for name in SCHEDULES}
@@ -134,7 +135,7 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
         yield f"less would be idle with {', '.join(shown)}"
 
 
-def _bubble(name: str, rows: Rows, shards: int, devices: int, times: Times) -> float | None:
+def _bubble(name: str, rows: Rows, shards: int, devices: int, times: ActionTimes) -> float | None:
     """Return what a schedule leaves idle of stages with these times; None: not of so many."""
     stages = 1 + max(action.stage for row in rows for action in row)
     try:

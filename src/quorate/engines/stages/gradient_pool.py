@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection
 from typing import NamedTuple
 
-from quorate.coordination.tree import Put, run_sums
+from quorate.coordination.tree import PlacedShard, run_sums
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat, Layout
 
@@ -20,7 +20,7 @@ _PAGE = 4096
 class LentVectors(NamedTuple):
     """The vectors of the pool for a run of shards."""
 
-    puts: tuple[Put, ...]  # place and additions of each shard; places are vectors' numbers
+    puts: tuple[PlacedShard, ...]  # place and additions of each shard; places are vectors' numbers
     sums: tuple[tuple[int, int], ...]  # of each sum the first shard in the run, and the vector
     numbers: tuple[int, ...]  # of all lent vectors
 
@@ -55,7 +55,9 @@ class GradientPool:
             return None
         numbers = [heapq.heappop(self._free) for _ in range(plan.places)]
         puts = (
-            Put(numbers[place], tuple((numbers[left], numbers[right]) for left, right in additions))
+            PlacedShard(
+                numbers[place], tuple((numbers[left], numbers[right]) for left, right in additions)
+            )
             for place, additions in plan.puts
         )
         first = (shard - run.start for shard in plan.first)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from quorate.coordination.pipeline_schedules import Row, Work
-from quorate.coordination.tree import Put
+from quorate.coordination.tree import PlacedShard
 from quorate.engines.stages.links import PARENT, StageLinks
 from quorate.engines.stages.shard_input import MicroBatch
 from quorate.replica.flat import Flat, are_alike
@@ -63,14 +63,14 @@ class StageRunner:
         self._activity = activity
         self._turn = turn
         self._batches: list[MicroBatch] = []
-        self._puts: Sequence[Put] = ()
+        self._puts: Sequence[PlacedShard] = ()
         self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
         self._answers: dict[_Shard, dict[str, Any]] = {}  # of shards on their way
         self._begun: dict[_Shard, Back] = {}  # first parts of backward passes in two parts
         self.at: _Shard = (0, 0)
         self._began = 0.0  # when the input of the present work was there, by the monotonic clock
 
-    def run(self, row: Row, puts: Sequence[Put]) -> None:
+    def run(self, row: Row, puts: Sequence[PlacedShard]) -> None:
         """Compute the device's row of a run of shards; the batches arrive meanwhile.
 
         Args:
@@ -160,7 +160,7 @@ class StageRunner:
                 view.copy_(gradient).mul_(back.weight)
 
     @torch.no_grad()
-    def _add(self, stage: Stage, put: Put) -> None:
+    def _add(self, stage: Stage, put: PlacedShard) -> None:
         """Make the additions that a shard completes, of the stage's parameters alone."""
         for left, right in put.additions:
             pairs = zip(self._owned(stage, left), self._owned(stage, right), strict=True)
