@@ -31,7 +31,7 @@ from math import inf
 
 from quorate.coordination import plan
 from quorate.coordination.dealing import Dealer, StepLayout
-from quorate.coordination.open_steps import OpenSteps
+from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import (
     Abort,
     Applied,
@@ -142,7 +142,13 @@ class Coordinator:
         effects: list[Effect] = []
         look_at = inf
         if self._steps.applying is None and not self.is_over:
-            effects += self._go_on(now)
+            if self.applied >= self._last_step:
+                self.is_over = True
+                return [Finish(self.applied, self.reason)]
+            # Workers that can go on do so while the update is made.
+            effects += self._dealer.deal(now, self._last_step)
+            if (step := self._steps.next_to_apply()) is not None:
+                effects.append(self._apply(step))
             look_at = self._dealer.look_again_at
         if not self.is_over:
             # Silence that is overdue waits for a Tick.
@@ -150,6 +156,17 @@ class Coordinator:
             if look_at < inf:
                 effects.append(Wake(look_at))
         return effects
+
+    def _apply(self, step: OpenStep) -> Apply:
+        """Begin the update of a step."""
+        self._steps.applying = step.number
+        held = step.held.values()
+        return Apply(
+            step.number,
+            tuple(sorted({each.worker for each in held})),
+            shards=tuple(sorted(step.held)),
+            staleness=self.applied - min([each.version for each in held]),
+        )
 
     @property
     def applied(self) -> int:
@@ -317,27 +334,6 @@ class Coordinator:
         last = self.applied + len(self._steps.by_number)
         if last < self._last_step:
             self._last_step, self.reason = last, reason
-
-    # --- what comes next --------------------------------------------------------------------------
-
-    def _go_on(self, now: float) -> list[Effect]:
-        applied = self._steps.applied
-        if applied >= self._last_step:
-            self.is_over = True
-            return [Finish(applied, self.reason)]
-        # Workers that can go on do so while the update is made.
-        effects: list[Effect] = [*self._dealer.deal(now, self._last_step)]
-        if (step := self._steps.next_to_apply()) is not None:
-            self._steps.applying = step.number
-            held = step.held.values()
-            apply = Apply(
-                step.number,
-                tuple(sorted({each.worker for each in held})),
-                shards=tuple(sorted(step.held)),
-                staleness=applied - min([each.version for each in held]),
-            )
-            effects.append(apply)
-        return effects
 
     def _error(self, message: str) -> ProtocolError:
         phase = "computing" if self._steps.applying is None else "applying"
