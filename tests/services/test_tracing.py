@@ -11,8 +11,7 @@ from support.digests import digest_of
 from support.runs import command, run
 from support.small import DATA, trainer
 
-from quorate.coordination.spans import Span
-from quorate.engines.tracing import Trace, batch, moved
+from quorate.engines.tracing import Span, Trace, batch, moved
 from quorate.services.tracing.chrome import as_json
 
 # Two epochs of five updates, of four shards; and after each an evaluation of five steps.

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from mmap import mmap
 from typing import NamedTuple
 
-from quorate.coordination.spans import SpanLog
-from quorate.engines.tracing import Batch, batch, note_own_spans
+from quorate.engines.tracing import Batch, SpanLog, batch, note_own_spans
 from quorate.engines.two_copies import TwoCopies
 
 # A shard passes through the last four phases in this order.

@@ -16,8 +16,7 @@ from statistics import fmean
 
 from quorate.coordination.pipeline_schedules import SCHEDULES, Rows, Work
 from quorate.coordination.schedule_times import ActionTimes, bubble, in_flight, makespan
-from quorate.coordination.spans import Span
-from quorate.engines.tracing import Batch, Trace
+from quorate.engines.tracing import Batch, Span, Trace
 from quorate.errors import SettingError
 from quorate.services.display.shard_time import duration
 

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quorate.coordination.spans import NO_SHARD, Span
-from quorate.engines.tracing import COORDINATOR, Lane, Trace
+from quorate.engines.tracing import COORDINATOR, NO_SHARD, Lane, Span, Trace
 
 Event = dict[str, Any]
 
