@@ -19,7 +19,7 @@ from tblib import Traceback  # type: ignore[import-untyped]
 from quorate import errors
 from quorate.errors import ExitError, OneLineError, cut
 
-Raised = dict[str, Any]
+ErrorFields = dict[str, Any]
 _Frame = tuple[str, str, int]  # file, function, line
 
 MOST_FRAMES = 60  # of a traceback; an endless recursion has a thousand
@@ -27,7 +27,7 @@ MOST_CAUSES = 10
 MOST_NOTES = 20
 
 
-def to_json(error: BaseException, depth: int = 0) -> Raised:
+def to_json(error: BaseException, depth: int = 0) -> ErrorFields:
     """Return an exception as the argument of ``from_json``, up to a depth of causes."""
     kind = type(error)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -50,7 +50,7 @@ def to_json(error: BaseException, depth: int = 0) -> Raised:
     }
 
 
-def from_json(raised: Raised) -> BaseException:
+def from_json(raised: ErrorFields) -> BaseException:
     """Return an exception to raise, with a traceback that begins with the worker's frames."""
     error = _rebuilt(raised).with_traceback(_traceback(raised["frames"]))
     for note in raised["notes"]:
@@ -64,7 +64,7 @@ def from_json(raised: Raised) -> BaseException:
     return error
 
 
-def _rebuilt(raised: Raised) -> BaseException:
+def _rebuilt(raised: ErrorFields) -> BaseException:
     home = {"builtins": builtins, "torch": torch, "quorate.errors": errors}.get(raised["module"])
     kind: object = getattr(home, raised["type"], None)
     text = raised["text"] if raised["argument"] is None else raised["argument"]

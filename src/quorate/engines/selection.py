@@ -26,7 +26,7 @@ PROCESSES, TOWERS, COLLECTIVE, RAY = "processes", "towers", "collective", "ray"
 OF_PROCESSES = (PROCESSES, RAY)  # workers are processes; the coordinator's state is on the CPU
 
 
-class Chosen(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine, and the reason for an unusual choice."""
 
     name: str
@@ -34,7 +34,7 @@ class Chosen(NamedTuple):
     why: str | None = None  # None: the usual choice
 
 
-def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
+def chosen(name: str | None, devices: Sequence[torch.device]) -> EngineChoice:
     """Return the engine with a name, or the default engine for some devices.
 
     The default for several CPUs is processes: parameters are updated in memory of the host, near
@@ -56,19 +56,19 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> Chosen:
             fix = "leave it out; or start the script without torchrun"
             raise SettingError("engine", name, expected, fix)
         if name in (None, COLLECTIVE):
-            return Chosen(COLLECTIVE, None)
+            return EngineChoice(COLLECTIVE, None)
     if name == COLLECTIVE and script is not None:
-        return Chosen(COLLECTIVE, script)
+        return EngineChoice(COLLECTIVE, script)
     if name in (PROCESSES, COLLECTIVE, RAY) and script is None:
         expected = "a script that worker processes can run again"
         fix = "put the program into a file, or use engine='towers'"
         raise SettingError("engine", name, expected, fix)
     if name == RAY:
-        return Chosen(RAY, script)
+        return EngineChoice(RAY, script)
     several_cpus = len(devices) > 1 and all(device.type == "cpu" for device in devices)
     if script is None or (name is None and not several_cpus) or name == TOWERS:
-        return Chosen(TOWERS, None)
-    return Chosen(PROCESSES, script)
+        return EngineChoice(TOWERS, None)
+    return EngineChoice(PROCESSES, script)
 
 
 def require_ray() -> None:
@@ -82,7 +82,7 @@ def require_ray() -> None:
         raise SettingError("engine", RAY, "an engine that is installed", fix)
 
 
-def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
+def suited(name: str | None, engine: EngineChoice, obstacle: str) -> EngineChoice:
     """Return the engine for a model without copies, as towers need.
 
     Args:
@@ -100,7 +100,7 @@ def suited(name: str | None, engine: Chosen, obstacle: str) -> Chosen:
         raise refused(obstacle, FIX)
     if script is None:
         raise refused(obstacle, f"put the program into a file: {FIX}")
-    return Chosen(
+    return EngineChoice(
         PROCESSES,
         script,
         f"workers are processes, because towers (threads) need copies: {obstacle}",

@@ -21,7 +21,7 @@ Told = dict[str, Any]  # a request or an answer, as a message
 Answer = tuple[Told, Image]  # the image may be empty
 
 
-class Slicing:
+class VectorSlices:
     """The slices of a layout's vectors: for each server a range of whole blocks of each vector.
 
     A slice of parameters and a slice of gradients have the same ranges on every machine. Because
@@ -55,7 +55,7 @@ class Slicing:
         return [v[of.start : of.stop] for v, of in zip(flat.vectors, self.of[number], strict=True)]
 
 
-class Handler(ABC):
+class SliceHandler(ABC):
     """The work of a server with its slice. All methods are called in the same thread."""
 
     @abstractmethod

@@ -171,7 +171,7 @@ class Crew:
         Raises:
             CopyError: towers were asked for, or there is no other way.
         """
-        engine = selection.Chosen(self.engine, self.script)
+        engine = selection.EngineChoice(self.engine, self.script)
         engine = selection.suited(self.recipe.workers.engine, engine, reason)
         self.engine, self.script, self.why = engine
         self.replicas.give_up_copies(reason)

@@ -196,14 +196,14 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Raised:
+class ScriptException:
     """An exception of the script in a worker, before the training loop."""
 
     error: BaseException  # to be raised again
     text: str  # "ValueError: no such file (train.py:12)"
 
 
-def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
+def raised_in(worker: int, message: Mapping[str, Any]) -> ScriptException:
     """Return the exception of a worker's message."""
     error = message["error"]
     # The text of a WorkerError begins with the name of the original type.
@@ -216,4 +216,4 @@ def raised_in(worker: int, message: Mapping[str, Any]) -> Raised:
         f"quorate: worker {worker} raised it, which runs the script up to fit(); the script's own "
         "process did not. What is to be done once belongs where quorate.is_worker() is False"
     )
-    return Raised(error, text)
+    return ScriptException(error, text)

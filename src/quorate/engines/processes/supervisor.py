@@ -31,7 +31,7 @@ from quorate.engines.messages import Message
 from quorate.engines.processes import endings
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerHandle, WorkerPool
-from quorate.engines.processes.script_as_worker import RAISED, Raised, raised_in
+from quorate.engines.processes.script_as_worker import RAISED, ScriptException, raised_in
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine import limits
@@ -128,7 +128,7 @@ class ProcessLife:
     silent_since: float | None = None  # since when the socket is cut
     kill_reason: str | None = None  # why the coordinator killed the process
     refusal: str | None = None  # why the worker cannot take part: a mistake of the script
-    raised: Raised | None = None  # by the script, before its training loop
+    raised: ScriptException | None = None  # by the script, before its training loop
     departure: str | None = None  # why a healthy worker has to end: "has left host, because ..."
     has_handed_over: bool = False  # whether a departing worker has no more to do
 

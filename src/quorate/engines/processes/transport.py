@@ -51,7 +51,7 @@ class Processes:
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
         say: shows a line to the user.
         notes: collects the workers' notes.
-        handler: the ``class_name`` of a ``Handler``, if servers may own the parameters.
+        handler: the ``class_name`` of a ``SliceHandler``, if servers may own the parameters.
 
     Raises:
         UserError: the machine or the cluster lacks a resource.

@@ -9,7 +9,7 @@ from typing import Any
 from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Image
 from quorate.engines.ray.servers import WORK
-from quorate.engines.servers import Slicing
+from quorate.engines.servers import VectorSlices
 from quorate.replica.flat import Flat
 
 
@@ -30,7 +30,7 @@ class GradientPusher:
         self._on_their_way: list[tuple[Message, Image, list[Future[Any]]]] = []
 
     def push(
-        self, answer: Message, step: int, gradient: Flat, slicing: Slicing, rest: Image
+        self, answer: Message, step: int, gradient: Flat, slicing: VectorSlices, rest: Image
     ) -> None:
         """Send a gradient, which may be overwritten after the call. Does not block.
 

@@ -16,7 +16,7 @@ from quorate.engines.job import class_of
 from quorate.engines.messages import pack, unpack
 from quorate.engines.ray.images import Ref, difference, same_packages
 from quorate.engines.ray.own_node import OwnNode
-from quorate.engines.servers import NO_IMAGE, Answer, Handler, Image, Told
+from quorate.engines.servers import NO_IMAGE, Answer, Image, SliceHandler, Told
 from quorate.errors import ServerError, UserError, cut
 from quorate.machine import this_host
 
@@ -26,7 +26,7 @@ class RayServers:
 
     Args:
         count: S.
-        handler: the ``class_name`` of the servers' ``Handler``.
+        handler: the ``class_name`` of the servers' ``SliceHandler``.
         node: the coordinator's own.
 
     Raises:
@@ -170,12 +170,12 @@ class ServerActor:
 
     Args:
         number: of the server.
-        handler: the ``class_name`` of the server's ``Handler``.
+        handler: the ``class_name`` of the server's ``SliceHandler``.
     """
 
     def __init__(self, number: int, handler: str) -> None:
         self._number = number
-        self._handler = class_of(handler, Handler)()
+        self._handler = class_of(handler, SliceHandler)()
         self._end = threading.Event()
 
     def __repr__(self) -> str:

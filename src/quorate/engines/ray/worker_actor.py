@@ -32,7 +32,7 @@ from quorate.engines.ray.handover import hand_over
 from quorate.engines.ray.images import ArenaPart, arena_like, image_of, same_everywhere
 from quorate.engines.ray.node_adder import NodeAdder
 from quorate.engines.ray.shard_orders import GivenShard, likely_order
-from quorate.engines.servers import Slicing
+from quorate.engines.servers import VectorSlices
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.resources import oom_kills, usable_cores
@@ -68,7 +68,7 @@ class WorkerActor:
         self._adder: NodeAdder | None = None
         self._pusher: GradientPusher | None = None
         self._servers = 0
-        self._slicing: Slicing | None = None
+        self._slicing: VectorSlices | None = None
         self._is_cut = False
         self._leaves = False
         signal.signal(signal.SIGTERM, self._leave)  # Ray's own handler ends the process at once
@@ -263,7 +263,7 @@ class WorkerActor:
         if message["kind"] == "arena":
             self._arena = arena_like(message)
             if self._servers:
-                self._slicing = Slicing(self._arena.parameters.layout, self._servers)
+                self._slicing = VectorSlices(self._arena.parameters.layout, self._servers)
         arena = self._arena
         assert arena is not None
         owned: list[Segment] = []  # until they are sent, in the order of their descriptors

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from quorate.engines.servers import Answer, RemoteGradient, Servers, Slicing, joined
+from quorate.engines.servers import Answer, RemoteGradient, Servers, VectorSlices, joined
 from quorate.errors import ServerError
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.extent import root
@@ -71,7 +71,7 @@ class Serving:
         """
         self._servers = servers
         layout = self._parameters.layout
-        self._slicing = slicing = Slicing(layout, servers.count)
+        self._slicing = slicing = VectorSlices(layout, servers.count)
         self._pieces = [pieces(layout, stretches) for stretches in slicing.of]
         made, images = [], []
         for number, own in enumerate(self._pieces):

@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.coordination.tree import TreeSum, tree_sum
-from quorate.engines.servers import NO_IMAGE, Answer, Handler, Image, as_bytes
+from quorate.engines.servers import NO_IMAGE, Answer, Image, SliceHandler, as_bytes
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
@@ -35,7 +35,7 @@ from quorate.training.serving.pieces import (
 CPU = torch.device("cpu")
 
 
-class Slice(Handler):
+class Slice(SliceHandler):
     """What a server has, and does with it. The first word to it is ``make``."""
 
     def __init__(self) -> None:
