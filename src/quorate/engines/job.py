@@ -76,9 +76,9 @@ class Job(ABC):
     is_compared = True  # whether workers with different results are refused at the start
     augments = False  # whether rows are augmented
     loads_ahead = True  # whether rows are loaded before a worker takes the rows
-    is_again = False  # whether the job interrupts a training, and computes gradients too
+    interrupts_training = False  # whether the job computes gradients during a training's update
     has_own_steps = False  # whether the steps are batches of an evaluation instead of updates
-    is_shown = False  # whether workers use the buffers published by the interrupted training
+    reuses_published_buffers = False  # whether buffers of the interrupted training are used
 
     def __init__(
         self,
@@ -374,7 +374,7 @@ class TrainingAgain(Training):
     The sums collected in the first pass stay in place.
     """
 
-    is_again = True
+    interrupts_training = True
 
 
 class Evaluation(Job):

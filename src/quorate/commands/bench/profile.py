@@ -68,7 +68,7 @@ class Profiled(WrappedTransport):
 
     def open(self, job: Job) -> Channel:
         """Open a job, and time it."""
-        if job.is_again:  # a part of the update that is under way, and no update of its own
+        if job.interrupts_training:  # a part of the current update
             return super().open(job)
         if isinstance(job, Training):
             self._clock.job = job

@@ -58,9 +58,10 @@ class ProcessesChannel(JobChannel):
         self._workers = workers
         self._events: deque[Event] = deque()
         self._ends: Counter[int] = Counter()  # by worker: ends that ``receive`` has to return
-        self._is_shown = job.is_shown  # whether workers see the coordinator's current buffers
+        # Whether workers see the coordinator's current buffers.
+        self._is_shown = job.reuses_published_buffers
         # A heap of slots: with the lowest slots first, few slots are ever written.
-        self._free = [*arena.lent(again=job.is_again)]
+        self._free = [*arena.lent(again=job.interrupts_training)]
 
     def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
         """Carry out an effect. Does not block."""

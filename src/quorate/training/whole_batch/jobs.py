@@ -45,7 +45,7 @@ class BackThrough(TrainingAgain):
             given them with the shard.
     """
 
-    is_shown = True
+    reuses_published_buffers = True
     loads_ahead = False  # a worker usually has the rows of a shard from the first pass
 
     def __init__(
