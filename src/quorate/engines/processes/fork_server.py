@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quorate.engines.messages import Message
 from quorate.engines.processes import worker
 from quorate.engines.processes.wire import Wire
 from quorate.machine.dies_with_parent import die_with
@@ -38,30 +39,21 @@ def run(*, wire: int) -> None:
     """
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page
-    request = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
-    sys.path[:] = request.path
-    become(request.environment)
-    importlib.invalidate_caches()  # of the folders as they were
-    # Each its own, as processes from nothing have; ``random`` sees to that itself.
+    request, worker_wire, output = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
+    sys.path[:] = request["path"]
+    become(request["environment"])
+    importlib.invalidate_caches()  # the folders may have changed since the imports
+    # Forks get different seeds, as new interpreters do; ``random`` seeds itself after a fork.
     np.random.seed()
     torch.default_generator.seed()
-    worker.run(wire=request.wire, output=request.output)
-
-
-class _Request(NamedTuple):
-    """The start of a worker."""
-
-    path: list[str]
-    environment: dict[str, str]
-    wire: int
-    output: int
+    worker.run(wire=worker_wire, output=output)
 
 
 class _Child(NamedTuple):
-    """A worker that was forked, and not reaped yet."""
+    """A forked worker, until the server has its exit code."""
 
     pid: int
-    handle: int  # a descriptor, readable when it has ended
+    handle: int  # a descriptor, readable after the end of the process
     report: Wire
 
     def close(self) -> None:
@@ -78,23 +70,24 @@ class _ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wire.socket, selectors.EVENT_READ)
 
-    def serve(self) -> _Request:
-        """Return the request of a fork, in the fork alone. Blocks."""
+    def serve(self) -> tuple[Message, int, int]:
+        """Return, only in a fork, its request and the descriptors of wire and output. Blocks."""
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
                     self._reap(key.data)
             for message in self._wire.arrived():
-                report, *fds = (self._wire.fds.pop(0) for _ in range(3))
-                request = _Request(message["path"], message["environment"], *fds)
-                if self._forks(Wire(socket.socket(fileno=report)), request):
-                    return request
+                report, wire, output = (self._wire.fds.pop(0) for _ in range(3))
+                if self._forks(Wire(socket.socket(fileno=report))):
+                    return message, wire, output
+                os.close(wire)
+                os.close(output)
             if self._wire.is_cut:
                 os._exit(0)  # its children die with it
 
-    def _forks(self, report: Wire, request: _Request) -> bool:
-        """Fork, and return whether this is the child."""
-        flush_standard_streams()  # else each fork writes what is in the buffer
+    def _forks(self, report: Wire) -> bool:
+        """Fork, and return whether this process is the child."""
+        flush_standard_streams()  # else each fork writes the content of the buffer
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory
@@ -105,8 +98,6 @@ class _ForkServer:
                 self._leave(report)
                 return True
             self._keep(pid, report)
-        os.close(request.wire)
-        os.close(request.output)
         return False
 
     def _leave(self, report: Wire) -> None:
@@ -118,7 +109,7 @@ class _ForkServer:
         children = [key.data for key in self._selector.get_map().values() if key.data is not None]
         self._selector.close()
         self._wire.close()
-        for fd in self._wire.fds:  # of those that are yet to be forked
+        for fd in self._wire.fds:  # of later requests
             os.close(fd)
         for child in children:
             child.close()
