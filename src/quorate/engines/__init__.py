@@ -33,7 +33,7 @@ class Channel(Protocol):
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Return the sums that the workers ``holders`` hold of a step.
 
-        Kept results may come one by one, or added to sums. The caller may add to all of these in
+        Kept results may come individually, or added to sums. The caller may add to all of these in
         place. Their memory is valid until ``publish``.
         """
 
