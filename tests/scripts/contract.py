@@ -25,7 +25,7 @@ from torch import nn
 
 import quorate
 from quorate.engines import Channel, Transport
-from quorate.engines.job import Job
+from quorate.engines.job import Job, Training
 from quorate.engines.wrapped import WrappedTransport
 from quorate.testing import check_engine
 from quorate.training.observer import observing
@@ -49,7 +49,8 @@ class Checked(WrappedTransport):
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
 
-        clauses = check_engine(self._inner, job, fails=(3, 0), kill=kill)  # type: ignore[arg-type]
+        assert isinstance(job, Training)
+        clauses = check_engine(self._inner, job, fails=(3, 0), kill=kill, limit_s=240.0)
         print(json.dumps(clauses))
         raise SystemExit(0)
 
