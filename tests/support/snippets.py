@@ -30,7 +30,7 @@ from torch.utils.data import TensorDataset
 import quorate
 
 _FENCE = re.compile(
-    r"(?P<comments>(?:<!--(?:(?!-->).)*-->\n+)*)```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"(?P<comments>(?:<!--(?:(?!-->).)*-->\n+)*)```(?P<language>\w*|\{[^\n]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _COMMENT = re.compile(r"<!-- ?(not run|before|needs):\s*(.*?)\s*-->", re.DOTALL)
