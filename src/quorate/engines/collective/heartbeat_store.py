@@ -29,6 +29,9 @@ from quorate.engines.two_copies import TwoCopies
 from quorate.machine.limits import FILE_POLL_S
 
 _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
+# Made on import, by one thread: the first use of a type by ``msgpack.decode`` in two threads at the
+# same time ends the process by SIGSEGV, as msgspec shows a half-built description of the type.
+_HEARTBEATS = msgpack.Decoder(Heartbeat)
 
 
 class HeartbeatStore(Protocol):
@@ -75,7 +78,7 @@ class FileHeartbeats:
     def read(self) -> HeartbeatReading:
         """See ``HeartbeatStore``."""
         texts = [copies.read()[1] for copies in self._beats]
-        beats = [msgpack.decode(text, type=Heartbeat) if text else None for text in texts]
+        beats = [_HEARTBEATS.decode(text) if text else None for text in texts]
         return HeartbeatReading(beats, time.monotonic(), "the file of the ranks")
 
     def close(self) -> None:
@@ -83,7 +86,8 @@ class FileHeartbeats:
 
 
 _SESSION = "quorate/session"
-_Entry = tuple[str, str, Heartbeat]  # word of the rank, session, heartbeat
+# Word of the rank, session, heartbeat.
+_ENTRIES = msgpack.Decoder(tuple[str, str, Heartbeat])
 
 
 class StoreHeartbeats:
@@ -162,7 +166,7 @@ class StoreHeartbeats:
         texts = self._store.multi_get([keys[rank] for rank in found]) if found else []
         words = [self._word, *self._words[1:]]
         for rank, text in zip(found, texts, strict=True):
-            words[rank], session, beat = msgpack.decode(text, type=_Entry)
+            words[rank], session, beat = _ENTRIES.decode(text)
             if session == self._word:
                 self._beats[rank] = beat
         if words != self._words:
@@ -180,7 +184,7 @@ class StoreHeartbeats:
             self.session = words[0]
             self._published = 0  # publish again: rank 0 accepts heartbeats with the session
             self._wake.set()
-        word, _, beat = msgpack.decode(self._store.get(_key(0)), type=_Entry)
+        word, _, beat = _ENTRIES.decode(self._store.get(_key(0)))
         if word == self.session:
             self._beats[0] = beat
 
