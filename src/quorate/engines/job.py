@@ -19,7 +19,7 @@ from quorate.engines.model_changes import ModelChanges
 from quorate.engines.remote_error import exited
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
 from quorate.engines.stages.shard_input import MicroBatch, ShardInput, no_stage
-from quorate.engines.tracing import current
+from quorate.engines.tracing import Trace, current
 from quorate.machine import out_of_memory
 from quorate.machine.signal_handlers import LeftError
 from quorate.replica.flat import Flat
@@ -96,8 +96,12 @@ class Job(ABC):
         self.steps = steps
         self.on_snapshots = on_snapshots
         self.loading = {"loader_workers": loader_workers, "threads": threads}
-        self.trace = current()  # receives the workers' spans; None: no trace
-        self.traced = range(0) if self.trace is None else self.trace.steps_of(self)
+        self.trace_to(current())
+
+    def trace_to(self, trace: Trace | None) -> None:
+        """Let a trace receive the workers' spans; call before the job is opened. None: no trace."""
+        self.trace = trace
+        self.traced = range(0) if trace is None else trace.steps_of(self)
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments to construct the same job in a worker process.

@@ -72,7 +72,7 @@ class Profiled(WrappedTransport):
             return super().open(job)
         if isinstance(job, Training):
             self._clock.job = job
-            job.trace = job.trace or self._clock.stages
+            job.trace_to(job.trace or self._clock.stages)
             return TrainingChannel(super().open(job), self._clock)
         self._clock.evaluation_begins()
         return EvaluationChannel(super().open(job), self._clock)
