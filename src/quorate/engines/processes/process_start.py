@@ -250,25 +250,31 @@ class ForkOfThisProcess:
 
     def has_ended(self) -> bool:
         """Return whether the child is gone. Does not block."""
-        return any_readable(self._handle, timeout_s=0.0)
+        return self._code is not None or any_readable(self._handle, timeout_s=0.0)
 
     def wait(self) -> int:
-        """Return the exit code when the child has ended. Blocks."""
-        # Any thread may wait, so that nobody takes the exit code away before ``close``.
-        try:
-            end = os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # user code has waited for all children
-            return -signal.SIGKILL
-        assert end is not None
-        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        """Return the exit code when the child has ended; also after ``close``. Blocks."""
+        if self._code is None:
+            # Any thread may wait, so that nobody takes the exit code away before ``close``.
+            try:
+                end = os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:  # user code has waited for all children
+                end = None
+            self._code = -signal.SIGKILL
+            if end is not None:
+                is_exit = end.si_code == os.CLD_EXITED
+                self._code = end.si_status if is_exit else -end.si_status
+        return self._code
 
     def kill(self) -> None:
-        """Send signal 9. Does not block."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        """Send signal 9, unless the child has ended. Does not block."""
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     def close(self) -> None:
-        """Wait for the end, and forget the child."""
+        """Wait for the end, and forget the child. Workers of this server may still ask for it."""
+        self.wait()
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         os.close(self._handle)
