@@ -140,20 +140,20 @@ class OpenSteps:
         """Record the end of an assignment. The worker does not hold the results yet."""
         if (step := self.by_number.get(assignment.step)) is None:
             return
+        computing = step.computing
         for shard in assignment.shards:
-            copy = step.copies.pop(shard, None)
-            if step.computing[shard] is assignment:
-                del step.computing[shard]
+            copy = step.copies.pop(shard, None) if step.copies else None
+            if computing[shard] is assignment:
+                del computing[shard]
                 if copy is not None:
-                    step.computing[shard] = copy
+                    computing[shard] = copy
             self._update_running(step, shard)
 
     def hold(self, step: OpenStep, shards: Collection[int], assignment: Assignment) -> None:
         """Record results held by the worker of an assignment, and by no worker before."""
         step.held.update(dict.fromkeys(shards, assignment))
-        for shard in shards:
-            if shard in step.running:  # another worker computes the shard too
-                self._update_running(step, shard)
+        for shard in step.running.intersection(shards):  # another worker computes the shard too
+            self._update_running(step, shard)
         self._set_age(step, step.age)
 
     def held_by(self, worker: int) -> list[OpenStep]:
@@ -206,7 +206,8 @@ class OpenSteps:
 
     def _update_running(self, step: OpenStep, shard: int) -> None:
         """Note who computes a shard now."""
-        self.running.drop(step.number, shard)
+        if self.running.is_in_use:
+            self.running.drop(step.number, shard)
         assignment = step.computing.get(shard)
         if assignment is None or shard in step.held:
             step.running.discard(shard)

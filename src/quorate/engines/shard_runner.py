@@ -89,15 +89,16 @@ class ShardRunner:
         Returns:
             The results in the order of shards; None if the shards were cancelled.
         """
-        at_shard = first
+        at_shard, ticket, tell = first, job.ticket(step, first), self.sheet.tell
         self.sheet.record(job.name if step in job.traced else None, step, first)
 
         def enter(shard: int, phase: str) -> None:
-            nonlocal at_shard
-            at_shard = shard
+            nonlocal at_shard, ticket
+            if shard != at_shard:
+                at_shard, ticket = shard, job.ticket(step, shard)
             if is_cancelled():
                 raise NotWanted
-            self.sheet.tell(phase, *job.ticket(step, shard))
+            tell(phase, *ticket)
 
         tasks = [
             Task(

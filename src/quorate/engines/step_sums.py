@@ -53,11 +53,11 @@ class StepSums:
 
     def put(self, step: int, result: ShardSum) -> None:
         """Take the result of a shard, or of all shards below a node of the tree."""
-        shards = range(result.shares[0].shard, result.shares[-1].shard + 1)
-        level = (len(shards) - 1).bit_length()
-        undecided = _Result((level, shards.start >> level), result, len(shards))
-        for share in result.shares:
-            self._undecided[share.worker, step, share.shard] = undecided
+        shares = result.shares
+        level = (len(shares) - 1).bit_length()
+        undecided = _Result((level, shares[0].shard >> level), result, len(shares))
+        for shard, worker, _, _ in shares:
+            self._undecided[worker, step, shard] = undecided
 
     def result(self, worker: int, step: int, shard: int) -> ShardSum:
         """Return a result that awaits the coordinator's decision."""
@@ -69,13 +69,13 @@ class StepSums:
         A sum of shards counts from the first kept shard on. Copies of the sum's other shards have
         the same bits, but a sum cannot lose a shard. So the copies are recycled.
         """
-        step = effect.step
+        worker, step, keeps = effect.worker, effect.step, isinstance(effect, Keep)
         for shard in range(effect.shard, effect.shard + effect.count):
-            result = self._undecided.pop((effect.worker, step, shard))
+            result = self._undecided.pop((worker, step, shard))
             result.undecided -= 1
             if result.is_kept:
                 continue
-            if isinstance(effect, Keep):
+            if keeps:
                 result.is_kept = True
                 if result.node[0] > 0:
                     self._recycle_copies(step, result.node)
@@ -105,13 +105,13 @@ class StepSums:
             if not self._kept:
                 return False
             step, node, result = self._kept.popleft()
-            self._sum_of(step).put(node, result)
+            (self._sums.get(step) or self._sum_of(step)).put(node, result)
             return True
 
     def add_kept(self) -> None:
         """Add all kept results. An error is raised by ``take``, in the coordinator's thread."""
         try:
-            while self.add_next():
+            while self._kept and self.add_next():
                 pass
         except Exception as error:  # the edge of the thread
             self._error = error
@@ -128,8 +128,9 @@ class StepSums:
             if self._error is not None:
                 raise self._error
             parts = [*self._sums.pop(step).parts.items()] if step in self._sums else []
-            parts += [(node, result) for of, node, result in self._kept if of == step]
-            self._kept = deque(each for each in self._kept if each[0] != step)
+            if self._kept:
+                parts += [(node, result) for of, node, result in self._kept if of == step]
+                self._kept = deque(each for each in self._kept if each[0] != step)
             return parts
 
     def _sum_of(self, step: int) -> TreeSum[ShardSum]:

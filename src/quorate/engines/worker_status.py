@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
-from mmap import mmap
 from typing import NamedTuple
 
 from quorate.engines.tracing import Batch, SpanLog, batch, note_own_spans
@@ -92,9 +91,16 @@ class Timesheet:
     """The phases of one worker and their times, written by one thread and read by any thread.
 
     An entry is one immutable object, so that readers need no lock. ``tell`` the first phase.
+
+    Args:
+        copies: memory of several processes, each of which may read at any time. One thread writes
+            at a time: the worker's, or the coordinator's without a worker.
     """
 
-    def __init__(self) -> None:
+    ENTRY_BYTES = _ENTRY.size  # of the content of ``copies``
+
+    def __init__(self, copies: TwoCopies | None = None) -> None:
+        self._copies = copies
         self._last = _entry(0, _NO_ENTRY)
         self._log: SpanLog | None = None  # of a traced run
 
@@ -106,11 +112,12 @@ class Timesheet:
             step: of the shard. Default: as before.
             shard: number of the shard. Default: as before.
         """
-        count, was, old_step, old_shard, since, shards, _, before = self._newest()
+        last = self._last if self._copies is None else self._newest()
+        count, was, old_step, old_shard, since, shards, _, before = last
         number = _NUMBERS[phase]
         step = old_step if step is None else step
         shard = old_shard if shard is None else shard
-        if since and (number, step, shard) == (was, old_step, old_shard):
+        if number == was and step == old_step and shard == old_shard and since:
             return
         now, seconds = time.monotonic(), [*before]
         if since:
@@ -170,41 +177,18 @@ class Timesheet:
         return Doing(PHASES[phase], step, shard, since, spent, shards, stage)
 
     def _newest(self) -> _Entry:
-        return self._last
-
-    def _write(self, entry: _Entry) -> None:
-        self._last = entry
-
-
-class SharedTimesheet(Timesheet):
-    """A timesheet in memory of several processes, each of which may read at any time.
-
-    One thread writes at a time: the worker's, or the coordinator's without a worker. The memory has
-    no lock, because the owner of a lock may be killed or stopped: see ``TwoCopies``.
-
-    Args:
-        memory: zeroed before the first use.
-        start: of the ``SIZE`` bytes in ``memory``, a multiple of 8.
-    """
-
-    SIZE = TwoCopies.room(_ENTRY.size)  # bytes
-
-    def __init__(self, memory: mmap, start: int) -> None:
-        super().__init__()
-        self._copies = TwoCopies(memory, start, _ENTRY.size)
-
-    def _newest(self) -> _Entry:
         # Usually no other process has written: five phases of each shard need not read the memory.
-        if self._copies.last_version() != self._last[0]:
+        if self._copies is not None and self._copies.last_version() != self._last[0]:
             version, content = self._copies.read()
             self._last = _entry(version, content or _NO_ENTRY)
         return self._last
 
     def _write(self, entry: _Entry) -> None:
         # A thread interrupted between the two lines reads the memory the next time.
-        super()._write(entry)
-        version, *fields, seconds = entry
-        self._copies.write(version, _ENTRY.pack(*fields, *seconds))
+        self._last = entry
+        if self._copies is not None:
+            version, *fields, seconds = entry
+            self._copies.write(version, _ENTRY.pack(*fields, *seconds))
 
 
 def _entry(version: int, content: bytes) -> _Entry:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from quorate.engines.two_copies import TwoCopies
-from quorate.engines.worker_status import SharedTimesheet
+from quorate.engines.worker_status import Timesheet
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment, require
 from quorate.replica.buffers import Buffers
@@ -31,6 +31,7 @@ _PAGE = 4096
 MOST_IN_RUNS = 1 << 24  # bytes of a gradient; shards of larger models take too long for runs
 _AHEAD = struct.Struct("<qq")  # step, shard; no bytes where a worker loads no rows ahead
 _AHEAD_BYTES = TwoCopies.room(_AHEAD.size)
+_SHEET_BYTES = TwoCopies.room(Timesheet.ENTRY_BYTES)
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
 
 
@@ -81,7 +82,7 @@ class Arena:
         integer_buffers_at = 8 * floats
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
-        cancelled_at = _up(sheets_at + workers * SharedTimesheet.SIZE, 64)
+        cancelled_at = _up(sheets_at + workers * _SHEET_BYTES, 64)
         ahead_at = _up(cancelled_at + 8 * workers, 64)
         self._slots_at = _up(ahead_at + workers * _AHEAD_BYTES, _PAGE)
         self._written_at = _up(  # within a slot
@@ -96,7 +97,11 @@ class Arena:
             self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
         )
         self.sheets = [
-            SharedTimesheet(self._segment.map, sheets_at + worker * SharedTimesheet.SIZE)
+            Timesheet(
+                TwoCopies(
+                    self._segment.map, sheets_at + worker * _SHEET_BYTES, Timesheet.ENTRY_BYTES
+                )
+            )
             for worker in range(workers)
         ]
         self._ahead = [

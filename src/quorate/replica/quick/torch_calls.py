@@ -27,6 +27,7 @@ _unscale: Callable[..., None] | None = getattr(
     torch, "_amp_foreach_non_finite_check_and_unscale_", None
 )
 _LEAST, _MOST = 2.0**-126, 2.0**127  # of a float32, but for its denormal numbers
+_NO_MODE = nullcontext()
 _of_thread = threading.local()  # an updating thread's flag for it
 # The kernels that Adam(fused=True) and AdamW(fused=True) call. None if one of them has gone.
 fused_adam: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
@@ -53,7 +54,7 @@ def derive(loss: torch.Tensor, mode: AbstractContextManager[object] | None = Non
         torch.autograd.backward(loss)
         return
     ones = (torch.ones_like(loss),)
-    with mode or nullcontext():
+    with mode or _NO_MODE:
         _run_backward(roots, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 

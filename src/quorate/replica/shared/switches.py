@@ -169,7 +169,7 @@ class ThreadModes:
 
     def __init__(self) -> None:
         self._gradients, self._threads = torch.is_grad_enabled(), torch.get_num_threads()
-        self._autocast = _autocast()
+        self._autocast = [torch.is_autocast_enabled(kind) for kind in device_types()]
 
     def restore(self) -> None:
         """Set what is otherwise now: less than a microsecond, if nothing is."""
@@ -177,14 +177,9 @@ class ThreadModes:
             torch.set_grad_enabled(self._gradients)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        if _autocast() != self._autocast:
-            for kind, is_on in zip(device_types(), self._autocast, strict=True):
+        for kind, is_on in zip(device_types(), self._autocast, strict=True):
+            if torch.is_autocast_enabled(kind) is not is_on:
                 torch.set_autocast_enabled(kind, is_on)
-
-
-def _autocast() -> tuple[bool, ...]:
-    """Return whether autocast is on, for each of ``device_types()``."""
-    return tuple(map(torch.is_autocast_enabled, device_types()))
 
 
 def setter_name(use: Use) -> str | None:
