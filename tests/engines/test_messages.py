@@ -12,6 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.engines.messages import pack, unpack
+from quorate.engines.processes.script import Script
+from quorate.engines.processes.worker_messages import (
+    READER,
+    OwnProcess,
+    ShardResult,
+    ShardsDone,
+    StartWorker,
+)
+from quorate.replica.sparse.rows import Rows
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.binary()
 TEXTS = st.text(st.characters(codec=None))  # with lone surrogates
@@ -51,3 +60,17 @@ def test_exceptions_keep_their_type_and_notes_and_foreign_classes_are_refused() 
         pack([object()])
     with pytest.raises(msgspec.DecodeError):
         unpack(b"\xc1")
+
+
+def test_messages_arrive_as_objects_of_their_classes_whatever_the_texts() -> None:
+    rows = {"embedding": Rows(torch.tensor([3]), torch.ones(1, 2))}
+    done = ShardsDone([ShardResult(2.0, {"loss": 3.0}, None, {}, rows=rows)], job=1, ticket=7)
+    arrived = READER.unpack(pack(done))
+    assert isinstance(arrived, ShardsDone)
+    assert torch.equal(arrived.results[0].rows["embedding"].values, torch.ones(1, 2))
+    # A path that is no UTF-8, and a seed beyond 64 bits.
+    script = Script("/\udc80.py", None, ("a",), "/", {"seed": 2**80})
+    start = StartWorker(1, script, None, OwnProcess(False, [(1, 2)]))
+    assert READER.unpack(pack(start)) == start
+    with pytest.raises(msgspec.ValidationError):
+        READER.unpack(pack({"kind": "none"}))

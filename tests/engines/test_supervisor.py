@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, WorkerHandle
 from quorate.engines.processes.supervisor import ElasticSize, RestartBudget, Supervisor
-from quorate.engines.processes.wire import Message
+from quorate.engines.processes.worker_messages import (
+    JobReady,
+    ReachedLoop,
+    ScriptRefused,
+    ShardsDone,
+    WorkerLeaves,
+    WorkerMessage,
+    WorkerPlaced,
+)
 from quorate.engines.worker_status import PHASES, Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine.limits import FIRST_WORKERS_S, WORKER_SILENCE_S
@@ -37,7 +45,7 @@ class Process(WorkerHandle):
         super().__init__(number)
         self.group = group
         self.tells_exit, self.is_placed = group.tells_exit, group.elastic is None
-        self.messages: list[Message] = []
+        self.messages: list[WorkerMessage] = []
         self.is_at_loop = self.is_killed = False
         self.code: int | None = None
         self.invited: set[int] = set()  # jobs that it has not answered
@@ -46,7 +54,7 @@ class Process(WorkerHandle):
     def watch(self, selector: SelectSelector, hear: Callback, look: Callback) -> None:  # type: ignore[override]
         self.hear, self.look = hear, look
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> list[WorkerMessage]:
         messages, self.messages = self.messages, []
         return messages
 
@@ -139,7 +147,7 @@ class Group:
         assert self.processes[worker.number].is_at_loop
         self.processes[worker.number].invited.add(job)
 
-    def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
+    def accepts(self, worker: WorkerHandle, answer: JobReady) -> bool:
         return True
 
     def joined(self, worker: WorkerHandle, job: int) -> None:
@@ -157,7 +165,7 @@ class Group:
         self.processes[worker.number].joined.discard(job)
         return False
 
-    def receive(self, worker: int, message: Message) -> None: ...
+    def receive(self, worker: int, message: object) -> None: ...
 
     def is_computing(self, worker: int) -> bool:
         return False
@@ -179,7 +187,16 @@ class Group:
         process.is_at_loop |= kind == "here"
         if job is not None:
             process.invited.remove(job)
-        process.messages.append({"kind": kind, "job": job, "message": "a reason"})
+        match kind:
+            case "ready":
+                message: WorkerMessage = JobReady(job or 0)
+            case "done":
+                message = ShardsDone([], job=0, ticket=0)
+            case "leaves" | "refuses":
+                message = (WorkerLeaves if kind == "leaves" else ScriptRefused)("a reason")
+            case _:
+                message = ReachedLoop() if kind == "here" else WorkerPlaced()
+        process.messages.append(message)
         process.hear()
         if kind == "leaves":
             assert not process.joined, "a job was not told"

@@ -1,13 +1,14 @@
 """Messages between any two parties of a run: plain values and tensors, as MessagePack.
 
-A message is a dict of numbers, texts, bytes, lists, dicts, tensors and exceptions, as deep as the
-sender likes. Tuples arrive as lists. An exception of user code is rebuilt as ``remote_error`` says.
-No object of a foreign class is ever constructed: bytes from a network cannot run code.
+A message is a dict, or a ``msgspec.Struct`` whose class the reader expects: see ``MessageReader``.
+The values are numbers, texts, bytes, lists, dicts, tensors and exceptions, as deep as the sender
+likes. In a dict tuples arrive as lists. An exception of user code is rebuilt as ``remote_error``
+says. No object of an unexpected class is ever constructed: bytes from a network cannot run code.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from msgspec.msgpack import Ext
 from quorate.engines import remote_error
 
 Message = dict[str, Any]
+T = TypeVar("T")
 
 _TENSOR, _ERROR, _TEXT, _INTEGER, _DICT = range(5)  # codes of MessagePack's extension types
 
@@ -30,7 +32,8 @@ def pack(message: Any) -> bytes:
     try:
         return _ENCODER.encode(message)
     except (UnicodeEncodeError, OverflowError):  # the name of a file may be no UTF-8
-        return _ENCODER.encode(_with_extensions(message))
+        plain = msgspec.to_builtins(message, builtin_types=(bytes, Ext), enc_hook=_as_extension)
+        return _ENCODER.encode(_with_extensions(plain))
 
 
 def unpack(packed: bytes | memoryview) -> Any:
@@ -40,6 +43,32 @@ def unpack(packed: bytes | memoryview) -> Any:
         msgspec.DecodeError: bytes that ``pack`` did not make.
     """
     return _DECODER.decode(packed)
+
+
+class MessageReader(Generic[T]):
+    """Returns messages as objects of the expected classes.
+
+    Create readers on import: msgspec 0.21 may crash if two threads use a class for the first time.
+
+    Args:
+        kind: a ``msgspec.Struct``, or a union of tagged ones.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_from_extension)
+
+    def unpack(self, packed: bytes | memoryview) -> T:
+        """Return the message that was packed.
+
+        Raises:
+            msgspec.DecodeError: no message of the expected classes.
+        """
+        try:
+            message: T = self._decoder.decode(packed)
+        except msgspec.ValidationError:  # texts and dicts may be extensions, see ``pack``
+            message = msgspec.convert(unpack(packed), self._kind)
+        return message
 
 
 def _as_extension(value: object) -> Any:

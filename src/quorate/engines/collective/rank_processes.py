@@ -12,11 +12,11 @@ from pathlib import Path
 
 from quorate.engines.collective.heartbeat_store import FileHeartbeats
 from quorate.engines.collective.rank_place import RankPlace
-from quorate.engines.messages import Message
 from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import new_starter
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.script_as_worker import RAISED, raised_in
+from quorate.engines.processes.script_as_worker import raised_in
+from quorate.engines.processes.worker_messages import ScriptRaised, ScriptRefused
 from quorate.machine.limits import BUSY_EXIT_S, FILE_POLL_S
 from quorate.machine.resources import oom_kills
 
@@ -47,8 +47,9 @@ class RankProcesses:
         self.place = RankPlace(0, size, 0, f"file://{meet}", board=str(board))
         self._starter = new_starter(script, size, threads=threads)
         self._processes: list[WorkerProcess] = []
-        # By rank and kind, what it told while it ran the script, before the ranks had met.
-        self._messages: dict[int, dict[str, Message]] = {}
+        # By rank: why its script ended before the ranks had met.
+        self._raised: dict[int, ScriptRaised] = {}
+        self._refused: dict[int, ScriptRefused] = {}
         self._oom_kills = oom_kills()  # before these
         try:
             for rank in range(1, size):
@@ -79,15 +80,19 @@ class RankProcesses:
 
     def refused(self) -> str | None:
         """Return the message of a rank that has ended for a mistake of the user's; None if none."""
-        told = (self._told(process) for process in self._processes if process.has_ended())
-        refusals = (messages["refuses"] for messages in told if "refuses" in messages)
-        return next((str(refusal["message"]) for refusal in refusals), None)
+        for process in self._processes:
+            if process.has_ended():
+                self._receive(process)
+        return next((refusal.message for _, refusal in sorted(self._refused.items())), None)
 
-    def _told(self, process: WorkerProcess) -> dict[str, Message]:
-        """Return the last messages of a rank that has ended, by kind."""
-        messages = self._messages.setdefault(process.number, {})
-        messages.update((message["kind"], message) for message in process.arrived())
-        return messages
+    def _receive(self, process: WorkerProcess) -> None:
+        """Note why the script of a rank ended, if the rank has told."""
+        for message in process.arrived():
+            match message:
+                case ScriptRaised():
+                    self._raised[process.number] = message
+                case ScriptRefused():
+                    self._refused[process.number] = message
 
     def _endings(self) -> list[tuple[bool, str]]:
         """Return whether a rank ended by itself, and how, by rank; killed ranks first."""
@@ -96,7 +101,8 @@ class RankProcesses:
             if process.has_ended():
                 ending = process.ending().explained(self._oom_kills)
                 how = ending.text(had_joined=False)
-                if (raised := self._told(process).get(RAISED)) is not None:
+                self._receive(process)
+                if (raised := self._raised.get(process.number)) is not None:
                     how = f"raised {raised_in(process.number, raised).text} while starting"
                 text = f"rank {process.number} {how}"
                 found.append((ending.code in (0, 1), process.number, text))

@@ -19,6 +19,7 @@ worker_loop     carries out the coordinator's messages
 
 On both:
 arena           the shared memory
-wire            messages between a worker and the coordinator
+wire            carries messages between a worker and the coordinator
+worker_messages the messages
 script          the running script, and how to run the script again
 """

@@ -23,8 +23,8 @@ from quorate.coordination.epochs import Course
 from quorate.coordination.plan import abridged
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import Job, Training
-from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
+from quorate.engines.processes.worker_messages import JobReady
 from quorate.errors import UserError
 from quorate.machine.devices import Group, current, kinds
 from quorate.machine.memory_fraction import free_cache
@@ -105,29 +105,27 @@ class Agreement:
         if is_first and job.is_compared and isinstance(job, Training):
             self._take_gradient(job)
 
-    def checks(self, job: Job, comparison: Comparison) -> tuple[list[str], list[int]]:
-        """Return the fingerprints to request from a worker: "data", "gradient", both or none.
+    def checks(self, job: Job, comparison: Comparison) -> tuple[bool, Segment | None]:
+        """Return the fingerprints to request from a worker.
 
-        The second list contains the descriptor of the parameters for the gradient.
+        Returns:
+            Whether to request the data's fingerprint; and for the gradient's fingerprint the
+            parameters to compute from, or None.
         """
-        checks, fds = [], []
         key = self._key(job)
         course, data = self._data[key]
-        if key not in comparison.data and data is not None:
-            if course != job.plan.course:  # rows may depend on the position in the run
-                self._take_data(job)
-            checks.append("data")
-        is_open = not comparison.gradient_is_done and self._gradient is not None
-        if is_open and isinstance(job, Training):
-            if self._changes() != self._known_at:
-                self._take_gradient(job)
-            if self._start is not None:
-                checks.append("gradient")
-                comparison.expected = self._gradient
-                fds.append(self._start.fd)
-        return checks, fds
+        compares_data = key not in comparison.data and data is not None
+        if compares_data and course != job.plan.course:  # rows may depend on the position
+            self._take_data(job)
+        if comparison.gradient_is_done or self._gradient is None or not isinstance(job, Training):
+            return compares_data, None
+        if self._changes() != self._known_at:
+            self._take_gradient(job)
+        if self._start is not None:
+            comparison.expected = self._gradient
+        return compares_data, self._start
 
-    def check(self, job: Job, comparison: Comparison, answer: Message, worker: int) -> bool:
+    def check(self, job: Job, comparison: Comparison, answer: JobReady, worker: int) -> bool:
         """Compare a worker's answer. Return whether the worker may join; else request once more.
 
         Raises:
@@ -135,9 +133,9 @@ class Agreement:
             Any exception of user code in the worker, but not in the coordinator.
         """
         key = self._key(job)
-        if "data" in answer:
+        if answer.data is not None:
             comparison.data.add(key)
-            if answer["data"] != self._data[key][1]:
+            if answer.data != self._data[key][1]:
                 rows = abridged(job.plan.shard(0, 0))
                 raise UserError(
                     f"a worker that ran the script again has another {self._name(job)}",
@@ -145,14 +143,13 @@ class Agreement:
                     fix="seed what the script draws, sort what it takes from a set, or use "
                     "engine='towers'",
                 )
-        if "error" in answer:
-            error = answer["error"]
+        if (error := answer.error) is not None:
             error.add_note(
                 f"quorate: worker {worker}, in the shard that it is compared by: step 0, shard 0, "
                 f"rows {abridged(job.plan.shard(0, 0))}; the coordinator has computed it"
             )
             raise error
-        got = answer.get("gradient")
+        got = answer.gradient
         # ``expected``, because the coordinator's fingerprint may have changed since the request.
         if got is None or self._gradient in (None, got) or got == comparison.expected:
             comparison.gradient_is_done = True

@@ -26,12 +26,14 @@ from quorate.coordination.protocol import (
 from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Job, Training
 from quorate.engines.job_channel import JobChannel, Request
-from quorate.engines.messages import Message
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.results import SlotSum, result_of
 from quorate.engines.servers import RemoteGradient
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.engines.step_sums import StepSums
 from quorate.errors import WorkerError
+from quorate.replica.outputs.parcel import unpacked
+from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshots
 
@@ -144,20 +146,19 @@ class ProcessesChannel(JobChannel):
         crashed = crashed and is_at_work
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
 
-    def answered(self, worker: int, message: Message) -> None:
+    def answered(self, worker: int, answer: messages.Answer | messages.NodeSum) -> None:
         """Take a worker's answer to a request.
 
-        Results of several workers for a step that needs all shards may have been added before: the
-        sum is in the slot of ``worker``, and ``group`` has the answers in the order of shards. If
+        Results of several workers for a step that needs all shards may have been added before. If
         the coordinator awaits one of the answers no more, the workers send the results one by one.
         """
-        group = message.get("group", [(worker, message)])
+        group = answer.answers if isinstance(answer, messages.NodeSum) else [(worker, answer)]
         if not all(self._is_expected(*each) for each in group):
-            if len(group) > 1:
-                message["apart"]()
+            if isinstance(answer, messages.NodeSum):
+                self._workers.separate(worker, answer)
             return
         request, slots = self.requests[worker], list[int | None]()
-        if message["kind"] == "done":
+        if not isinstance(answer, messages.ShardFailed | messages.ShardsCancelled):
             slots, request.slots = request.slots, []  # the results have the slots now
         outcomes: list[Outcome] = []
         for number, own in group:
@@ -167,20 +168,24 @@ class ProcessesChannel(JobChannel):
             results = [r for outcome in outcomes if isinstance(outcome, list) for r in outcome]
             outcomes = [self._joined(request.step, results), *([] for _ in group[1:])]
         for (number, own), outcome in zip(group, outcomes, strict=True):
-            self._events.append(self._answered(number, outcome, own.get("spans")))
+            self._events.append(self._answered(number, outcome, own.spans))
 
-    def _outcome(self, worker: int, message: Message, slots: list[int | None]) -> Outcome:
-        if message["kind"] == "left off":
+    def _outcome(self, worker: int, answer: messages.Answer, slots: list[int | None]) -> Outcome:
+        if isinstance(answer, messages.ShardsCancelled):
             return None
-        if message["kind"] == "failed":
-            return ShardFailure(message["shard"], message["error"])
+        if isinstance(answer, messages.ShardFailed):
+            return ShardFailure(answer.shard, answer.error)
         request, arena = self.requests[worker], self._workers.arena
-        messages = [message, *message.get("more", ())]
         results: list[ShardSum] = [
             result_of(arena, worker, request.step, request.shard + n, own, slot)
-            for n, (own, slot) in enumerate(zip(messages, slots, strict=True))
+            for n, (own, slot) in enumerate(zip(answer.results, slots, strict=True))
         ]
-        return self._joined(request.step, results) if "sums" in message else results
+        if answer.is_held:
+            results[0].gradient = RemoteGradient(request.step, answer.ticket)
+        if answer.outputs:
+            value = unpacked(answer.outputs[0], answer.memory)
+            results[0].outputs = [Piece(request.step, request.shard, value)]
+        return self._joined(request.step, results) if answer.has_sums else results
 
     def _joined(self, step: int, results: list[ShardSum]) -> list[ShardSum]:
         """Join results: the gradient of the first of each subtree is the subtree's sum."""
@@ -195,9 +200,9 @@ class ProcessesChannel(JobChannel):
             tree.put((0, result.shares[0].shard), result)
         return [*tree.parts.values()]
 
-    def _is_expected(self, worker: int, message: Message) -> bool:
+    def _is_expected(self, worker: int, answer: messages.Answer) -> bool:
         request = self.requests.get(worker)
-        return request is not None and request.ticket == message["ticket"]
+        return request is not None and request.ticket == answer.ticket
 
     # --- requests and slots -----------------------------------------------------------------------
 
@@ -215,25 +220,21 @@ class ProcessesChannel(JobChannel):
         if snapshot is None and isinstance(job, Training) and not self._is_shown:
             workers.arena.publish(workers.buffers)
             self._is_shown = True
-        run: Message = {"more": slots[1:]} if effect.count > 1 else {}
         shards = range(effect.shard, effect.shard + effect.count)
         beside = [job.beside(effect.step, shard) for shard in shards]
-        if any(beside):
-            run["beside"] = beside
         workers.tell(
             effect.worker,
-            {
-                "kind": "compute",
-                "job": self.number,
-                "ticket": request.ticket,
-                "step": effect.step,
-                "shard": effect.shard,
-                "slot": slots[0],
-                "snapshot": snapshot and [snapshot.number, snapshot.version],
-                "rank_of": effect.rank_of,
-                "is_needed": effect.is_needed,
-                **run,
-            },
+            messages.ComputeShards(
+                job=self.number,
+                ticket=request.ticket,
+                step=effect.step,
+                shard=effect.shard,
+                slots=slots,
+                snapshot=snapshot and (snapshot.number, snapshot.version),
+                rank_of=effect.rank_of,
+                is_needed=effect.is_needed,
+                beside=beside if any(beside) else None,
+            ),
         )
 
     def _decided(self, worker: int) -> None:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quorate.engines.messages import Message
 from quorate.engines.processes import worker
 from quorate.engines.processes.wire import Wire
+from quorate.engines.processes.worker_messages import ForkWorker, WorkerExited, WorkerForked
 from quorate.machine.dies_with_parent import die_with
 from quorate.machine.environment import become
 from quorate.machine.standard_streams import flush_standard_streams
@@ -33,15 +33,13 @@ def run(*, wire: int) -> None:
     The fork server itself does not return. The server ends when the wire is cut.
 
     Args:
-        wire: descriptor of the server's end of the wire. Each message holds the ``sys.path`` and
-            the environment of a worker, and comes with three descriptors: a wire for reports, then
-            the worker's wire and output.
+        wire: descriptor of the server's end of the wire. Each message is a ``ForkWorker``.
     """
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page
     request, worker_wire, output = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
-    sys.path[:] = request["path"]
-    become(request["environment"])
+    sys.path[:] = request.path
+    become(request.environment)
     importlib.invalidate_caches()  # the folders may have changed since the imports
     # Forks get different seeds, as new interpreters do; ``random`` seeds itself after a fork.
     np.random.seed()
@@ -70,13 +68,14 @@ class _ForkServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wire.socket, selectors.EVENT_READ)
 
-    def serve(self) -> tuple[Message, int, int]:
+    def serve(self) -> tuple[ForkWorker, int, int]:
         """Return, only in a fork, its request and the descriptors of wire and output. Blocks."""
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
                     self._reap(key.data)
             for message in self._wire.arrived():
+                assert isinstance(message, ForkWorker)
                 report, wire, output = (self._wire.fds.pop(0) for _ in range(3))
                 if self._forks(Wire(socket.socket(fileno=report))):
                     return message, wire, output
@@ -91,7 +90,7 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or no memory
-            report.send({"error": str(error)})
+            report.send(WorkerExited(1, str(error)))
             report.close()
         else:
             if pid == 0:
@@ -117,10 +116,10 @@ class _ForkServer:
     def _keep(self, pid: int, report: Wire) -> None:
         child = _Child(pid, os.pidfd_open(pid), report)
         self._selector.register(child.handle, selectors.EVENT_READ, child)
-        report.send({"pid": pid}, [child.handle])
+        report.send(WorkerForked(pid), [child.handle])
 
     def _reap(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
-        child.report.send({"code": os.waitstatus_to_exitcode(status)})
+        child.report.send(WorkerExited(os.waitstatus_to_exitcode(status)))
         self._selector.unregister(child.handle)
         child.close()

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from selectors import EVENT_READ, BaseSelector
 from typing import IO, Protocol
 
 from quorate.engines.collective.rank_place import RankPlace
-from quorate.engines.messages import Message
 from quorate.engines.model_changes import ModelChanges
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.agreement import Comparison
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.process_start import SpawnStarter, new_starter
@@ -58,36 +57,36 @@ class WorkerHandle(ABC):
         self._sent_changes = 0  # the number of the newest ``ModelChanges`` that were sent
         self._shared = self._stored = 0  # the numbers of the newest ``Values`` that were sent
 
-    def post_with(self, model_changes: ModelChanges, message: Message, *fds: int) -> None:
-        """Send a message, with user code's changes unless the worker knows them."""
-        if model_changes.number != self._sent_changes:
-            self._sent_changes = model_changes.number
-            message = {**message, "amendments": model_changes.to_json()}
-        if (shared := model_changes.shared).number != self._shared:
+    def post_with(self, changes: ModelChanges, request: messages.ForModel, *fds: int) -> None:
+        """Send a request, with user code's changes unless the worker knows them."""
+        if changes.number != self._sent_changes:
+            self._sent_changes = changes.number
+            request.model_changes = changes.to_json()
+        if (shared := changes.shared).number != self._shared:
             segment = shared.tensors.segment if shared.stored != self._stored else None
             self._shared, self._stored = shared.number, shared.stored
-            message = {**message, "shared": shared.to_json(stored=segment is not None)}
+            request.shared = shared.to_json(stored=segment is not None)
             if segment is not None:
                 fds = (segment.fd, *fds)
-        self.post(message, *fds)
+        self.post(request, *fds)
 
-    def post(self, message: Message, *fds: int) -> None:
+    def post(self, message: messages.WorkerMessage, *fds: int) -> None:
         """Send a message, now or later. Does not block: the worker may be stopped."""
         assert self.line is not None
         self.line.post(message, *fds)
 
-    def withdraw(self, **fields: object) -> bool:
-        """Take back an unsent message with these fields; return False without such a message."""
+    def withdraw(self, job: int) -> bool:
+        """Take back the unsent message that opens a job; return False without such a message."""
         # The withdrawn message may have carried changes.
         self._sent_changes = self._shared = self._stored = -1
-        return self.line is not None and self.line.withdraw(**fields)
+        return self.line is not None and self.line.withdraw(job)
 
     def flush(self) -> None:
         """Send unsent messages, as far as the worker takes them. Does not block."""
         if self.line is not None:
             self.line.flush()
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> Sequence[messages.Arrived]:
         """Return all arrived messages. Does not block."""
         return [] if self.line is None else self.line.arrived()
 
@@ -100,6 +99,10 @@ class WorkerHandle(ABC):
         """Stop watching the socket, after a cut or a handover."""
         if self.line is not None:
             self.line.deaf()
+
+    def separate(self, node_sum: messages.NodeSum) -> None:
+        """Have the workers of a sum hand in the results one by one. Does not block."""
+        raise NotImplementedError
 
     @abstractmethod
     def cancel(self, ticket: int) -> None:
@@ -191,10 +194,12 @@ class WorkerProcess(WorkerHandle):
                 self._process = starter.start(theirs, self._output)
             undo.callback(self._end_process)
             self.tells_exit = self.exit is not None
-            given = None if place is None else asdict(place)
-            told = {"number": number, "script": asdict(script), "place": given}
-            self.post({**told, "own": facts_of_own_process()})
+            self.post(messages.StartWorker(number, script, place, facts_of_own_process()))
             undo.pop_all()
+
+    def arrived(self) -> list[messages.WorkerMessage]:
+        """Return all arrived messages. Does not block."""
+        return self.line.arrived()
 
     def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
         """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""

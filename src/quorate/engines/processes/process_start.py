@@ -24,6 +24,7 @@ from typing import IO, NamedTuple
 from quorate.engines.processes import fork_server, worker
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.wire import Wire
+from quorate.engines.processes.worker_messages import ForkWorker, WorkerExited, WorkerForked
 from quorate.machine import dies_with_parent
 from quorate.machine.descriptors import any_readable
 from quorate.machine.dies_with_parent import JOB_SIGNALS, die_with
@@ -90,8 +91,7 @@ class ForkStarter(SpawnStarter):
             # If the server dies now, the sent descriptors are closed, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # The server may be stopped, or have a hundred requests to serve.
-            environment = _environment(spins=self._spins)
-            server.wire.post({"path": _path(), "environment": environment}, *fds)
+            server.wire.post(ForkWorker(_path(), _environment(spins=self._spins)), *fds)
         except BaseException:
             report.close()
             raise
@@ -182,7 +182,11 @@ class ForkedProcess:
         """Return whether the process is gone and the exit code known. Does not block for long."""
         if self._code is None:
             for message in self._report.arrived():
-                self._hear(message)
+                match message:
+                    case WorkerForked(pid):
+                        self.pid, self._handle = pid, self._report.fds.pop()
+                    case WorkerExited(code, error):
+                        self._code, self.error = code, error
         # SIGKILL is on the way, and until the process is gone it may write to shared memory.
         if self._code is None and self._report.is_cut and self._is_gone(0.1):
             code = self._server.wait() or 0  # the server is ending: its descriptors are closed
@@ -223,15 +227,6 @@ class ForkedProcess:
 
     def _is_gone(self, timeout_s: float) -> bool:
         return self._handle is None or any_readable(self._handle, timeout_s=timeout_s)
-
-    def _hear(self, message: dict[str, object]) -> None:
-        match message:
-            case {"pid": int(pid)}:
-                self.pid, self._handle = pid, self._report.fds.pop()
-            case {"code": int(code)}:
-                self._code = code
-            case {"error": str(error)}:
-                self.error, self._code = error, 1
 
 
 Process = SpawnedProcess | ForkedProcess

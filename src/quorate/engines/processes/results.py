@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena
-from quorate.engines.servers import RemoteGradient
+from quorate.engines.processes.worker_messages import ShardResult
 from quorate.errors import WorkerError
-from quorate.replica.outputs.parcel import unpacked
-from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.sparse.rows import Rows
 from quorate.replica.totals import unpacked_totals
-from quorate.replica.whole_batch.represented import Represented
 
 
 @dataclass
@@ -24,22 +19,21 @@ class SlotSum(ShardSum):
 
 
 def result_of(
-    arena: Arena, worker: int, step: int, shard: int, message: Message, number: int | None
+    arena: Arena, worker: int, step: int, shard: int, sent: ShardResult, number: int | None
 ) -> SlotSum:
     """Return the result of a shard.
 
     Args:
-        message: the worker's message about the shard.
+        sent: by the worker.
         number: of the slot; None: the shard has no vectors.
 
     Raises:
         WorkerError: the message names rows that the gradient cannot have.
     """
     slot = None if number is None else arena.slot(number)
-    missing = message["missing"]
     gradient = None if slot is None else slot.flat
     if gradient is not None and arena.parameters.layout.by_rows:
-        gradient.rows = {name: Rows(*pair) for name, pair in message.get("rows", {}).items()}
+        gradient.rows = sent.rows
         for name, rows in gradient.rows.items():
             parameter = arena.parameters.views.get(name)
             if (
@@ -49,24 +43,17 @@ def result_of(
                     f"worker {worker} said of step {step}, shard {shard}, gradient of {name!r}: "
                     f"{fault}; this is a damaged message: please report it"
                 )
-    if message.get("is_held"):
-        gradient = RemoteGradient(step, message["ticket"])
-    outputs = list[Piece]()
-    if "outputs" in message:
-        value = unpacked(message["outputs"], message.get("memory"))
-        outputs = [Piece(step, shard, value)]
     has_integers = slot is not None and slot.integer_buffers.numel()
     result = SlotSum(
-        weight=message["weight"],
-        metrics=message["metrics"],
+        weight=sent.weight,
+        metrics=sent.metrics,
         gradient=gradient,
         buffers=slot.floats if slot is not None and slot.floats.numel() else None,
         integer_buffers=slot.integer_buffers if slot is not None and has_integers else None,
-        missing=None if missing is None else frozenset(missing),
+        missing=None if sent.missing is None else frozenset(sent.missing),
         written=None if slot is None else slot.written,
-        represented=[Represented(*each) for each in message.get("represented", ())],
-        totals=unpacked_totals(message["totals"]),
-        outputs=outputs,
+        represented=sent.represented,
+        totals=unpacked_totals(sent.totals),
         slot=number,
     )
     result.computed_by(worker, shard)

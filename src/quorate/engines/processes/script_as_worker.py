@@ -11,18 +11,18 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from quorate.engines import worker_role
 from quorate.engines.processes.script import Script
+from quorate.engines.processes.worker_messages import OwnProcess, ScriptRaised, ScriptRefused
 from quorate.engines.users_line import line_of_caller, line_of_error
 from quorate.errors import InputError, UserError, WorkerError
 from quorate.machine.standard_streams import flush_standard_streams
 
-RAISED = "raised"  # the kind of a worker's message
 _TAIL_BYTES = 2000
 _MOST_FILES = 256  # that are sent to workers
 
@@ -30,7 +30,7 @@ _FileIdentity = tuple[int, int]  # device and inode: a file has several names
 
 
 def run_script(
-    script: Script, own: Mapping[str, Any], send: Callable[[dict[str, Any]], None]
+    script: Script, own: OwnProcess, send: Callable[[ScriptRefused | ScriptRaised], None]
 ) -> None:
     """Run a script as a worker. Raises the script's exception, after a message about it.
 
@@ -40,23 +40,16 @@ def run_script(
         send: sends a message to the coordinator.
     """
     worker_role.become_worker()
-    if own["has_input"]:
+    if own.has_input:
         sys.stdin = NoInput()
-    _watch_files({(device, inode) for device, inode in own["writes"]})
+    _watch_files({*own.writes})
     try:
         script.run()
     except UserError as error:
-        send({"kind": "refuses", "message": str(error)})
+        send(ScriptRefused(str(error)))
         raise
     except Exception as error:  # user code: reported once for all workers
-        send(
-            {
-                "kind": RAISED,
-                "error": error,
-                "line": line_of_error(error),
-                "printed": _printed(),
-            }
-        )
+        send(ScriptRaised(error, line_of_error(error), _printed()))
         raise
 
 
@@ -115,9 +108,9 @@ class NoInput(io.TextIOBase):
 # --- the script's own process ---------------------------------------------------------------------
 
 
-def facts_of_own_process() -> dict[str, Any]:
-    """Return facts of the script's own process for workers, as a message."""
-    return {"has_input": _has_input(), "writes": sorted({*_written_files()})[:_MOST_FILES]}
+def facts_of_own_process() -> OwnProcess:
+    """Return facts of the script's own process for workers."""
+    return OwnProcess(_has_input(), sorted({*_written_files()})[:_MOST_FILES])
 
 
 def _has_input() -> bool:
@@ -203,14 +196,14 @@ class ScriptException:
     text: str  # "ValueError: no such file (train.py:12)"
 
 
-def raised_in(worker: int, message: Mapping[str, Any]) -> ScriptException:
+def raised_in(worker: int, message: ScriptRaised) -> ScriptException:
     """Return the exception of a worker's message."""
-    error = message["error"]
+    error = message.error
     # The text of a WorkerError begins with the name of the original type.
     named = "" if isinstance(error, WorkerError) else type(error).__name__
     said = (str(error).splitlines() or [""])[0]
-    text = f"{': '.join(part for part in (named, said) if part)} ({message['line']})"
-    if printed := message["printed"]:
+    text = f"{': '.join(part for part in (named, said) if part)} ({message.line})"
+    if printed := message.printed:
         error.add_note(f"quorate: before that it had printed: {printed}")
     error.add_note(
         f"quorate: worker {worker} raised it, which runs the script up to fit(); the script's own "

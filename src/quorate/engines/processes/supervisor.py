@@ -27,17 +27,15 @@ from selectors import BaseSelector
 from typing import Protocol
 
 from quorate.coordination.run_event import BACK, JOINED, LOST, RunEvent
-from quorate.engines.messages import Message
 from quorate.engines.processes import endings
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerHandle, WorkerPool
-from quorate.engines.processes.script_as_worker import RAISED, ScriptException, raised_in
+from quorate.engines.processes.script_as_worker import ScriptException, raised_in
 from quorate.engines.worker_status import Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine import limits
 from quorate.machine.resources import oom_kills
-
-ANSWERS = ("done", "left off", "failed")  # kinds of a worker's messages about its shard
 
 
 class JobBook(Protocol):
@@ -49,7 +47,7 @@ class JobBook(Protocol):
     def invite(self, worker: WorkerHandle, job: int) -> None:
         """Ask a worker to join a job. The worker answers "ready"."""
 
-    def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
+    def accepts(self, worker: WorkerHandle, answer: messages.JobReady) -> bool:
         """Return whether a ready worker may join; invite a doubtful worker once more."""
 
     def joined(self, worker: WorkerHandle, job: int) -> None:
@@ -61,8 +59,8 @@ class JobBook(Protocol):
     def end(self, worker: WorkerHandle, job: int) -> bool:
         """Send a worker the end of a job. Return True if the worker never saw the invitation."""
 
-    def receive(self, worker: int, message: Message) -> None:
-        """Take an answer to a shard, or a note."""
+    def receive(self, worker: int, message: messages.JobNews) -> None:
+        """Take an answer to a request, or a note."""
 
     def is_computing(self, worker: int) -> bool:
         """Return whether a worker has a shard of any job."""
@@ -229,7 +227,7 @@ class Supervisor:
         """End all workers: idle workers end at once, the rest is killed."""
         handles = [life.process.handle for life in self.workers if life.process is not None]
         for handle in handles:
-            handle.post({"kind": "end"})
+            handle.post(messages.EndWorker())
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         deadline = self._clock() + (0.0 if at_once else limits.WORKER_EXIT_S)
@@ -306,43 +304,40 @@ class Supervisor:
         if life.process is not None and life.process.handle.has_ended():
             self._ended(life, life.process)
 
-    def _receive(self, life: WorkerLife, process: ProcessLife, message: Message) -> None:
-        kind = message["kind"]
+    def _receive(self, life: WorkerLife, process: ProcessLife, message: messages.Arrived) -> None:
         if process.invited:  # the worker is alive: the time to answer begins anew
             process.invited = dict.fromkeys(process.invited, self._clock())
-        if kind in ANSWERS:
-            if kind == "done":
-                for number, _ in message.get("group", [(life.number, message)]):
-                    self.workers[number].budget.note_shard()
-            self._jobs.receive(life.number, message)
-        else:
+        if not isinstance(message, (messages.ShardAnswer, messages.NodeSum)):
             self._is_calm = False
-            self._receive_news(life, process, message)
+        match message:
+            case messages.ShardsDone():
+                life.budget.note_shard()
+                self._jobs.receive(life.number, message)
+            case messages.NodeSum():
+                for number, _ in message.answers:
+                    self.workers[number].budget.note_shard()
+                self._jobs.receive(life.number, message)
+            case messages.ShardFailed() | messages.ShardsCancelled() | messages.FoundNote():
+                self._jobs.receive(life.number, message)
+            case messages.WorkerPlaced():
+                process.handle.is_placed, process.started_at = True, self._clock()
+            case messages.WorkerLeaves(reason):
+                process.departure = reason
+            case messages.ScriptRefused(mistake):
+                process.refusal = mistake
+            case messages.ScriptRaised():
+                process.raised = raised_in(life.number, message)
+            case messages.ReachedLoop() if not process.has_handed_over:
+                process.is_at_loop = True
+                self._jobs.welcome(process.handle)
+                for job in self._open_jobs:
+                    self._invite(life, job)
+            case messages.JobReady(job):
+                if self._jobs.accepts(process.handle, message):
+                    self._ready(life, process, job)
         is_leaving = process.departure is not None and not process.has_handed_over
         if is_leaving and not self._jobs.is_computing(life.number):
             self._hand_over(life, process)
-
-    def _receive_news(self, life: WorkerLife, process: ProcessLife, message: Message) -> None:
-        match message["kind"]:
-            case "placed":
-                process.handle.is_placed, process.started_at = True, self._clock()
-            case "leaves":
-                process.departure = message["message"]
-            case "refuses":
-                process.refusal = message["message"]
-            case raised if raised == RAISED:
-                process.raised = raised_in(life.number, message)
-            case "here":
-                if not process.has_handed_over:
-                    process.is_at_loop = True
-                    self._jobs.welcome(process.handle)
-                    for job in self._open_jobs:
-                        self._invite(life, job)
-            case "ready":
-                if self._jobs.accepts(process.handle, message):
-                    self._ready(life, process, message["job"])
-            case _:
-                self._jobs.receive(life.number, message)
 
     def _invite(self, life: WorkerLife, job: int) -> None:
         process = life.process

@@ -16,8 +16,8 @@ from typing import Any
 
 from quorate.engines import Transport, selection
 from quorate.engines.job import Job, Training, class_name, place
-from quorate.engines.messages import Message
 from quorate.engines.model_changes import ModelChanges
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena
@@ -33,7 +33,7 @@ from quorate.errors import WorkerError
 from quorate.machine.devices import Group
 from quorate.machine.limits import FIRST_WORKERS_S
 from quorate.replica.buffers import Buffers
-from quorate.replica.notes import Note, Notes
+from quorate.replica.notes import Notes
 
 
 class Processes:
@@ -151,11 +151,17 @@ class Processes:
             rows.append(WorkerStatus(life.number, life.devices, pid, None, *doing, *where))
         return rows
 
-    def tell(self, worker: int, message: Message) -> None:
-        """Send a message to a worker. Does not block: it may be stopped."""
+    def tell(self, worker: int, request: messages.ComputeShards) -> None:
+        """Send a request to a worker. Does not block: it may be stopped."""
         process = self.supervisor.workers[worker].process
         if process is not None:  # else the coordinator will hear of its end
-            process.handle.post_with(self._model_changes(), message)
+            process.handle.post_with(self._model_changes(), request)
+
+    def separate(self, worker: int, node_sum: messages.NodeSum) -> None:
+        """Have the workers of a sum, reported by one of them, hand in the results one by one."""
+        process = self.supervisor.workers[worker].process
+        if process is not None:
+            process.handle.separate(node_sum)
 
     def wake(self) -> None:
         """End a ``pump``. Any thread, also a signal handler, may."""
@@ -171,34 +177,35 @@ class Processes:
         """Send the shared memory to a worker at the training loop."""
         self.arena.loads_ahead(worker.number, None)
         description, fds = self._description
-        worker.post({"kind": "arena", "computing": self._decided, "description": description}, *fds)
+        worker.post(messages.ShareMemory(dict(self._decided), description), *fds)
 
     def invite(self, worker: WorkerHandle, job: int) -> None:
         """Ask a worker to join a job, and for facts by which the two are compared."""
         own = self.channels[job].job
-        checks, fds = self.agreement.checks(own, worker.comparison)
-        message: Message = {
-            "kind": "open",
-            "job": job,
-            "work": class_name(type(own)),
-            "averaged": own.parameters is self.arena.average,
-            "plan": own.plan.to_json(),
-            "steps": [own.steps.start, own.steps.stop],
-            "options": own.options(),
-            "traced": [own.traced.start, own.traced.stop],
-            "dataset": self.agreement.name_of(own.source.dataset),
-            "checks": checks,
-        }
-        worker.post_with(self._model_changes(), message, *fds)
+        compares_data, start = self.agreement.checks(own, worker.comparison)
+        request = messages.OpenJob(
+            job=job,
+            work=class_name(type(own)),
+            averaged=own.parameters is self.arena.average,
+            plan=own.plan.to_json(),
+            steps=(own.steps.start, own.steps.stop),
+            options=own.options(),
+            traced=(own.traced.start, own.traced.stop),
+            dataset=self.agreement.name_of(own.source.dataset),
+            compares_data=compares_data,
+            compares_gradient=start is not None,
+        )
+        fds = () if start is None else (start.fd,)
+        worker.post_with(self._model_changes(), request, *fds)
 
-    def accepts(self, worker: WorkerHandle, answer: Message) -> bool:
+    def accepts(self, worker: WorkerHandle, answer: messages.JobReady) -> bool:
         """Return whether a ready worker may join; invite a doubtful worker once more."""
-        channel = self.channels.get(answer["job"])
+        channel = self.channels.get(answer.job)
         if channel is None or self.agreement.check(
             channel.job, worker.comparison, answer, worker.number
         ):
             return True
-        worker.post({"kind": "close", "job": channel.number})
+        worker.post(messages.CloseJob(channel.number))
         self.invite(worker, channel.number)
         return False
 
@@ -213,18 +220,18 @@ class Processes:
     def end(self, worker: WorkerHandle, job: int) -> bool:
         """Send a worker the end of a job. Return True if the worker never saw the invitation."""
         # Job after job may begin and end while a worker is stopped: unsent messages do not pile up.
-        was_unsent = worker.withdraw(kind="open", job=job)
+        was_unsent = worker.withdraw(job)
         if not was_unsent:
-            worker.post({"kind": "close", "job": job})
+            worker.post(messages.CloseJob(job))
         return was_unsent
 
-    def receive(self, worker: int, message: Message) -> None:
-        """Take an answer to a shard, or a note."""
-        if message["kind"] == "note":
-            self._notes.put(Note(message["text"], message["is_doubt"]))
-        elif (
-            channel := self.channels.get(message.get("job", 0))
-        ) is not None:  # else the job is over
+    def receive(self, worker: int, message: messages.JobNews) -> None:
+        """Take an answer to a request, or a note."""
+        if isinstance(message, messages.FoundNote):
+            self._notes.put(message.note)
+            return
+        answer = message.answers[0][1] if isinstance(message, messages.NodeSum) else message
+        if (channel := self.channels.get(answer.job)) is not None:  # else the job is over
             channel.answered(worker, message)
 
     def is_computing(self, worker: int) -> bool:

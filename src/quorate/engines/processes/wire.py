@@ -1,7 +1,7 @@
 """The wire between the coordinator and a worker: small messages over a pair of sockets.
 
 Large things lie in shared memory, whose descriptors travel with a message. A message on the socket
-is its length in 4 bytes, and the bytes from ``messages.pack``.
+is its length in 4 bytes, and the bytes from ``messages.pack``. See ``worker_messages``.
 
 Records in shared memory, with a descriptor to wake the reader, would save some 5 us of the 15 us of
 a message and its answer. But the kernel would then no longer order messages, end the message of a
@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
-from quorate.engines.messages import Message, pack, unpack
+from quorate.engines.messages import pack
+from quorate.engines.processes.worker_messages import READER, OpenJob, ShardsDone, WorkerMessage
 from quorate.machine.descriptors import receive_descriptors
 from quorate.machine.shared_memory import Segment
 
@@ -58,7 +59,7 @@ class Wire:
         ours, theirs = socket.socketpair()
         return cls(ours), cls(theirs)
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: WorkerMessage, fds: Sequence[int] = ()) -> None:
         """Send a message. Blocks while the other end has some 100 kB to read.
 
         A message to an ended process is lost without an error, because the supervisor sees the end.
@@ -71,7 +72,7 @@ class Wire:
         except (BrokenPipeError, ConnectionResetError):
             pass  # messages from the other end may still be unread
 
-    def post(self, message: Message, *fds: int) -> None:
+    def post(self, message: WorkerMessage, *fds: int) -> None:
         """Send as much of a message as the socket has room for. Does not block.
 
         The process of the other end may be stopped. The rest of the message waits, with copies of
@@ -130,26 +131,24 @@ class Wire:
         """True if a posted message waits for room in the socket."""
         return bool(self._outbox)
 
-    def withdraw(self, **fields: object) -> bool:
-        """Remove the first unsent message with these fields; return False if there is none."""
+    def withdraw(self, job: int) -> bool:
+        """Remove the unsent message that opens a job; return False if there is none."""
         for unsent in self._outbox:
-            if not unsent.is_begun and fields.items() <= unsent.message.items():
+            message = unsent.message
+            if not unsent.is_begun and isinstance(message, OpenJob) and message.job == job:
                 self._outbox.remove(unsent)
                 unsent.close()
                 return True
         return False
 
-    def receive(self) -> Message | None:
+    def receive(self) -> WorkerMessage | None:
         """Return the next message, or None if the other end is closed. Blocks."""
         while (message := self._take()) is None and not self.is_cut:
             self._read(0)
         return message
 
-    def arrived(self) -> list[Message]:
-        """Return all received messages. Does not block.
-
-        A message with the key "memory" gets the memory sent with the message as the value.
-        """
+    def arrived(self) -> list[WorkerMessage]:
+        """Return all received messages, with the memory of outputs. Does not block."""
         while not self.is_cut:
             try:
                 self._read(_AT_ONCE)
@@ -157,9 +156,9 @@ class Wire:
                 break
         messages = []
         while (message := self._take()) is not None:
-            if "memory" in message:
+            if isinstance(message, ShardsDone) and message.memory is not None:
                 fd = self.fds.pop(0)
-                message["memory"] = Segment(os.fstat(fd).st_size, fd)
+                message.memory = Segment(os.fstat(fd).st_size, fd)
             messages.append(message)
         return messages
 
@@ -189,7 +188,7 @@ class Wire:
         self._received += data
         self.is_cut = not data
 
-    def _take(self) -> Message | None:
+    def _take(self) -> WorkerMessage | None:
         if len(self._received) < _HEADER.size:
             return None
         (length,) = _HEADER.unpack_from(self._received)
@@ -198,15 +197,14 @@ class Wire:
             return None
         payload = bytes(self._received[_HEADER.size : end])
         del self._received[:end]
-        message: Message = unpack(payload)
-        return message
+        return READER.unpack(payload)
 
 
 @dataclass(eq=False)
 class _Unsent:
     """The unsent rest of a posted message, with descriptors of its own."""
 
-    message: Message
+    message: WorkerMessage
     data: bytearray
     fds: list[int]
     is_begun: bool
@@ -216,6 +214,6 @@ class _Unsent:
             os.close(self.fds.pop())
 
 
-def _framed(message: Message) -> bytes:
+def _framed(message: WorkerMessage) -> bytes:
     payload = pack(message)
     return _HEADER.pack(len(payload)) + payload

@@ -14,10 +14,10 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from quorate.engines.collective.rank_place import RankPlace, take
+from quorate.engines.collective.rank_place import take
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
-from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
 from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker_loop import WorkerLoop
@@ -52,8 +52,7 @@ def run(*, wire: int, output: int) -> None:
     """Run the script, which does not return from the first training loop.
 
     Args:
-        wire: descriptor of the worker's end of the wire. The first message holds the number of the
-            worker and the fields of a ``Script``.
+        wire: descriptor of the worker's end of the wire. The first message is ``StartWorker``.
         output: descriptor in the place of standard output and error up to the training loop. The
             coordinator prints the same text, and shows the worker's only if something goes wrong.
     """
@@ -61,15 +60,15 @@ def run(*, wire: int, output: int) -> None:
     occupy_standard_descriptors()
     end = Wire(socket.socket(fileno=wire))
     start = end.receive()
-    if start is None:
-        return
+    if not isinstance(start, messages.StartWorker):
+        return  # the coordinator has ended
     ignore_job_signals(before=OF_PYTHON)  # the script's own children do not
-    _here = Worker(start["number"], end, output)
-    if start["place"] is not None:
-        take(RankPlace(**start["place"]))
+    _here = Worker(start.number, end, output)
+    if start.place is not None:
+        take(start.place)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a rank is asked to end as any other is
     with steady():  # also while it is hidden: a full disk for temporary files is no news
-        run_script(Script(**start["script"]), start["own"], end.send)
+        run_script(start.script, start.own, end.send)
     sys.exit("the script came to its end without a training loop")
 
 
@@ -124,24 +123,24 @@ class Worker:
 
     def refuse(self, error: UserError) -> None:
         """Tell the coordinator, or rank 0, which mistake of the user ends this process."""
-        self._wire.send({"kind": "refuses", "message": str(error)})
+        self._wire.send(messages.ScriptRefused(str(error)))
 
     def _serve(self, program: Program) -> None:
         # 1. The thread.
         device = program.group[0]
         become_compute_thread(program.threads, device)
-        # 2. What is shared. "here" must come after all that the script did before its loop, which
-        # has no bound but worker_timeout_s; the answer holds descriptors of the shared memory.
+        # 2. What is shared. ``ReachedLoop`` must come after all that the script did before its loop
+        # (no bound but worker_timeout_s); the answer holds descriptors of shared memory.
         if device.type == "cpu":
             program.model.to(device)
         for line in self.found():
             self._notes.add(line)
         self._send_notes()
-        self._wire.send({"kind": "here"})
+        self._wire.send(messages.ReachedLoop())
         answer = self._wire.receive()
-        if answer is None:
-            return
-        arena = Arena.attach(answer["description"], self._wire.fds, program.model)
+        if not isinstance(answer, messages.ShareMemory):
+            return  # the coordinator has ended, or ends this process
+        arena = Arena.attach(answer.description, self._wire.fds, program.model)
         turns = Turns(side_by_side=True)
         Sharing(program.model, program.loss, copies=False).tell(turns)
         replica = new_replica(
@@ -156,7 +155,7 @@ class Worker:
             loss=program.loss,
             totals=program.totals,
             turns=turns,
-            computing=program.computing.as_decided(answer["computing"]),  # all workers alike
+            computing=program.computing.as_decided(answer.computing),  # all workers alike
             notes=self._notes,
         )
         # 3. From here on what user code prints is news: the coordinator's script prints it not.
@@ -165,8 +164,7 @@ class Worker:
         loop = WorkerLoop(self.number, self._wire, arena, replica, program)
         with Stream() as stream:
             arena.sheets[self.number].tell("waiting")
-            while (message := self._wire.receive()) is not None and message["kind"] != "end":
-                loop.handle(message, stream)
+            while (request := self._wire.receive()) is not None and loop.handle(request, stream):
                 self._send_notes()
         replica.close()
 
@@ -176,7 +174,7 @@ class Worker:
 
     def _send_notes(self) -> None:
         for note in self._notes.take():
-            self._wire.send({"kind": "note", **note._asdict()})
+            self._wire.send(messages.FoundNote(note))
 
     def show(self) -> None:
         """Show the output of user code from now on, where the coordinator's output goes."""

@@ -1,6 +1,6 @@
-"""The loop of a worker process: carries out the coordinator's messages in order.
+"""The loop of a worker process: carries out the coordinator's requests in order.
 
-Parameters and results are in the arena. A message names the slots of a request, and an answer has
+Parameters and results are in the arena. A request names the slots of the results, and an answer has
 the ticket of its request.
 """
 
@@ -16,8 +16,8 @@ from quorate.data.feed import Feed
 from quorate.data.source import Source, Ticket, length
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import Job, class_of
-from quorate.engines.messages import Message
 from quorate.engines.model_changes import ModelChanges
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.wire import Wire
@@ -71,34 +71,42 @@ class WorkerLoop:
         self._runner = ShardRunner(number, replica, self._sheet, lambda: arena.frozen.views)
         self._shared = NO_VALUES
 
-    def handle(self, message: Message, stream: Stream) -> None:
-        """Carry out a message, and send the answer. Blocks for as long as a shard takes."""
-        if "amendments" in message:
-            self._runner.changes.take(ModelChanges.from_json(message["amendments"]))
-        if "shared" in message:
-            self._take_shared(message["shared"])
-        match message["kind"]:
-            case "open":
-                self._open(message, stream)
-            case "compute":
-                self._compute(message, stream)
+    def handle(self, request: messages.WorkerMessage, stream: Stream) -> bool:
+        """Carry out a request, and send the answer; return False if the process is to end.
+
+        Blocks for as long as a shard takes.
+        """
+        if isinstance(request, messages.ModelRequest):
+            self._change_model(request)
+        match request:
+            case messages.OpenJob():
+                self._open(request, stream)
+            case messages.ComputeShards():
+                self._compute(request, stream)
                 self._sheet.tell("waiting")
-                if (feed := self._jobs[message["job"]].feed) is not None:
+                if (feed := self._jobs[request.job].feed) is not None:
                     feed.load_following()  # while the coordinator is at work
-            case "close":
-                self._jobs.pop(message["job"]).close()
+            case messages.CloseJob():
+                self._jobs.pop(request.job).close()
+            case _:
+                return False
+        return True
 
-    def _take_shared(self, sent: dict[str, Any]) -> None:
-        """Take new values of ``Shared`` from user code, for all later requests."""
-        if sent["tensors"] is None:
-            self._shared = self._shared.from_json(sent)
-        else:
-            self._shared = self._shared.mapped(sent, self._wire.fds.pop(0))
-        self._replica.called.shared.take(self._shared)
+    def _change_model(self, request: messages.ModelRequest) -> None:
+        """Make user code's changes, and take new values of ``Shared``, for all later shards."""
+        if request.model_changes is not None:
+            self._runner.changes.take(ModelChanges.from_json(request.model_changes))
+        if (sent := request.shared) is not None:
+            if sent["tensors"] is None:
+                self._shared = self._shared.from_json(sent)
+            else:
+                self._shared = self._shared.mapped(sent, self._wire.fds.pop(0))
+            self._replica.called.shared.take(self._shared)
 
-    def _open(self, message: Message, stream: Stream) -> None:
-        name, program = message["dataset"], self._program
-        plan = from_json(message["plan"], program.order, program.sampling)
+    def _open(self, request: messages.OpenJob, stream: Stream) -> None:
+        name, program = request.dataset, self._program
+        assert name is not None
+        plan = from_json(request.plan, program.order, program.sampling)
         dataset = self._program.datasets[name]
         if (rows := length(dataset)) != plan.rows:
             raise UserError(
@@ -107,26 +115,26 @@ class WorkerLoop:
                 expected=f"{plan.rows} as in the coordinator",
                 fix="make the script repeatable, or use engine='towers'",
             )
-        kind = class_of(message["work"], Job)
-        parameters = self._arena.average if message["averaged"] else self._arena.parameters
+        kind = class_of(request.work, Job)
+        parameters = self._arena.average if request.averaged else self._arena.parameters
         assert parameters is not None
         augment = self._program.augment if kind.augments else None
         source = Source(dataset, plan, self._program.collates[name], augment)
-        job = kind(source, parameters, range(*message["steps"]), **message["options"])
-        job.traced = range(*message["traced"])
-        self._jobs[message["job"]] = _OpenJob(job)
-        answer: Message = {"kind": "ready", "job": message["job"]}
-        start = self._wire.fds.pop(0) if "gradient" in message["checks"] else None
+        job = kind(source, parameters, range(*request.steps), **request.options)
+        job.traced = range(*request.traced)
+        self._jobs[request.job] = _OpenJob(job)
+        answer = messages.JobReady(request.job)
+        start = self._wire.fds.pop(0) if request.compares_gradient else None
         try:
-            if "data" in message["checks"]:
-                answer["data"] = data_fingerprint(source)
+            if request.compares_data:
+                answer.data = data_fingerprint(source)
         except Exception:
             pass  # the edge of user code: the shard raises again, and is reported then
         try:
             if start is not None:
-                answer["gradient"] = self._gradient(start, source, stream)
+                answer.gradient = self._gradient(start, source, stream)
         except Exception as error:  # the coordinator computes the same shard without an error
-            answer["error"] = error
+            answer.error = error
         self._wire.send(answer)
 
     def _gradient(self, start: int, source: Source, stream: Stream) -> str:
@@ -149,51 +157,46 @@ class WorkerLoop:
             open_job.rank_of = rank_of
         return open_job.feed
 
-    def _compute(self, message: Message, stream: Stream) -> None:
-        number, step, first = (message[name] for name in ("job", "step", "shard"))
-        ticket, snapshot = message["ticket"], message["snapshot"]
-        open_job = self._jobs[number]
-        answer: Message = {"job": number, "ticket": ticket}
-        slots = [
-            None if slot is None else self._arena.slot(slot)
-            for slot in (message["slot"], *message.get("more", ()))
-        ]
+    def _compute(self, request: messages.ComputeShards, stream: Stream) -> None:
+        step, first, ticket = request.step, request.shard, request.ticket
+        open_job, snapshot = self._jobs[request.job], request.snapshot
+        slots = [None if slot is None else self._arena.slot(slot) for slot in request.slots]
         results = self._runner.run(
             open_job.job,
-            lambda: self._feed(open_job, tuple(message["rank_of"]), (step, first)),
+            lambda: self._feed(open_job, request.rank_of, (step, first)),
             stream,
             step,
             first,
             [None if slot is None else slot.flat for slot in slots],
             # A ticket belongs to a single request, so a late cancellation has no effect.
             is_cancelled=lambda: bool(self._arena.cancelled[self._number] == ticket),
-            beside=message.get("beside"),
+            beside=request.beside,
             snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
             is_only=True,
         )
-        if (spans := self._sheet.recorded(cuts=True)) is not None:
-            answer["spans"] = spans
+        spans = self._sheet.recorded(cuts=True)
+        about: dict[str, Any] = {"job": request.job, "ticket": ticket, "spans": spans}
         if results is None:
-            self._wire.send({"kind": "left off", **answer})
+            self._wire.send(messages.ShardsCancelled(**about))
             return
         if isinstance(results, ShardFailure):
-            self._wire.send({"kind": "failed", **answer, **results._asdict()})
+            self._wire.send(messages.ShardFailed(*results, **about))
             return
         for result, into in zip(results, slots, strict=True):
             if into is not None:
                 _put(result, into)
-        answer |= _said(results[0])
-        if len(results) > 1:
-            answer["more"] = [_said(result) for result in results[1:]]
-            if slots[0] is not None and any(result.gradient is None for result in results):
-                answer["sums"] = True  # a replica in stages adds the gradients of each subtree
+        answer = messages.ShardsDone([_without_vectors(result) for result in results], **about)
+        if len(results) > 1 and slots[0] is not None:
+            # A replica in stages adds the gradients of each subtree.
+            answer.has_sums = any(result.gradient is None for result in results)
         fds = []
         if results[0].outputs:
             (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs
-            answer["outputs"], memory = parcel.packed(piece.value)
+            description, memory = parcel.packed(piece.value)
+            answer.outputs = [description]
             if memory is not None:
-                answer["memory"], fds = True, [memory.fd]
-        self._wire.send({"kind": "done", **answer}, fds)
+                answer.memory, fds = True, [memory.fd]
+        self._wire.send(answer, fds)
 
 
 def _put(result: ShardSum, into: Vectors) -> None:
@@ -206,16 +209,13 @@ def _put(result: ShardSum, into: Vectors) -> None:
         into.written.copy_(result.written)
 
 
-def _said(result: ShardSum) -> Message:
-    """Return the message about the result of a shard, without the vectors of the slot."""
-    said: Message = {
-        "weight": result.weight,
-        "metrics": result.metrics,
-        "missing": None if result.missing is None else sorted(result.missing),
-        "totals": packed_totals(result.totals),
-    }
-    if result.represented:
-        said["represented"] = result.represented
-    if result.gradient is not None and result.gradient.rows:
-        said["rows"] = result.gradient.rows
-    return said
+def _without_vectors(result: ShardSum) -> messages.ShardResult:
+    """Return the result of a shard without the vectors of the slot."""
+    return messages.ShardResult(
+        weight=result.weight,
+        metrics=result.metrics,
+        missing=None if result.missing is None else sorted(result.missing),
+        totals=packed_totals(result.totals),
+        represented=result.represented,
+        rows={} if result.gradient is None else result.gradient.rows,
+    )

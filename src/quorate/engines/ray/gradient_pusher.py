@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Image
+from quorate.engines.processes.worker_messages import ShardsDone
 from quorate.engines.ray.servers import WORK
 from quorate.engines.servers import VectorSlices
 from quorate.replica.flat import Flat
@@ -27,10 +27,10 @@ class GradientPusher:
     def __init__(self, servers: Sequence[Any], ring: Callable[[], None]) -> None:
         self._servers = servers
         self._ring = ring
-        self._on_their_way: list[tuple[Message, Image, list[Future[Any]]]] = []
+        self._on_their_way: list[tuple[ShardsDone, Image, list[Future[Any]]]] = []
 
     def push(
-        self, answer: Message, step: int, gradient: Flat, slicing: VectorSlices, rest: Image
+        self, answer: ShardsDone, step: int, gradient: Flat, slicing: VectorSlices, rest: Image
     ) -> None:
         """Send a gradient, which may be overwritten after the call. Does not block.
 
@@ -41,13 +41,14 @@ class GradientPusher:
         arrivals = []
         for number, server in enumerate(self._servers):
             take = server.take.options(concurrency_group=WORK)
-            ref = take.remote(answer["ticket"], step, slicing.cut(gradient, number))
+            ref = take.remote(answer.ticket, step, slicing.cut(gradient, number))
             arrivals.append(ref.future())
-        self._on_their_way.append(({**answer, "is_held": True}, rest.copy(), arrivals))
+        answer.is_held = True
+        self._on_their_way.append((answer, rest.copy(), arrivals))
         for arrival in arrivals:
             arrival.add_done_callback(lambda _: self._ring())
 
-    def arrived(self) -> Iterator[tuple[Message, Image]]:
+    def arrived(self) -> Iterator[tuple[ShardsDone, Image]]:
         """Yield the answers to arrived gradients, in order, with the rest of each result.
 
         An answer whose gradient cannot be brought to a server is never given: the coordinator hears

@@ -20,6 +20,7 @@ from selectors import EVENT_READ, BaseSelector
 
 from quorate.engines.processes.pool import Callback
 from quorate.engines.processes.wire import Wire
+from quorate.engines.processes.worker_messages import HandOver
 from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import HANDOVER_S, KILLED_EXIT_S
 
@@ -119,10 +120,10 @@ class HandoverSocket:
     def _receive(self, end: socket.socket) -> None:
         end.settimeout(HANDOVER_S)
         message = (sender := Wire(end)).receive()
-        if message is not None and len(sender.fds) == 2:
+        if isinstance(message, HandOver) and len(sender.fds) == 2:
             wire, process = sender.fds
             connection = LocalConnection(Wire(socket.socket(fileno=wire)), process)
-            self._waiting[message["key"]] = connection
+            self._waiting[message.key] = connection
 
 
 def hand_over(door: str, key: str, wire: Wire, process: int) -> bool:
@@ -142,7 +143,7 @@ def hand_over(door: str, key: str, wire: Wire, process: int) -> bool:
             end.connect(_address(door))
             if not _is_of_this_user(end):
                 return False
-            Wire(end).send({"key": key}, [wire.socket.fileno(), process])
+            Wire(end).send(HandOver(key), [wire.socket.fileno(), process])
     except OSError:  # the coordinator is in another container, or has closed the socket
         return False
     return True

@@ -1,6 +1,7 @@
 """Contents of calls between the coordinator and a node: messages, and images of memory as bytes.
 
 A call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
+Requests to a worker and answers are those of ``worker_messages``; an actor adds news of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from quorate.engines.messages import Message
+from quorate.engines.messages import MessageReader
 from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.script import Script
+from quorate.engines.processes.worker_messages import ShareMemory, WorkerMessage
+from quorate.engines.worker_status import Doing
 
 RESULTS = 2  # slots of a node's arena: one is written while the other's result is passed on
 
@@ -41,9 +46,67 @@ class ArenaPart(StrEnum):
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 
-def arena_like(sent: Message) -> Arena:
+class ActorStart(msgspec.Struct):
+    """The argument of ``WorkerActor.serve``."""
+
+    script: Script
+    folder: str | None  # that travelled with the script
+    threads: int  # of the worker, intra-op
+    node: str  # of the coordinator
+    mark: str  # of the coordinator's host
+    door: str | None  # the name of the coordinator's ``HandoverSocket``
+    key: str  # of the worker, at the door
+
+
+class ActorHello(msgspec.Struct, tag=True):
+    """The actor runs, on this node."""
+
+    same: dict[str, str]  # facts to compare, see ``same_everywhere``
+    host: str
+    mark: str
+    node: str
+
+
+class ActorStarted(msgspec.Struct, tag=True):
+    """The actor has started the worker."""
+
+    pid: int | None
+    near: bool  # whether the worker was handed over to the coordinator
+
+
+class ActorLeaves(msgspec.Struct, tag=True):
+    """The actor has to end."""
+
+
+class WorkerCut(msgspec.Struct, tag=True):
+    """The worker's wire is cut."""
+
+
+class WorkerEnded(msgspec.Struct, tag=True):
+    """The worker has ended; the last news."""
+
+    ending: Ending
+
+
+ActorMessage = ActorHello | ActorStarted | ActorLeaves | WorkerCut | WorkerEnded
+
+
+class News(msgspec.Struct):
+    """News of an actor, with the status of the worker."""
+
+    message: ActorMessage | WorkerMessage | None
+    has_image: bool  # whether an image follows
+    doing: Doing | None = None  # ``since`` is an age: clocks of two hosts have nothing in common
+    ahead: tuple[int, int] | None = None
+
+
+START_READER: MessageReader[ActorStart] = MessageReader(ActorStart)
+NEWS_READER: MessageReader[News] = MessageReader(News)
+
+
+def arena_like(sent: ShareMemory) -> Arena:
     """Return an arena for one worker alone, with room for images of the coordinator's arena."""
-    description = sent["description"]
+    description = sent.description
     snapshots = min(1, description["sizes"]["snapshots"])
     own = {"slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
     return Arena.like({**description, "sizes": {**description["sizes"], **own}})

@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ray.exceptions import RayError
 
 from quorate.coordination.ownership import together
-from quorate.engines.messages import Message
 from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.worker_messages import NodeSum, ShardsDone
 from quorate.engines.ray.images import ArenaPart, Ref, image_of
 from quorate.engines.ray.own_node import OwnNode
 from quorate.engines.ray.shard_orders import ShardOrder
@@ -34,7 +33,7 @@ PATIENCE = 0.5  # the wait of a result for siblings, relative to the time of its
 
 class _Result(NamedTuple):
     worker: RayWorkerHandle
-    message: Message
+    message: ShardsDone
     slot: int
     ref: Ref
 
@@ -82,7 +81,9 @@ class NodeResults:
             if not step.ordered_at[order.shard] and order.shard not in step.waiting:
                 self._drop(_where(worker, order), [order.shard])
 
-    def done(self, worker: RayWorkerHandle, order: ShardOrder, message: Message, ref: Ref) -> None:
+    def done(
+        self, worker: RayWorkerHandle, order: ShardOrder, message: ShardsDone, ref: Ref
+    ) -> None:
         """Have the worker take its answer when the result is here. Called by who listens to it.
 
         If siblings are added to the result, the worker takes their answers too. If the result is
@@ -99,11 +100,10 @@ class NodeResults:
                 self._alone([result for result in group.values() if result is not own])
             else:
                 answers = [(each.worker.number, each.message) for each in group.values()]
-                apart = partial(self._apart, list(group.values()))
-                worker.take({**message, "group": answers, "apart": apart})
+                worker.take(NodeSum(answers, list(group.values())))
                 return
         if group:
-            part = ArenaPart.REST if message.get("is_held") else ArenaPart.RESULT
+            part = ArenaPart.REST if message.is_held else ArenaPart.RESULT
             self._fetch(ref, own.slot, part)
             worker.take(message)
 
@@ -146,9 +146,9 @@ class NodeResults:
     def _fetch(self, ref: Ref, slot: int, part: ArenaPart = ArenaPart.RESULT) -> None:
         image_of(self._arena, part, slot)[:] = self._node.get(ref)
 
-    def _apart(self, results: list[_Result]) -> None:
+    def separate(self, node_sum: NodeSum) -> None:
         """Have each worker take its own result after all. Does not block."""
-        threading.Thread(target=self._alone, args=(results,), daemon=True).start()
+        threading.Thread(target=self._alone, args=(node_sum.results,), daemon=True).start()
 
     def _alone(self, results: list[_Result]) -> None:
         for worker, message, slot, ref in results:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import structs
+
 from quorate.coordination.plan import Plan, from_json
 from quorate.engines.job import Evaluation, Job, Training, class_of
-from quorate.engines.messages import Message
-
-_USER_CHANGES = {"amendments", "shared"}  # of which a speculative shard knows nothing
+from quorate.engines.processes import worker_messages as messages
 
 
 class ShardOrder(NamedTuple):
@@ -37,57 +37,60 @@ class OpenJob(NamedTuple):
     kind: type[Job]
 
     @staticmethod
-    def of(message: Message) -> OpenJob:
+    def of(message: messages.OpenJob) -> OpenJob:
         """Return the job of a message that opens a job."""
-        plan = {**message["plan"], "is_ordered": False, "sampling": None}
+        plan = {**message.plan, "is_ordered": False, "sampling": None}
         plan["rows"] = plan["dealt_rows"]  # the number of rows; a shard's rows are not needed
-        steps = range(*message["steps"])
-        return OpenJob(message["averaged"], from_json(plan), steps, class_of(message["work"], Job))
+        kind = class_of(message.work, Job)
+        return OpenJob(message.averaged, from_json(plan), range(*message.steps), kind)
 
-    def order(self, compute: Message) -> ShardOrder:
+    def order(self, compute: messages.ComputeShards) -> ShardOrder:
         """Return the order in a message."""
-        step, shard, slot = compute["step"], compute["shard"], compute["slot"]
-        adds = slot is not None and compute["is_needed"] and not compute["snapshot"]
+        step, (slot,) = compute.step, compute.slots
+        adds = slot is not None and compute.is_needed and not compute.snapshot
         shards = self.plan.shards_of(step) if adds else 1
-        return ShardOrder(compute["job"], step, shard, slot, shards)
+        return ShardOrder(compute.job, step, compute.shard, slot, shards)
 
-    def next(self, compute: Message) -> list[int] | None:
+    def next(self, compute: messages.ComputeShards) -> tuple[int, int] | None:
         """Return step and shard of the likely next order with the same parameters, if known."""
-        if compute["snapshot"] or self.kind not in (Training, Evaluation):
+        if compute.snapshot or self.kind not in (Training, Evaluation):
             return None
-        step, rank_of = compute["step"], tuple(compute["rank_of"])
-        later = [s for s in self.plan.home_shards(rank_of, step) if s > compute["shard"]]
+        step, rank_of = compute.step, compute.rank_of
+        later = [s for s in self.plan.home_shards(rank_of, step) if s > compute.shard]
         if not later and self.kind is Evaluation and step + 1 in self.steps:
             step += 1
             later = [*self.plan.home_shards(rank_of, step)]
-        return [step, later[0]] if later else None
+        return (step, later[0]) if later else None
 
 
-def likely_order(order: Message) -> Message | None:
-    """Return the likely next order, under a ticket of its own; None if unknown."""
-    if order.get("next") is None:
+def likely_order(order: messages.ComputeShards) -> messages.ComputeShards | None:
+    """Return the likely next order, under a ticket of its own; None if unknown.
+
+    A speculative shard knows nothing of user code's changes.
+    """
+    if order.following is None:
         return None
-    step, shard = order["next"]
-    own = {"ticket": -2 - order["ticket"], "images": [], "next": None}
-    following = {**order, **own, "step": step, "shard": shard}
-    return {name: value for name, value in following.items() if name not in _USER_CHANGES}
+    step, shard = order.following
+    own = {"ticket": -2 - order.ticket, "model_changes": None, "shared": None, "following": None}
+    return structs.replace(order, step=step, shard=shard, **own)
 
 
 @dataclass
 class GivenShard:
     """A shard that a worker computes, or has computed before an order of the coordinator."""
 
-    given: Message  # the order as the worker has it
+    given: messages.ComputeShards  # the order as the worker has it
     slot: int  # of the result
-    order: Message | None  # the coordinator's; None: the shard is speculative
-    answer: Message | None = None  # the worker's, once there
+    order: messages.ComputeShards | None  # the coordinator's; None: the shard is speculative
+    answer: messages.Answer | None = None  # the worker's, once there
     is_wrong: bool = False  # whether the coordinator has ordered a different shard
 
-    def matches(self, order: Message) -> bool:
-        """Return whether an order asks for this shard, from values that the node has by now."""
-        same = ("kind", "job", "step", "shard", "rank_of")
+    def matches(self, order: messages.ComputeShards) -> bool:
+        """Return whether an order without images asks for this shard, and the same model."""
+        given = self.given
         return (
-            not order.get("images")
-            and not order.keys() & _USER_CHANGES
-            and all(order.get(name) == self.given[name] for name in same)
+            order.model_changes is None
+            and order.shared is None
+            and (order.job, order.step, order.shard) == (given.job, given.step, given.shard)
+            and order.rank_of == given.rank_of
         )

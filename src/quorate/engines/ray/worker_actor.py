@@ -19,17 +19,31 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from msgspec import structs
 
-from quorate.engines.messages import Message, pack, unpack
+from quorate.engines.messages import pack, unpack
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, Image
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import WorkerProcess
 from quorate.engines.processes.process_start import SpawnStarter
-from quorate.engines.processes.script import Script
 from quorate.engines.ray.gradient_pusher import GradientPusher
 from quorate.engines.ray.handover import hand_over
-from quorate.engines.ray.images import ArenaPart, arena_like, image_of, same_everywhere
+from quorate.engines.ray.images import (
+    START_READER,
+    ActorHello,
+    ActorLeaves,
+    ActorMessage,
+    ActorStarted,
+    ArenaPart,
+    News,
+    WorkerCut,
+    WorkerEnded,
+    arena_like,
+    image_of,
+    same_everywhere,
+)
 from quorate.engines.ray.node_adder import NodeAdder
 from quorate.engines.ray.shard_orders import GivenShard, likely_order
 from quorate.engines.servers import VectorSlices
@@ -38,7 +52,8 @@ from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.resources import oom_kills, usable_cores
 from quorate.machine.shared_memory import Segment
 
-ANSWERS = ("done", "failed", "left off")  # to a shard
+# With an image of each part.
+Order = tuple[messages.WorkerMessage, list[ArenaPart], tuple[Image, ...]]
 
 
 class WorkerActor:
@@ -57,10 +72,10 @@ class WorkerActor:
         self._alarm = Alarm(self._selector)
         self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
         self._told_at = 0.0  # when the newest message was added
-        self._told: dict[int, tuple[Message, tuple[Image, ...]]] = {}  # orders, by number
+        self._told: dict[int, Order] = {}  # by number
         self._taken = 0  # the number of the next order
         # Orders that wait for the worker's answer to the order before.
-        self._orders: deque[tuple[Message, tuple[Image, ...]]] = deque()
+        self._orders: deque[Order] = deque()
         self._shard: GivenShard | None = None  # the newest, until the coordinator has the answer
         self._slot = 0  # of the arena, for the newest result; there are two
         self._cancelled: int | None = None  # ticket
@@ -84,9 +99,9 @@ class WorkerActor:
         """Return the text that Ray writes before each line that the worker prints."""
         return f"quorate worker {self._number}"
 
-    def tell(self, number: int, message: bytes, *images: Image) -> None:
+    def tell(self, number: int, message: bytes, parts: list[ArenaPart], *images: Image) -> None:
         """Take an order. Orders are carried out by number: calls may overtake each other."""
-        self._told[number] = unpack(message), images
+        self._told[number] = messages.READER.unpack(message), parts, images
         self._alarm.ring()
 
     def add(self, told: bytes, *images: Image) -> Image:
@@ -100,33 +115,32 @@ class WorkerActor:
         """Start the worker, and yield its news until it has ended; the last says how.
 
         Args:
-            start: the fields of a script, the folder that travelled with the script, if there is
-                one, the worker's intra-op threads, and the address of the coordinator.
+            start: an ``ActorStart``.
             servers: the actors that receive gradients; none: the coordinator receives gradients.
         """
-        told = unpack(start)
+        told = START_READER.unpack(start)
         self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
         self._servers = len(servers)
-        script = there = Script(**told["script"])
-        if told["folder"] is not None:  # Ray has put its copy into this process's folder
-            script = there.within(Path(told["folder"]), Path.cwd())
-        here = ray.get_runtime_context().get_node_id()
-        facts = {"host": this_host.name(), "mark": this_host.mark(), "node": here}
-        self._say({"kind": "hello", "same": same_everywhere(there, script), **facts})
+        script = told.script
+        if told.folder is not None:  # Ray has put its copy into this process's folder
+            script = script.within(Path(told.folder), Path.cwd())
+        here, mark = ray.get_runtime_context().get_node_id(), this_host.mark()
+        same = same_everywhere(told.script, script)
+        self._say(ActorHello(same, this_host.name(), mark, here))
         yield from self._said()
         kills = oom_kills()
         try:
-            starter = SpawnStarter(script, spins=told["threads"] <= usable_cores())
+            starter = SpawnStarter(script, spins=told.threads <= usable_cores())
             process = WorkerProcess(self._number, script, starter)
         except OSError as error:
-            self._say({"kind": "ended", **Ending(1, str(error))._asdict()})
+            self._say(WorkerEnded(Ending(1, str(error))))
             yield from self._said()
             return
         try:
             process.watch(self._selector, _look_at_everything, _look_at_everything)
-            near = (told["node"], told["mark"]) == (here, facts["mark"])
-            near = near and self._handed_over(process, told["door"], told["key"])
-            self._say({"kind": "started", "pid": process.pid, "near": near})
+            near = (told.node, told.mark) == (here, mark)
+            near = near and self._handed_over(process, told.door, told.key)
+            self._say(ActorStarted(process.pid, near))
             yield from self._said()
             has_said_leaves = False
             while not process.has_ended():
@@ -138,11 +152,11 @@ class WorkerActor:
                     self._pass_on(process)
                 if self._leaves and not has_said_leaves:
                     has_said_leaves = True
-                    self._say({"kind": "leaves"})
+                    self._say(ActorLeaves())
                 yield from self._said()
             if not near:
                 self._pass_on(process)  # messages sent before the end count
-            self._say({"kind": "ended", **process.ending().explained(kills)._asdict()})
+            self._say(WorkerEnded(process.ending().explained(kills)))
             yield from self._said()
         finally:
             process.close()
@@ -161,13 +175,13 @@ class WorkerActor:
         """Pass on all that has come, in both directions."""
         process.flush()
         for message in process.arrived():
-            if "memory" in message:  # of outputs, which another host cannot map
-                message["memory"] = message["memory"].map[:]
+            if isinstance(message, messages.ShardsDone) and message.memory is not None:
+                message.memory = message.memory.map[:]  # another host cannot map it
             self._take_message(process, message)
         if process.is_cut and not self._is_cut:
             self._is_cut = True
             process.deaf()
-            self._say({"kind": "cut"})
+            self._say(WorkerCut())
         while self._taken in self._told:
             self._take_order(process, *self._told.pop(self._taken))
             self._taken += 1
@@ -180,10 +194,10 @@ class WorkerActor:
 
     # --- answers of the worker --------------------------------------------------------------------
 
-    def _take_message(self, process: WorkerProcess, message: Message) -> None:
+    def _take_message(self, process: WorkerProcess, message: messages.WorkerMessage) -> None:
         """Take a message of the worker: the answer to a speculative shard may have to wait."""
         shard = self._shard
-        if shard is None or message["kind"] not in ANSWERS:
+        if shard is None or not isinstance(message, messages.Answer):
             self._say(message)
             return
         shard.answer = message
@@ -197,11 +211,13 @@ class WorkerActor:
         if shard.order is None or shard.answer is None:
             return
         self._shard = None
-        order, answer = shard.order, {**shard.answer, "ticket": shard.order["ticket"]}
-        following = likely_order(order) if answer["kind"] == "done" and not self._orders else None
+        order, answer = shard.order, shard.answer
+        answer.ticket = order.ticket
+        is_done = isinstance(answer, messages.ShardsDone)
+        following = likely_order(order) if is_done and not self._orders else None
         if following is not None:
             self._give(process, following, None)
-        if answer["kind"] != "done" or order["slot"] is None:
+        if not isinstance(answer, messages.ShardsDone) or order.slots == [None]:
             self._say(answer)
             return
         assert self._arena is not None
@@ -212,55 +228,50 @@ class WorkerActor:
             assert self._slicing is not None
             rest = image_of(self._arena, ArenaPart.REST, shard.slot)
             gradient = self._arena.slot(shard.slot).flat
-            self._pusher.push(answer, order["step"], gradient, self._slicing, rest)
+            self._pusher.push(answer, order.step, gradient, self._slicing, rest)
 
     # --- orders of the coordinator ----------------------------------------------------------------
 
-    def _take_order(
-        self, process: WorkerProcess, message: Message, images: tuple[Image, ...]
-    ) -> None:
+    def _take_order(self, process: WorkerProcess, *order: *Order) -> None:
         """Carry out an order at once, or note the order until the worker has answered."""
-        match message["kind"]:
-            case "cancel":
-                self._cancel(message["ticket"])
-            case "end":
-                process.post(message)
+        match order[0]:
+            case messages.CancelShards(ticket):
+                self._cancel(ticket)
+            case messages.EndWorker():
+                process.post(order[0])
             case _:
-                self._orders.append((message, images))
+                self._orders.append(order)
 
     def _carry_out_orders(self, process: WorkerProcess) -> None:
         """Carry out waiting orders, as far as the worker is free."""
         while self._orders:
-            order, images = self._orders[0]
+            order, parts, images = self._orders[0]
             shard = self._shard
             if shard is not None and shard.order is None and not shard.is_wrong:
-                if shard.matches(order):
+                if isinstance(order, messages.ComputeShards) and not parts and shard.matches(order):
                     self._orders.popleft()
                     shard.order = order
-                    if order["ticket"] == self._cancelled:
-                        self._cancel(order["ticket"])
+                    if order.ticket == self._cancelled:
+                        self._cancel(order.ticket)
                     self._answer(process, shard)
                     continue
                 if shard.answer is None:
                     shard.is_wrong = True
-                    self._cancel(shard.given["ticket"])
+                    self._cancel(shard.given.ticket)
                 else:
                     self._shard = None
             if self._shard is not None:
                 return
             self._orders.popleft()
-            self._carry_out(process, order, images)
+            self._carry_out(process, order, parts, images)
 
-    def _carry_out(
-        self, process: WorkerProcess, message: Message, images: tuple[Image, ...]
-    ) -> None:
+    def _carry_out(self, process: WorkerProcess, *order: *Order) -> None:
         """Pass an order on to the worker, which reads none of the written memory meanwhile."""
+        message, parts, images = order
         parts = [
-            part
-            for part in message.pop("images", ())
-            for _ in range(self._servers if part == ArenaPart.SLICES else 1)
+            part for part in parts for _ in range(self._servers if part == ArenaPart.SLICES else 1)
         ]
-        if message["kind"] == "arena":
+        if isinstance(message, messages.ShareMemory):
             self._arena = arena_like(message)
             if self._servers:
                 self._slicing = VectorSlices(self._arena.parameters.layout, self._servers)
@@ -279,31 +290,35 @@ class WorkerActor:
                 slot = arena.snapshots[0] if part == ArenaPart.SNAPSHOT else None
                 image_of(arena, part, slot)[:] = image
         fds = [segment.fd for segment in owned]
-        if message["kind"] == "compute":
+        if isinstance(message, messages.ComputeShards):
             self._give(process, message, message, *fds)
-            if message["ticket"] == self._cancelled:
-                self._cancel(message["ticket"])
+            if message.ticket == self._cancelled:
+                self._cancel(message.ticket)
             return
-        if message["kind"] == "arena":
-            message["description"], fds = arena.handed_over()
+        if isinstance(message, messages.ShareMemory):
+            message.description, fds = arena.handed_over()
         process.post(message, *fds)
 
     def _give(
-        self, process: WorkerProcess, given: Message, order: Message | None, *fds: int
+        self,
+        process: WorkerProcess,
+        given: messages.ComputeShards,
+        order: messages.ComputeShards | None,
+        *fds: int,
     ) -> None:
         """Have the worker compute a shard, ordered by the coordinator or speculative."""
         assert self._arena is not None
         self._slot = 1 - self._slot
         self._shard = GivenShard(given, self._slot, order)
-        snapshot = given["snapshot"] and [self._arena.snapshots[0], given["snapshot"][1]]
-        slot = None if given["slot"] is None else self._slot
-        process.post({**given, "slot": slot, "snapshot": snapshot}, *fds)
+        snapshot = given.snapshot and (self._arena.snapshots[0], given.snapshot[1])
+        slots: list[int | None] = [None] if given.slots == [None] else [self._slot]
+        process.post(structs.replace(given, slots=slots, snapshot=snapshot), *fds)
 
     def _cancel(self, ticket: int) -> None:
         """Have the worker cancel a shard, under way or yet to be given."""
         shard = self._shard
-        if shard is not None and shard.order is not None and shard.order["ticket"] == ticket:
-            ticket = shard.given["ticket"]
+        if shard is not None and shard.order is not None and shard.order.ticket == ticket:
+            ticket = shard.given.ticket
         elif ticket >= 0:
             self._cancelled = ticket
         if self._arena is not None:
@@ -316,16 +331,17 @@ class WorkerActor:
         while self._news:
             yield self._news.popleft()
 
-    def _say(self, message: Message | None, image: Image | None = None) -> None:
+    def _say(
+        self, message: ActorMessage | messages.WorkerMessage | None, image: Image | None = None
+    ) -> None:
         """Add a message to the news, with the worker's status, and perhaps an image."""
         self._told_at = time.monotonic()
-        news: dict[str, Any] = {"message": message, "doing": None, "ahead": None}
-        news["has_image"] = image is not None
+        news = News(message, has_image=image is not None)
         if self._arena is not None:
             doing = self._arena.sheets[self._number].read()
-            age_s = time.monotonic() - doing.since  # clocks of two hosts have nothing in common
-            news["doing"] = doing._replace(since=age_s)
-            news["ahead"] = self._arena.loaded_ahead(self._number)
+            age_s = time.monotonic() - doing.since
+            news.doing = doing._replace(since=age_s)
+            news.ahead = self._arena.loaded_ahead(self._number)
         self._news.append(pack(news))
         if image is not None:
             self._news.append(image)

@@ -7,21 +7,34 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from selectors import BaseSelector
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from quorate.engines.messages import Message, pack, unpack
+from quorate.engines.messages import pack
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, WorkerHandle
 from quorate.engines.ray.handover import LocalConnection
-from quorate.engines.ray.images import ArenaPart, Ref, difference, image_of
+from quorate.engines.ray.images import (
+    NEWS_READER,
+    ActorHello,
+    ActorLeaves,
+    ActorMessage,
+    ActorStart,
+    ActorStarted,
+    ArenaPart,
+    Ref,
+    WorkerCut,
+    WorkerEnded,
+    difference,
+    image_of,
+)
 from quorate.engines.ray.parameter_store import SentVersions, image_in
 from quorate.engines.ray.shard_orders import OpenJob, ShardOrder
 from quorate.engines.worker_status import Doing
@@ -33,6 +46,8 @@ if TYPE_CHECKING:
     from quorate.engines.ray.pool import RayPool
 
 NEWS, ORDERS, SUMS = "news", "orders", "sums"  # threads of an actor
+
+M = TypeVar("M")
 
 MOST_SAID = 600  # characters of Ray's text about an actor that cannot be started
 
@@ -62,7 +77,7 @@ class RayWorkerHandle(WorkerHandle):
         self._leaves = False
         self._ending: Ending | None = None
         # Answers, and images that go to a slot before they are passed on.
-        self._inbox: deque[tuple[Message, int | None, Any]] = deque()
+        self._inbox: deque[tuple[messages.Arrived, int | None, Any]] = deque()
         self._is_closed = False
         self._hears = True  # whether the listener goes on
         self._bell: Alarm | None = None
@@ -72,15 +87,15 @@ class RayWorkerHandle(WorkerHandle):
         self._tell = self._actor.tell.options(concurrency_group=ORDERS)
         self._add = self._actor.add.options(concurrency_group=SUMS)
         serve = self._actor.serve.options(num_returns="streaming", concurrency_group=NEWS)
-        told = {
-            "script": asdict(pool.script),
-            "folder": pool.folder and str(pool.folder),
-            "threads": pool.threads,
-            "node": ray.get_runtime_context().get_node_id(),
-            "mark": this_host.mark(),
-            "door": pool.door and pool.door.name,
-            "key": self._key,
-        }
+        told = ActorStart(
+            script=pool.script,
+            folder=None if pool.folder is None else str(pool.folder),
+            threads=pool.threads,
+            node=ray.get_runtime_context().get_node_id(),
+            mark=this_host.mark(),
+            door=None if pool.door is None else pool.door.name,
+            key=self._key,
+        )
         servers = () if pool.servers is None else pool.servers.actors
         news = serve.remote(pack(told), *servers)
         self._listener = threading.Thread(
@@ -108,15 +123,15 @@ class RayWorkerHandle(WorkerHandle):
         self._bell = Alarm(selector, both)
         self._bell.ring()  # the actor may have sent news before
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> Sequence[messages.Arrived]:
         """Return all arrived messages. Does not block."""
-        messages = []
+        arrived = list[messages.Arrived]()
         for _ in range(len(self._inbox)):
             message, slot, image = self._inbox.popleft()
             if image is not None:
                 image_of(self._pool.arena, ArenaPart.RESULT, slot)[:] = image
-            messages.append(message)
-        return messages + [self._placed(message) for message in super().arrived()]
+            arrived.append(message)
+        return arrived + [self._placed(message) for message in super().arrived()]
 
     def has_ended(self) -> bool:
         """Return whether the worker is gone, and all messages have arrived. Does not block."""
@@ -143,7 +158,7 @@ class RayWorkerHandle(WorkerHandle):
     def close(self) -> None:
         """End the worker, and wait until nothing more can come."""
         if self._is_closed:  # Ray kills nobody any more, but the actor may be there
-            self._order({"kind": "end"})
+            self._order(messages.EndWorker())
             self._listener.join(EXIT_REPORT_S)
         else:
             self.kill()
@@ -162,45 +177,47 @@ class RayWorkerHandle(WorkerHandle):
 
     # --- what is sent -----------------------------------------------------------------------------
 
-    def post(self, message: Message, *fds: int) -> None:
+    def post(self, message: messages.WorkerMessage, *fds: int) -> None:
         """Send a message, with images of the memory concerned. Does not block for long."""
         if self.line is not None:
             super().post(message, *fds)
             return
         parts, refs = list[ArenaPart](), list[Ref]()
-        if "amendments" in message and message["amendments"]["frozen"] != self._frozen:
-            self._frozen = message["amendments"]["frozen"]
-            parts, refs = (
-                [ArenaPart.FROZEN],
-                self._pool.store.refs([ArenaPart.FROZEN], self._frozen),
-            )
-        if (shared := message.get("shared")) is not None and shared["tensors"] is not None:
-            refs = [*refs, *self._pool.store.shared(shared["stored"], fds[0])]
-            parts, fds = [*parts, ArenaPart.SHARED], fds[1:]
-        match message["kind"]:
-            case "arena":
+        if isinstance(message, messages.ModelRequest):
+            changes, shared = message.model_changes, message.shared
+            if changes is not None and changes["frozen"] != self._frozen:
+                self._frozen = changes["frozen"]
                 parts, refs = (
                     [ArenaPart.FROZEN],
                     self._pool.store.refs([ArenaPart.FROZEN], self._frozen),
                 )
-            case "open":
-                self._jobs[message["job"]] = OpenJob.of(message)
+            if shared is not None and shared["tensors"] is not None:
+                refs = [*refs, *self._pool.store.shared(shared["stored"], fds[0])]
+                parts, fds = [*parts, ArenaPart.SHARED], fds[1:]
+        match message:
+            case messages.ShareMemory():
+                parts, refs = (
+                    [ArenaPart.FROZEN],
+                    self._pool.store.refs([ArenaPart.FROZEN], self._frozen),
+                )
+            case messages.OpenJob():
+                self._jobs[message.job] = OpenJob.of(message)
                 if fds:
                     parts = [*parts, ArenaPart.START]
                     refs = [*refs, self._pool.node.put(image_in(fds[0]))]
-            case "close":
-                self._jobs.pop(message["job"], None)
-            case "compute":
-                job = self._jobs[message["job"]]
+            case messages.CloseJob():
+                self._jobs.pop(message.job, None)
+            case messages.ComputeShards():
+                job = self._jobs[message.job]
                 order = job.order(message)
                 if self._pool.servers is not None:  # servers add
                     order = order._replace(shards=1)
-                self._orders[message["ticket"]] = order
+                self._orders[message.ticket] = order
                 self._pool.results.ordered(self, order)
-                message = {**message, "next": job.next(message)}
-                own, values = self._sent.missing(message["snapshot"], averaged=job.averaged)
+                message.following = job.next(message)
+                own, values = self._sent.missing(message.snapshot, averaged=job.averaged)
                 parts, refs = [*parts, *own], [*refs, *values]
-        self._order({**message, "images": parts}, refs)
+        self._order(message, parts, refs)
 
     def leave(self, why: str) -> None:
         """Report once that the worker has to go. Thread-safe.
@@ -210,7 +227,7 @@ class RayWorkerHandle(WorkerHandle):
         """
         if not self._leaves:
             self._leaves = True
-            self.take({"kind": "leaves", "message": f"has left {self._node}, {why}"})
+            self.take(messages.WorkerLeaves(f"has left {self._node}, {why}"))
 
     def lose(self) -> None:
         """Report the loss of the worker, and of Ray. Thread-safe."""
@@ -224,16 +241,25 @@ class RayWorkerHandle(WorkerHandle):
     def cancel(self, ticket: int) -> None:
         """Report a cancelled shard, if the worker does not see the coordinator's arena."""
         if self._near is None:
-            self._order({"kind": "cancel", "ticket": ticket})
+            self._order(messages.CancelShards(ticket))
+
+    def separate(self, node_sum: messages.NodeSum) -> None:
+        """Have the workers of a sum hand in the results one by one. Does not block."""
+        self._pool.results.separate(node_sum)
 
     def add(self, refs: Mapping[int, Ref], shards: int) -> Ref:
         """Return a reference to the sum of results on the worker's node."""
         return self._add.remote(pack({"of": [*refs], "shards": shards}), *refs.values())
 
-    def _order(self, message: Message, refs: list[Ref] | None = None) -> None:
+    def _order(
+        self,
+        message: messages.WorkerMessage,
+        parts: Sequence[ArenaPart] = (),
+        refs: Sequence[Ref] = (),
+    ) -> None:
         number, self._ordered = self._ordered, self._ordered + 1
         with suppress(RayError):  # the actor is gone, and the listener says so
-            self._tell.remote(number, pack(message), *(refs or ()))
+            self._tell.remote(number, pack(message), [*parts], *refs)
 
     # --- what comes: in the listener's thread -----------------------------------------------------
 
@@ -248,16 +274,17 @@ class RayWorkerHandle(WorkerHandle):
                     break
                 if self._is_closed:
                     return
-                told = unpack(self._pool.node.get(ref))
-                image = next(news) if told["has_image"] else None
-                if told["doing"] is not None:
-                    self._note(Doing(*told["doing"]), told["ahead"])
-                message = told["message"]
-                if message is not None and message["kind"] == "ended":
-                    del message["kind"]
-                    ending = Ending(**{**message, "node": self._node})
-                elif message is not None:
-                    self._hear(message, image)
+                told = NEWS_READER.unpack(self._pool.node.get(ref))
+                image = next(news) if told.has_image else None
+                if told.doing is not None:
+                    self._note(told.doing, told.ahead)
+                match told.message:
+                    case WorkerEnded():
+                        ending = told.message.ending._replace(node=self._node)
+                    case None:
+                        pass  # a sign of life
+                    case message:
+                        self._hear(message, image)
                 del ref, image  # the object: its memory is for the next one
         except OutOfMemoryError:
             ending = Ending(-signal.SIGKILL, is_out_of_memory=True, node=self._node)
@@ -272,7 +299,7 @@ class RayWorkerHandle(WorkerHandle):
             self._ending = ending
         self._ring()
 
-    def take(self, message: Message, slot: int | None = None, image: Any = None) -> None:
+    def take(self, message: messages.Arrived, slot: int | None = None, image: Any = None) -> None:
         """Take an answer, with an image for the coordinator's thread to copy to the slot."""
         self._inbox.append((self._placed(message), slot, image))
         self._ring()
@@ -281,59 +308,60 @@ class RayWorkerHandle(WorkerHandle):
         for order in list(self._orders.values()):
             self._pool.results.lost(self, order)
 
-    def _hear(self, message: Message, image: Ref | None) -> None:
-        match message["kind"]:
-            case "hello":
+    def _hear(self, message: ActorMessage | messages.WorkerMessage, image: Ref | None) -> None:
+        match message:
+            case ActorHello():
                 self._meet(message)
-                return
-            case "started":
-                self._pid = message["pid"]
-                if message["near"] and self._pool.door is not None:
+            case ActorStarted():
+                self._pid = message.pid
+                if message.near and self._pool.door is not None:
                     near = self._pool.door.take(self._key)
                     self.line, self._near = near.line, near
                     self._ring()
                 else:
                     self.place = self.node_id
-                return
-            case "leaves":
+            case ActorLeaves():
                 self.leave("because its actor was asked to end")
-                return
-            case "cut":
+            case WorkerCut():
                 self._is_cut = True
                 self._ring()
-                return
-            case "done" | "failed" | "left off":
-                order = self._orders.pop(message["ticket"])
-                if image is not None:
+            case messages.ShardAnswer():
+                order = self._orders.pop(message.ticket)
+                if image is not None and isinstance(message, messages.ShardsDone):
                     self._pool.results.done(self, order, message, image)
-                    return
-                self._pool.results.lost(self, order)
-        self.take(message)
+                else:
+                    self._pool.results.lost(self, order)
+                    self.take(message)
+            case WorkerEnded():
+                raise AssertionError("the last news are no message")
+            case _:
+                self.take(message)
 
-    def _placed(self, message: Message) -> Message:
+    def _placed(self, message: M) -> M:
         """Return a message, with a note of the worker's node in case of an error."""
-        if "error" in message:
-            message["error"].add_note(f"quorate: worker {self.number} is on {self._node}")
+        error = getattr(message, "error", None)
+        if isinstance(error, BaseException):
+            error.add_note(f"quorate: worker {self.number} is on {self._node}")
         return message
 
-    def _meet(self, hello: Message) -> None:
+    def _meet(self, hello: ActorHello) -> None:
         """Note the worker's node, and refuse a node that would compute something else."""
-        self.node_id = hello["node"]
-        self._node = f"{hello['host']} (node {hello['node'][:8]})"
-        self.is_elsewhere = hello["mark"] != this_host.mark()
-        self.host = hello["host"] if self.is_elsewhere else None
-        differs = difference(self._pool.same, hello["same"])
+        self.node_id = hello.node
+        self._node = f"{hello.host} (node {hello.node[:8]})"
+        self.is_elsewhere = hello.mark != this_host.mark()
+        self.host = hello.host if self.is_elsewhere else None
+        differs = difference(self._pool.same, hello.same)
         if differs is not None:
             fix = "every node needs the same, at the same path"
-            self.take({"kind": "refuses", "message": f"cannot use {self._node}: {differs}; {fix}"})
+            self.take(messages.ScriptRefused(f"cannot use {self._node}: {differs}; {fix}"))
             self.kill()
         else:
-            self.take({"kind": "placed"})
+            self.take(messages.WorkerPlaced())
 
-    def _note(self, doing: Doing, ahead: list[int] | None) -> None:
+    def _note(self, doing: Doing, ahead: tuple[int, int] | None) -> None:
         here = doing._replace(since=time.monotonic() - doing.since)
         self._pool.arena.sheets[self.number].take(here)
-        self._pool.arena.loads_ahead(self.number, None if ahead is None else (ahead[0], ahead[1]))
+        self._pool.arena.loads_ahead(self.number, ahead)
 
     def _out_of_reach(self) -> Ending:
         """Return the ending of a worker out of everybody's reach."""

@@ -1,0 +1,254 @@
+"""Messages between a worker process, the coordinator, and the fork server.
+
+to a worker            StartWorker ShareMemory OpenJob ComputeShards CloseJob EndWorker
+from a worker          ScriptRefused ScriptRaised ReachedLoop FoundNote JobReady
+                       ShardsDone ShardFailed ShardsCancelled
+to a fork server       ForkWorker
+from a fork server     WorkerForked WorkerExited
+to a coordinator       HandOver, from an actor of the coordinator's own node
+
+A pool of several machines adds CancelShards, and reports WorkerPlaced, WorkerLeaves and NodeSum
+itself. A descriptor of memory travels beside a message, in the order of the fields that name one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quorate.engines.collective.rank_place import RankPlace
+from quorate.engines.messages import MessageReader
+from quorate.engines.processes.script import Script
+from quorate.engines.tracing import Batch
+from quorate.replica.notes import Note
+from quorate.replica.sparse.rows import Rows
+from quorate.replica.whole_batch.represented import Represented
+
+
+class _Message(msgspec.Struct, tag=True, omit_defaults=True):
+    """A message, with the name of the class as the tag."""
+
+
+# --- to a worker ----------------------------------------------------------------------------------
+
+
+class OwnProcess(msgspec.Struct):
+    """Facts of the script's own process for workers, see ``script_as_worker``."""
+
+    has_input: bool
+    writes: list[tuple[int, int]]  # device and inode of files open for writing
+
+
+class StartWorker(_Message):
+    """The first message: run the script up to the training loop."""
+
+    number: int
+    script: Script
+    place: RankPlace | None  # in a collective, if the worker is to be a rank
+    own: OwnProcess
+
+
+class ShareMemory(_Message):
+    """Map the coordinator's memory. Comes with the descriptors of ``Arena.handed_over``."""
+
+    computing: dict[str, Any]  # see ``Computing``: found out by the coordinator
+    description: dict[str, Any]  # see ``Arena.attach``
+
+
+class ModelRequest(_Message, kw_only=True):
+    """A request with user code's changes of the model, unless the worker knows the changes."""
+
+    model_changes: dict[str, Any] | None = None  # see ``ModelChanges.to_json``
+    shared: dict[str, Any] | None = None  # see ``Values.to_json``; perhaps with a descriptor
+
+
+class OpenJob(ModelRequest):
+    """Join a job, and answer ``JobReady``."""
+
+    job: int
+    work: str  # the ``class_name`` of the job
+    averaged: bool  # whether shards are computed from averaged parameters
+    plan: dict[str, Any]
+    steps: tuple[int, int]  # first and end
+    options: dict[str, Any]  # see ``Job.options``
+    traced: tuple[int, int]  # first and end of the steps whose spans are recorded
+    dataset: str | None
+    compares_data: bool
+    compares_gradient: bool  # comes with a descriptor of the parameters to compute from
+
+
+class ComputeShards(ModelRequest):
+    """Compute consecutive shards of a step."""
+
+    job: int
+    ticket: int  # names the request
+    step: int
+    shard: int  # the first
+    slots: list[int | None]  # by shard: of the arena; None: the shard yields no vectors
+    snapshot: tuple[int, int] | None  # slot and version of the parameters to compute from
+    rank_of: tuple[int, int]  # rank of the worker, and number of workers
+    is_needed: bool  # whether the update needs these shards
+    beside: list[dict[str, Any] | None] | None = None  # by shard, see ``Job.beside``
+    # Step and shard of the likely next request with the same parameters, see ``ray/shard_orders``.
+    following: tuple[int, int] | None = None
+
+
+class CancelShards(_Message):
+    """Abandon a request. A worker that sees the coordinator's arena needs no such message."""
+
+    ticket: int
+
+
+class CloseJob(_Message):
+    """Forget a job."""
+
+    job: int
+
+
+class EndWorker(_Message):
+    """End the process."""
+
+
+# --- from a worker --------------------------------------------------------------------------------
+
+
+class ScriptRefused(_Message):
+    """The script has a mistake, and no process of the worker can take part."""
+
+    message: str
+
+
+class ScriptRaised(_Message):
+    """The script raised an exception before the training loop."""
+
+    error: BaseException
+    line: str  # of user code
+    printed: str  # the end of the output
+
+
+class ReachedLoop(_Message):
+    """The script has reached the training loop."""
+
+
+class FoundNote(_Message):
+    """A note for the user."""
+
+    note: Note
+
+
+class JobReady(_Message):
+    """The worker can join a job, with fingerprints to compare."""
+
+    job: int
+    data: str | None = None
+    gradient: str | None = None
+    error: BaseException | None = None  # raised while the gradient was computed
+
+
+class ShardResult(msgspec.Struct, omit_defaults=True):
+    """The result of a shard, without the vectors in a slot; see ``ShardSum``."""
+
+    weight: float
+    metrics: dict[str, float]
+    missing: list[str] | None
+    totals: dict[str, tuple[list[int], bytes]]  # see ``packed_totals``
+    represented: list[Represented] = []
+    rows: dict[str, Rows] = {}
+
+
+class ShardAnswer(_Message, kw_only=True):
+    """The answer to a request."""
+
+    job: int
+    ticket: int
+    spans: Batch | None = None  # None: nothing is traced
+
+
+class ShardsDone(ShardAnswer):
+    """The shards are computed."""
+
+    results: list[ShardResult]  # in the order of shards
+    has_sums: bool = False  # whether the first gradient of each subtree is the subtree's sum
+    outputs: list[Any] = []  # of an evaluation or prediction: one parcel
+    # With the tensors of the outputs. On the wire True: comes with a descriptor. Then a
+    # ``Segment``, or bytes if the worker is on a different host.
+    memory: Any = None
+    is_held: bool = False  # whether servers have the gradient
+
+
+class ShardFailed(ShardAnswer):
+    """User code raised an exception in a shard."""
+
+    shard: int
+    error: BaseException
+
+
+class ShardsCancelled(ShardAnswer):
+    """The shards were abandoned."""
+
+
+# --- from a pool of several machines, in the coordinator's process --------------------------------
+
+
+class WorkerPlaced(_Message):
+    """A machine has room for the worker."""
+
+
+class WorkerLeaves(_Message):
+    """A healthy worker has to end."""
+
+    reason: str  # "has left host, because ..."
+
+
+@dataclass
+class NodeSum:
+    """Answers of workers of one node whose results were added there. Not sent.
+
+    The sum is in the slot of the first worker.
+    """
+
+    answers: list[tuple[int, ShardsDone]]  # with the workers, in the order of shards
+    results: Any  # for ``WorkerHandle.separate``
+
+
+# --- starters and actors --------------------------------------------------------------------------
+
+
+class ForkWorker(_Message):
+    """Fork a worker. Comes with three descriptors: for reports, the worker's wire, its output."""
+
+    path: list[str]  # sys.path
+    environment: dict[str, str]
+
+
+class WorkerForked(_Message):
+    """The worker's process. Comes with a descriptor of the process."""
+
+    pid: int
+
+
+class WorkerExited(_Message):
+    """The worker's process has ended, or could not be forked."""
+
+    code: int  # -n after signal n
+    error: str | None = None  # why there is no process
+
+
+class HandOver(_Message):
+    """A worker for its coordinator. Comes with two descriptors: of the wire, of the process."""
+
+    key: str  # of the worker
+
+
+ForModel = OpenJob | ComputeShards
+Answer = ShardsDone | ShardFailed | ShardsCancelled
+_Request = ShareMemory | OpenJob | ComputeShards | CancelShards | CloseJob | EndWorker
+_News = ScriptRefused | ScriptRaised | ReachedLoop | FoundNote | JobReady
+_OfStart = StartWorker | ForkWorker | WorkerForked | WorkerExited | HandOver | WorkerPlaced
+WorkerMessage = _OfStart | _Request | _News | Answer | WorkerLeaves
+Arrived = WorkerMessage | NodeSum
+JobNews = Answer | NodeSum | FoundNote
+
+READER: MessageReader[WorkerMessage] = MessageReader(WorkerMessage)
