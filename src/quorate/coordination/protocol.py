@@ -169,4 +169,5 @@ class Finish:
     reason: str
 
 
-Effect = Compute | Keep | Discard | Cancel | Apply | Replace | Wake | Abort | Finish
+WorkerEffect = Compute | Keep | Discard | Cancel | Replace  # carried out by the channel of a job
+Effect = WorkerEffect | Apply | Wake | Abort | Finish

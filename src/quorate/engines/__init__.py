@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # a transport's settings are read without torch
-    from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+    from quorate.coordination.protocol import Event, WorkerEffect
     from quorate.engines.job import Job
     from quorate.engines.worker_status import WorkerStatus
     from quorate.replica.shard_sum import Part
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a transport's settings are read without torch
 class Channel(Protocol):
     """The connection of the coordinator to all workers, for one job."""
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Send an effect to its worker. Does not block; keeps the order per worker."""
 
     def receive(self, timeout_s: float | None) -> Event | None:

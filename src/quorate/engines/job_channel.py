@@ -25,6 +25,7 @@ from quorate.coordination.protocol import (
     Failed,
     Keep,
     Replace,
+    WorkerEffect,
 )
 from quorate.engines.job import Job
 from quorate.engines.shard_runner import Outcome, ShardFailure
@@ -68,7 +69,7 @@ class JobChannel(ABC):
         self._errors: dict[tuple[int, int, int], BaseException] = {}  # by worker, step and shard
         self._collected: list[tuple[StepSums, ShardSum]] = []  # until ``publish``
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Carry out an effect. Does not block."""
         worker = effect.worker
         match effect:

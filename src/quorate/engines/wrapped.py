@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.coordination.protocol import Event, WorkerEffect
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Job
 from quorate.engines.worker_status import WorkerStatus
@@ -51,7 +51,7 @@ class WrappedChannel:
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Pass an effect on."""
         self._inner.send(effect)
 

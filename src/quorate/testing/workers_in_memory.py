@@ -17,17 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf, nextafter
 from queue import Empty, SimpleQueue
 
-from quorate.coordination.protocol import (
-    Cancel,
-    Compute,
-    Discard,
-    Effect,
-    Event,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-)
+from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, WorkerEffect
 from quorate.engines.job import Job, Task, Training
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.shard_runner import Outcome, ShardFailure, ShardRunner
@@ -171,7 +161,7 @@ class InMemoryChannel(JobChannel):
         """Return the virtual time."""
         return self._queue.now
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Carry out an effect. A worker computes a shard when the shard ends."""
         self._transport.happened.append(effect)
         worker = effect.worker

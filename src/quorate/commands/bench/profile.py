@@ -22,7 +22,7 @@ from quorate.commands.bench.lost_worker import LostWorker
 from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.commands.bench.stages import StageSpans
 from quorate.coordination import rules
-from quorate.coordination.protocol import Cancel, Compute, Discard, Event, Keep, Replace
+from quorate.coordination.protocol import Event, Keep, Replace, WorkerEffect
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Job, Training
 from quorate.engines.worker_status import WorkerStatus
@@ -98,7 +98,7 @@ class TrainingChannel(WrappedChannel):
         super().__init__(inner)
         self._clock = clock
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Pass on an effect; the caller is done with its report."""
         self._clock.goes_on(super().send)
         if isinstance(effect, Keep):

@@ -22,7 +22,6 @@ from quorate.commands.verify.recorded_training import (
 from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
 from quorate.coordination import rules
 from quorate.coordination.protocol import (
-    Cancel,
     Cancelled,
     Compute,
     Discard,
@@ -30,9 +29,9 @@ from quorate.coordination.protocol import (
     Event,
     Failed,
     Joined,
-    Keep,
     Left,
     Replace,
+    WorkerEffect,
 )
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Job, Training
@@ -169,7 +168,7 @@ class RecordedChannel(WrappedChannel):
         self._held: list[tuple[_Answer, int]] = []  # and of how many shards
         self._due: deque[_Answer] = deque()
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Pass on an effect."""
         if isinstance(effect, Compute):
             self._computing[effect.worker] = effect.count

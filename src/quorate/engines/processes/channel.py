@@ -13,16 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quorate.coordination.plan import abridged
-from quorate.coordination.protocol import (
-    Cancel,
-    Compute,
-    Discard,
-    Event,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-)
+from quorate.coordination.protocol import Compute, Event, Joined, Keep, Left, WorkerEffect
 from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Job, Training
 from quorate.engines.job_channel import JobChannel, Request
@@ -65,7 +56,7 @@ class ProcessesChannel(JobChannel):
         # A heap of slots: with the lowest slots first, few slots are ever written.
         self._free = [*arena.lent(again=job.interrupts_training)]
 
-    def send(self, effect: Compute | Keep | Discard | Cancel | Replace) -> None:
+    def send(self, effect: WorkerEffect) -> None:
         """Carry out an effect. Does not block."""
         if isinstance(effect, Keep) and (servers := self._workers.servers) is not None:
             worker, step = effect.worker, effect.step
