@@ -15,6 +15,7 @@ STAGE_EXIT_S = 30.0  # a stage whose links are closed: kernels on a GPU cannot b
 KILLED_EXIT_S = 10.0  # a killed process: the kernel may wait for a disk of the network
 SIGNALLED_EXIT_S = 10.0  # the run, after a second signal: tells workers, saves what was trained
 ABANDONED_S = 0.1  # any thread, after a second Ctrl-C: nobody waits for user code
+FIRST_RANK_S = 5.0  # a rank of torchrun that leaves the printing of an error to the first rank
 EXIT_REPORT_S = 1.0  # from the death of a process to the report of the death
 
 # 2. Silence: after so long without a sign of life a party counts as lost.

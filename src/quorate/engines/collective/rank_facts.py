@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +20,6 @@ from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
-from quorate.machine.limits import FILE_POLL_S, RANK_SILENCE_S
 from quorate.machine.text import printable
 
 
@@ -35,7 +32,6 @@ class RankFacts(NamedTuple):
     torch: str  # the build
     script: str  # a hash of the text
     workers: int | None  # the number in the settings; None if the settings name no number
-    pid: int
 
 
 _ALIKE = {
@@ -60,35 +56,25 @@ def gather_facts(
         workers: the number of ranks in the settings of this rank; None if they name no number.
     """
     address, version = route(place.endpoint), torch.__version__
-    own = RankFacts(
-        *(address, this_host.mark(), device.type, version, _script_hash(), workers, os.getpid())
-    )
+    own = RankFacts(*(address, this_host.mark(), device.type, version, _script_hash(), workers))
     store.set(f"facts-{place.rank}", json.dumps(own))
     texts = store.multi_get([f"facts-{rank}" for rank in range(place.size)])
     return [RankFacts(*json.loads(text)) for text in texts]
 
 
 def require_alike(facts: Sequence[RankFacts], place: RankPlace) -> None:
-    """Refuse different ranks. Then blocks until the first rank of this host has printed why.
+    """Refuse different ranks.
 
     Raises:
         UserError: ranks differ; all ranks raise the same error.
     """
-    try:
-        for each in facts:
-            if each.workers not in (None, place.size):
-                ranks = f"{place.size} rank{'s' if place.size > 1 else ''}"
-                expected = f"{place.size}, as torchrun has started {ranks}"
-                raise SettingError("workers", each.workers, expected, "leave it to torchrun")
-        for field, (name, fix) in _ALIKE.items():
-            require_same(name, [getattr(each, field) for each in facts], fix)
-    except UserError:
-        # torchrun ends all ranks as soon as one rank has ended.
-        until = time.monotonic() + RANK_SILENCE_S
-        first = facts[place.rank - place.local_rank].pid
-        while place.local_rank and not this_host.has_ended(first) and time.monotonic() < until:
-            time.sleep(FILE_POLL_S)
-        raise
+    for each in facts:
+        if each.workers not in (None, place.size):
+            ranks = f"{place.size} rank{'s' if place.size > 1 else ''}"
+            expected = f"{place.size}, as torchrun has started {ranks}"
+            raise SettingError("workers", each.workers, expected, "leave it to torchrun")
+    for field, (name, fix) in _ALIKE.items():
+        require_same(name, [getattr(each, field) for each in facts], fix)
 
 
 def require_same(

@@ -24,6 +24,7 @@ from quorate.machine.environment import (
     torchrun_error_file,
     wants_full_tracebacks,
 )
+from quorate.machine.limits import FIRST_RANK_S
 
 MOST = 200_000  # characters that are shown
 
@@ -61,8 +62,10 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
             sys.stderr.writelines(lines)
             sys.stderr.flush()
     if isinstance(error, OneLineError):
-        # Of ranks that were refused alike, the first of a host shows it; torchrun shows all.
+        # All ranks of a host raise a user's mistake, and the first rank prints the line. The other
+        # ranks wait for torchrun's SIGTERM: torchrun ends all ranks once one of them has ended.
         if told_torchrun(error.line) and not is_first_rank_here():
+            time.sleep(FIRST_RANK_S)
             raise SystemExit(error.exit_code)
         _shown_before(kind, error, trace)  # its line, and its exit code
 
