@@ -1,1 +1,1 @@
-"""Optimizing: how a gradient becomes an update, and what of that outlives the process."""
+"""Optimizing: how a gradient becomes an update, and which state of an optimizer is saved."""

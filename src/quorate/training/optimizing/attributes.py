@@ -1,7 +1,8 @@
-"""What an optimizer keeps beside its state_dict: attributes, and optimizers within it, with theirs.
+"""Attributes of an optimizer that its state_dict leaves out, and the optimizers nested in them.
 
-A wrapper (Lookahead, SAM) has another optimizer in an attribute, a chain has several in a list. Of
-each the own state_dict is asked for, and so of whatever else has one: schedules, averages.
+A wrapper (Lookahead, SAM) has another optimizer in an attribute; a chain has several in a list. The
+state of each nested optimizer is read by its own state_dict, and so is the state of every attribute
+with a state_dict: schedules, averages.
 """
 
 from __future__ import annotations
@@ -13,35 +14,36 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-# What schedules put into an optimizer.
+# Attributes that torch's schedules add to an optimizer.
 _OF_SCHEDULES = frozenset(("step", "_opt_called", "_step_count"))
 
 
 class Attribute(NamedTuple):
-    """One of them."""
+    """An attribute of an optimizer."""
 
     value: Any
-    put: Callable[[Any], None]  # another in its place
+    put: Callable[[Any], None]  # replaces the value
 
 
 def attributes(optimizer: Optimizer) -> dict[str, Attribute]:
-    """Return what an optimizer has beside what all have: ``count``, ``base``, ``base.count``."""
+    """Return the attributes beyond those of every optimizer, by name: ``count``, ``base.count``."""
     found: dict[str, Attribute] = {}
     _walk(optimizer, "", found, {id(optimizer)})
     return found
 
 
 def optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Return it, and those within it."""
+    """Return an optimizer, followed by the optimizers nested in it."""
     inner = (attribute.value for attribute in attributes(optimizer).values())
     return [optimizer, *(value for value in inner if isinstance(value, Optimizer))]
 
 
 def state_of(value: Any, parameters: Mapping[int, str]) -> Any:
-    """Return what is to be saved of an attribute: what its own ``state_dict`` gives, if it has one.
+    """Return the state to save for an attribute: the result of ``state_dict()``, or else the value.
 
     Args:
-        parameters: of the model, by ``id``: a module that has them is the model itself, say.
+        parameters: names of the model's parameters by ``id``. A module with some of them is the
+            model, and is not saved as an attribute.
     """
     if isinstance(value, torch.Generator):
         return value.get_state()
@@ -49,7 +51,7 @@ def state_of(value: Any, parameters: Mapping[int, str]) -> Any:
 
 
 def is_state_of(own: torch.Generator, value: Any) -> bool:
-    """Return whether a generator can be brought to a state that was saved."""
+    """Return whether a generator accepts a saved state."""
     try:
         torch.Generator(own.device).set_state(value)
     except (RuntimeError, TypeError):
@@ -58,7 +60,7 @@ def is_state_of(own: torch.Generator, value: Any) -> bool:
 
 
 def put(attribute: Attribute, value: Any, parameters: Mapping[int, str]) -> None:
-    """Give an attribute a value that was saved. Containers stay who they are: others hold them."""
+    """Load a saved value into an attribute. Containers are filled in place: others hold them."""
     own = attribute.value
     if isinstance(own, Optimizer):
         load_into(own, value)
@@ -77,7 +79,7 @@ def put(attribute: Attribute, value: Any, parameters: Mapping[int, str]) -> None
 
 
 def place_of_new(optimizer: Optimizer, name: str) -> Callable[[Any], None] | None:
-    """Return what puts an attribute that is made in a step into its place; None if it has none."""
+    """Return a setter for an attribute created during a step; None if the name is not valid."""
     path, _, own = name.rpartition(".")
     owner = optimizer
     if path:
@@ -91,11 +93,12 @@ def place_of_new(optimizer: Optimizer, name: str) -> Callable[[Any], None] | Non
 
 
 def load_into(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Have an optimizer load a state dict, and keep the dtypes and strides that it had.
+    """Load a state dict into an optimizer, and keep the dtypes and strides of the saved tensors.
 
-    torch brings what is floating-point to the parameter's dtype, and makes a string of a string's
-    generator. It makes new groups and a new table of states, where a wrapper and what it wraps, or
-    a schedule, may have the same ones: those that were there are filled, and stay shared.
+    torch's ``load_state_dict`` casts floating-point state to the dtype of the parameter, and turns
+    a string into a generator's repr. It also replaces the groups and the table of states, although
+    a wrapper and the wrapped optimizer, or a schedule, may share them: so the former objects are
+    filled with the loaded values, and stay shared.
     """
     saved = {number: dict(entries) for number, entries in _by_number(state).items()}
     own = vars(optimizer)
@@ -155,7 +158,7 @@ def _note(
 
 
 def _put_item(container: Any, key: Any, value: Any) -> None:
-    if not isinstance(container, tuple):  # what is in one can be no other
+    if not isinstance(container, tuple):  # a tuple is immutable
         container[key] = value
 
 
@@ -171,7 +174,7 @@ def _has_state_dict(value: Any, parameters: Mapping[int, str]) -> bool:
 
 
 def _like(value: Any, own: Any) -> Any:
-    """Return a value with its tensors on the devices of those that are there."""
+    """Return a value with its tensors moved to the devices of the present tensors."""
     if isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor):
         return value if id(value) == id(own) else value.to(own.device)
     if type(value) in (list, tuple) and type(own) is type(value) and len(own) == len(value):
@@ -201,8 +204,9 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
 
 @cache
 def _standard_attributes() -> frozenset[str]:
-    """Return what every optimizer has, no state of its own: hooks, and what its state_dict has.
+    """Return the attributes of every optimizer, without state of their own: hooks, groups, state.
 
-    Asked for late: torch's first optimizer imports its compiler, which takes as long as torch.
+    Computed at the first call and not at import: torch's first optimizer imports torch's compiler,
+    which takes as long as importing torch.
     """
     return _OF_SCHEDULES | frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)))

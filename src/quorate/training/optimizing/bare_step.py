@@ -1,6 +1,7 @@
-"""The bare step of an optimizer: without what torch puts around it, where that would do nothing.
+"""The bare step of an optimizer: torch's wrapper is skipped where the wrapper has nothing to do.
 
-It calls hooks, and names the step to a profiler. That takes longer than the step of a small model.
+The wrapper calls hooks, and names the step to a profiler. This takes longer than the step of a
+small model.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from quorate.replica.torch_internals import has_step_hooks, is_profiled
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[], object] | None:
-    """Return the step of a class of torch's, bare; None if something is around it that counts.
+    """Return the bare step of an optimizer of torch; None if the wrapper around the step matters.
 
-    Hooks do, a profiler that listens, and what a schedule or user code has put there.
+    The wrapper matters if there are hooks, if a profiler listens, or if a schedule or user code has
+    replaced ``step``.
     """
     step: Any = type(optimizer).step
     is_torchs = _AROUND is not None and getattr(step, "__code__", None) is _AROUND
@@ -27,7 +29,7 @@ def bare_step(optimizer: Optimizer) -> Callable[[], object] | None:
 
 
 def is_counted(optimizer: Optimizer) -> bool:
-    """Whether nothing is around an optimizer's step but a schedule, which counts its steps."""
+    """Return whether only a schedule wraps an optimizer's step, to count steps."""
     step = type(optimizer).step
     around = getattr(vars(optimizer).get("step"), "__wrapped__", None)
     is_torchs = _AROUND is not None and getattr(step, "__code__", None) is _AROUND
@@ -35,7 +37,7 @@ def is_counted(optimizer: Optimizer) -> bool:
 
 
 def _around() -> object:
-    """Return the code that torch puts around the steps of all classes of optimizers."""
+    """Return the code object of torch's wrapper around ``step`` of all optimizer classes."""
     wrap: Any = getattr(Optimizer, "profile_hook_step", None)
     return None if wrap is None else getattr(wrap(lambda _optimizer: None), "__code__", None)
 

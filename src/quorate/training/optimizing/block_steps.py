@@ -1,8 +1,8 @@
-"""Steps in blocks: of optimizers that have no fused kernel, over vectors that no cache holds.
+"""Steps in blocks: for optimizers without a fused kernel, over vectors larger than any cache.
 
-Such a step is a dozen operations, each of which goes through whole vectors and makes new ones. Over
-a block at a time the vectors in between stay in a core's cache, and take no memory. An element gets
-the same: blocks begin where vector registers would, too.
+Such a step is a dozen operations; each reads whole vectors and allocates new ones. If a step is
+made block by block, intermediate vectors stay in a core's cache, and take no memory. The bits of an
+element are the same, because blocks begin where vector registers begin too.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class _Block(NamedTuple):
 
 
 def step_flat(optimizer: Optimizer, elements: int) -> bool:
-    """Make a step of an optimizer that works element by element. Its tensors have their gradients.
+    """Make a step of an element-wise optimizer whose tensors have their gradients.
 
     Args:
-        elements: of the vectors of all parameters, wherever they are.
+        elements: number of elements of the vectors of all parameters, on all ranks.
 
     Returns:
-        Whether nothing but torch's own code ran.
+        Whether only torch's own code ran.
     """
     step = bare_step(optimizer)
     is_alone = step is not None or is_counted(optimizer)
@@ -53,8 +53,9 @@ def step_flat(optimizer: Optimizer, elements: int) -> bool:
     elif all(group.get("fused") for group in optimizer.param_groups):
         (step or optimizer.step)()
     else:
-        # Fused kernels cut vectors between cache lines. Others cut them anywhere, and what is left
-        # over for no vector register may have other bits, in bfloat16 for one.
+        # Fused kernels cut vectors between cache lines. Unfused operations cut vectors anywhere,
+        # and the elements left over from a vector register may have other bits, for example in
+        # bfloat16.
         with _cores.intra_op_threads(1):
             (step or optimizer.step)()
     return is_alone
@@ -84,7 +85,7 @@ def _step_in_blocks(optimizer: Optimizer, cores: int) -> None:
 
 
 def _is_begun(optimizer: Optimizer, tensor: torch.Tensor) -> bool:
-    """Whether a tensor on the host has all of its state: from the first step on, but for SGD."""
+    """Return whether a tensor on the host has all its state: after a first step, but for SGD."""
     values = optimizer.state.get(tensor, {}).values()
     return tensor.device.type == "cpu" and len(values) > 0 and all(v is not None for v in values)
 
@@ -102,8 +103,8 @@ def _step(kind: type[Optimizer], blocks: Sequence[_Block]) -> list[tuple[_State,
     """Make the step of some blocks.
 
     Returns:
-        Of each tensor of which the first block is among them its state, and the entries of it that
-        are not by element, as they are to be.
+        For each tensor whose first block is among the blocks: its state, and the new values of the
+            entries without an element per parameter element (counters).
     """
     counted = []
     for group, own_blocks in _by_group(blocks):
@@ -117,7 +118,7 @@ def _step(kind: type[Optimizer], blocks: Sequence[_Block]) -> list[tuple[_State,
 
 
 def _step_of(own: Optimizer, block: _Block) -> _State:
-    """Make the step of a block, in place; return its entries that are not by element."""
+    """Make the step of a block in place; return the state entries without a value per element."""
     tensor, span = block.tensor, block.span
     assert tensor.grad is not None
     piece = torch.nn.Parameter(tensor.detach()[span])
@@ -147,7 +148,7 @@ def _by_group(blocks: Iterable[_Block]) -> Iterator[tuple[dict[str, Any], list[_
 
 
 def _step_of_nothing(optimizer: Optimizer) -> None:
-    """Step with no gradient: a schedule counts it."""
+    """Make a step without gradients, so that a schedule counts the step."""
     tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     gradients = [tensor.grad for tensor in tensors]
     for tensor in tensors:

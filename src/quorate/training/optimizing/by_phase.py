@@ -1,8 +1,9 @@
-"""Updates of several phases: each has an optimizer, a schedule and a clip of its own.
+"""Updates of several phases: each phase has its own optimizer, schedule and clip.
 
-The parameters of all models lie in one flat vector, and an optimizer has the stretches of what its
-phase trains. So whatever knows vectors, sums, snapshots and checkpoints need not know of phases.
-An update is of one phase; what a schedule, an average or an optimizer counts are those of its own.
+The parameters of all models lie in one flat vector, and an optimizer has the stretches of the
+parameters trained by its phase. So the code for vectors, sums, snapshots and checkpoints does not
+depend on phases. An update belongs to one phase: schedules, averages and optimizers count the
+updates of their own phase only.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ from quorate.training.optimizing.update import Again, Applied, Average, Update
 
 @dataclass
 class Own:
-    """What a phase has of its own."""
+    """The optimizer, schedule and state of one phase."""
 
     optimize: Optimize
     optimizer: FlatOptimizer
     update: Update
     state: OptimizerState
-    updates: int = 0  # of this phase that were made, or skipped
+    updates: int = 0  # updates of this phase, made or skipped
 
 
 class LoadablePhases(NamedTuple):
-    """What a checkpoint has of each phase, read and compared."""
+    """The state of each phase from a checkpoint, read and compared."""
 
     states: dict[str, LoadableOptimizer]
     updates: dict[str, int]
 
 
 class PhaseOptimizers:
-    """The optimizers of all phases, as far as whoever has a state asks for one.
+    """The optimizers of all phases, with the part of ``FlatOptimizer`` that a training state uses.
 
     Args:
-        by_name: in the order of the phases.
-        parameters: of all models.
+        by_name: the optimizers, in the order of the phases.
+        parameters: the parameters of all models.
     """
 
     takes_closure = False
@@ -73,21 +74,21 @@ class PhaseOptimizers:
         return [group for each in self.by_name.values() for group in each.param_groups]
 
     def note_state(self) -> None:
-        """Note what every rank has of each state by itself: see ``SlicedOptimizer``."""
+        """Note the state that each rank holds by itself; see ``SlicedOptimizer``."""
         for each in self._sliced():
             each.note_state()
 
     def require_same_state(self) -> None:
-        """Refuse to go on if user code has changed on this rank what every rank has by itself.
+        """Check that user code has not changed, on this rank alone, state that each rank holds.
 
         Raises:
-            UserError: it has.
+            UserError: user code has changed such state.
         """
         for each in self._sliced():
             each.require_same_state()
 
     def scatter(self) -> None:
-        """Give each rank its part of the state: it has all of it."""
+        """Do nothing: no phase is sharded, each rank has all of the state."""
 
     def stay_alone(self) -> None:
         """Go on without the other ranks."""
@@ -95,7 +96,7 @@ class PhaseOptimizers:
             each.stay_alone()
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return what all phases that train it want by rows; see ``FlatOptimizer``."""
+        """Return the parameters with gradients by rows in all phases; see ``FlatOptimizer``."""
         kept = [(each.parameters, each.kept_by_rows(found)) for each in self.by_name.values()]
         dense = {name for ours, by_rows in kept for name in ours if name not in by_rows}
         return found.by_rows - dense
@@ -104,26 +105,26 @@ class PhaseOptimizers:
         return (each for each in self.by_name.values() if isinstance(each, SlicedOptimizer))
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context within which parameters are those to be evaluated: as ever."""
+        """Return a context for evaluation, in which the parameters are unchanged."""
         return nullcontext()
 
     def whole(self) -> AbstractContextManager[None]:
-        """Return a context within which each state is that of all parameters: as ever."""
+        """Return a context in which the state of all parameters is present: nothing to do."""
         return nullcontext()
 
 
 class PhaseUpdates:
-    """Applies steps to the parameters: each the update of its phase. See ``Update``.
+    """The updates of all phases, applied to the parameters one phase at a time. See ``Update``.
 
     Args:
         optimize: how the updates of each phase are made.
-        making: of optimizers.
-        buffers: of the model.
-        average: of the parameters, if some phase averages what it trains.
-        notes: for the user.
+        making: makes the optimizers.
+        buffers: the buffers of the model.
+        average: the average of the parameters, if some phase averages its parameters.
+        notes: messages for the user.
 
     Raises:
-        SettingError: an optimizer cannot work, or not in a phase.
+        SettingError: an optimizer cannot work at all, or not in a phase.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class PhaseUpdates:
                 clip_norm=choice.clip_norm,
                 schedule=choice.schedule,
                 schedule_metric=choice.schedule_metric,
-                # Without a decay the shadow has what the parameters are.
+                # With a decay of 0 the shadow equals the parameters.
                 average=None if average is None else average.of(names, choice.ema_decay or 0.0),
                 extent=making.extent(),
             )
@@ -157,24 +158,24 @@ class PhaseUpdates:
         self._now = next(iter(self.by_name.values()))
 
     def begin(self, phase: str | None) -> Optimize:
-        """Take the turn to a phase, whose update is next, and return how it is made."""
+        """Select the phase of the next update, and return how the update is made."""
         assert phase is not None
         self._now = self.by_name[phase]
         return self._now.optimize
 
     @property
     def optimizer(self) -> FlatOptimizer:
-        """That of the phase whose turn it is."""
+        """The optimizer of the selected phase."""
         return self._now.optimizer
 
     @property
     def optimizers(self) -> dict[str, FlatOptimizer]:
-        """Those of all phases."""
+        """The optimizers of all phases."""
         return {name: own.optimizer for name, own in self.by_name.items()}
 
     @property
     def under_way(self) -> bool:
-        """Whether an update was cut off: the parameters are half of it."""
+        """True if an update was interrupted: the parameters are half updated."""
         return any(own.update.under_way for own in self.by_name.values())
 
     @under_way.setter
@@ -184,7 +185,7 @@ class PhaseUpdates:
 
     @property
     def sum_s(self) -> float:
-        """Seconds that the last mean took."""
+        """Duration of the last mean, in seconds."""
         return self._now.update.sum_s
 
     def apply(
@@ -195,24 +196,24 @@ class PhaseUpdates:
         present: int,
         again: Again | None = None,  # noqa: ARG002
     ) -> Applied:
-        """Make an update of the phase whose turn it is; see ``Update``."""
+        """Make an update of the selected phase; see ``Update``."""
         own = self._now
         applied = own.update.apply(parts, leaves, own.updates + 1, present)
         own.updates += applied.not_finite is None
         return applied
 
     def skip(self) -> None:
-        """Count an update of the phase whose turn it is that was not made."""
+        """Count an update of the selected phase that was not made."""
         self._now.updates += 1
         self._now.update.skip()
 
     def leave_average(self) -> None:
-        """Average no parameters: somebody else does."""
+        """Stop averaging parameters: another process averages them."""
         for own in self.by_name.values():
             own.update.leave_average()
 
     def leave_schedule(self) -> None:
-        """Step no schedule: somebody else does, and sets what it gives."""
+        """Stop stepping schedules: another process steps them and sets the learning rates."""
         for own in self.by_name.values():
             own.update.leave_schedule()
 
@@ -222,12 +223,12 @@ class PhaseUpdates:
             own.update.take_whole()
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Step the schedules that go by a metric of the validation set."""
+        """Step the schedules that follow a metric of the validation set."""
         for own in self.by_name.values():
             own.update.evaluated(metrics)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint has of how updates are made, for a resume to compare."""
+        """Return the facts about updates that a checkpoint records, for a resume to compare."""
         return {"phases": [*self._settings()]}
 
     def _settings(self) -> Iterator[dict[str, Any]]:
@@ -242,13 +243,13 @@ class PhaseUpdates:
 
 
 class PhaseStates:
-    """Saves and loads the state of each phase's optimizer and schedule. See ``OptimizerState``.
+    """The saving and loading of each phase's optimizer and schedule. See ``OptimizerState``.
 
-    In the record they are a list, in the order of the phases; tensors have the phase's name and a
-    slash before theirs.
+    In the record, the states form a list in the order of the phases; the name of a tensor is
+    prefixed with the name of its phase and a slash.
 
     Args:
-        update: that makes the updates.
+        update: the updates of all phases.
     """
 
     def __init__(self, update: PhaseUpdates) -> None:
@@ -256,14 +257,14 @@ class PhaseStates:
 
     @property
     def kind(self) -> str:
-        """The optimizers, for people: what a resume compares first."""
+        """The optimizers as text for people, compared first by a resume."""
         return ", ".join(f"{name}: {own.state.kind}" for name, own in self._update.by_name.items())
 
     def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return tensors by name, which are the optimizers' own, and entries of the record.
+        """Return tensors by name, shared with the optimizers, and entries of the record.
 
         Raises:
-            CheckpointError: an optimizer keeps what cannot be saved.
+            CheckpointError: an optimizer holds state that cannot be saved.
         """
         tensors: dict[str, torch.Tensor] = {}
         phases = self._update.facts()["phases"]
@@ -276,10 +277,10 @@ class PhaseStates:
     def loadable(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
     ) -> LoadablePhases:
-        """Return what ``load`` takes, of what ``save`` gave. Nothing is changed.
+        """Return the argument of ``load``, made from the result of ``save``. Nothing is changed.
 
         Raises:
-            MisfitError: it is of other phases, or of other optimizers.
+            MisfitError: the state is of other phases, or of other optimizers.
         """
         saved = {entry["name"]: entry for entry in record.get("phases") or ()}
         ours = self._update.by_name
@@ -306,7 +307,7 @@ class PhaseStates:
         return LoadablePhases(states, {name: entry["updates"] for name, entry in saved.items()})
 
     def load(self, saved: LoadablePhases) -> None:
-        """Take what ``loadable`` gave, but for what the script makes otherwise now."""
+        """Load the result of ``loadable``, except for values now set differently by the script."""
         for name, own in self._update.by_name.items():
             own.state.load(saved.states[name])
             own.updates = saved.updates[name]

@@ -1,4 +1,4 @@
-"""How updates are made: one choice for all, or one for each phase of a training."""
+"""Choices of how updates are made: a single choice for a whole training, or a choice per phase."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class OptimizeByPhase:
-    """How the updates of each phase are made.
+    """The choices of how the updates of each phase are made.
 
     Args:
-        losses: of the phases.
-        by_name: from the name of each phase to its choice.
+        losses: the loss functions of the phases.
+        by_name: the choice for each phase, by name of the phase.
     """
 
     def __init__(self, losses: PhaseLosses, by_name: Mapping[str, Optimize]) -> None:
@@ -33,30 +33,30 @@ class OptimizeByPhase:
 
     @property
     def ema_decay(self) -> float | None:
-        """The greatest decay of averaged weights; None if no phase has them."""
+        """The greatest decay of averaged weights; None if no phase has averaged weights."""
         return max((o.ema_decay for o in self.by_name.values() if o.ema_decay), default=None)
 
     @property
     def schedule_metrics(self) -> list[str]:
-        """The metrics that schedules go by."""
+        """The metrics that schedules follow."""
         return [name for each in self.by_name.values() for name in each.schedule_metrics]
 
     def require_validation(self, *, is_there: bool) -> None:
-        """Refuse a loop that never gives a schedule its metric; see ``Optimize``."""
+        """Check that a loop supplies the metric of every schedule; see ``Optimize``."""
         for optimize in self.by_name.values():
             optimize.require_validation(is_there=is_there)
 
 
 def optimize_of(optimizer: Optimizers, loss: Loss) -> Optimize | OptimizeByPhase:
-    """Return how updates are made, with what was typed at the command.
+    """Return how updates are made, including the options of the command line.
 
     Args:
-        optimizer: as ``Trainer`` was given it. What is no dict is that of each phase, which makes
-            an optimizer of its own with it.
-        loss: the loss function, or those of phases.
+        optimizer: the argument of ``Trainer``. A value that is not a dict is used for each phase,
+            and each phase makes its own optimizer from it.
+        loss: the loss function, or the loss functions of the phases.
 
     Raises:
-        SettingError: a value cannot work, or phases and optimizers are not of the same names.
+        SettingError: a value cannot work, or phases and optimizers have different names.
     """
     if not isinstance(loss, PhaseLosses):
         if isinstance(optimizer, Mapping):

@@ -1,6 +1,6 @@
-"""Closures: what an optimizer is given that wants the gradient of a step at other parameters too.
+"""Closures: compute the gradient of a step again, at parameters that an optimizer has moved.
 
-LBFGS asks for it at several points of a step, sharpness-aware optimizers at one more.
+LBFGS evaluates the gradient at several points of a step, sharpness-aware optimizers at two.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from quorate.training.optimizing.attributes import optimizers
 
 
 class Closure:
-    """What an optimizer's ``step()`` is given.
+    """The closure passed to an optimizer's ``step()``.
 
-    The gradient of the step was computed before: asked for at the same parameters, as most
-    optimizers with an optional closure do first, it is there already.
+    The gradient of the step has been computed before. The first call is usually made at the same
+    parameters, by optimizers with an optional closure too, and is answered with the known gradient.
 
     Args:
-        known: puts the gradient at the parameters as they are now into them, and returns the loss.
-        parameters: that the optimizer moves.
-        compute: computes gradients at the parameters as they are, and returns the loss.
-        at_home: within it ``parameters`` have the optimizer's values, wherever it put those.
+        known: restores the gradient computed at the original parameters, and returns the loss.
+        parameters: the parameters that the optimizer moves.
+        compute: computes gradients at the current parameters, and returns the loss.
+        at_home: a context in which ``parameters`` have the optimizer's values, in whatever memory
+            the optimizer has put the values.
     """
 
     def __init__(
@@ -45,19 +46,22 @@ class Closure:
         self._has_moved = False
 
     def __call__(self) -> torch.Tensor:
-        """Return the loss, a float64 scalar; the parameters have their gradients."""
+        """Return the loss, a float64 scalar, after setting the gradients of the parameters."""
         with self._at_home():
             self._has_moved = self._has_moved or any(
                 not torch.equal(now, before)
                 for now, before in zip(self._parameters.vectors, self._before.vectors, strict=True)
             )
-            # What is known, too, is put there anew: the optimizer may have scaled or dropped it.
+            # The known gradient is restored too: the optimizer may have scaled or dropped it.
             loss = self._compute() if self._has_moved else self._known()
         return torch.tensor(loss, dtype=torch.float64)
 
 
 def takes_closure(optimizer: Optimizer) -> bool:
-    """Whether ``step()`` may be given one: torch's own would all compute the gradient twice."""
+    """Return whether ``step()`` receives a closure.
+
+    For most of torch's optimizers, a closure would compute every gradient twice.
+    """
     if type(optimizer).__module__.partition(".")[0] == "torch":
         return needs_closure(optimizer)
     parameters = inspect.signature(type(optimizer).step).parameters
@@ -66,7 +70,7 @@ def takes_closure(optimizer: Optimizer) -> bool:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether it, or one within it, cannot step without, as far as that can be seen."""
+    """Return whether an optimizer, or a nested optimizer, requires a closure, as far as visible."""
     return any(map(_needs_closure, optimizers(optimizer)))
 
 
@@ -74,4 +78,4 @@ def _needs_closure(optimizer: Optimizer) -> bool:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return True
-    return hasattr(optimizer, "first_step")  # as sharpness-aware ones have it
+    return hasattr(optimizer, "first_step")  # the convention of sharpness-aware optimizers

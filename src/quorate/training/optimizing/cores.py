@@ -1,4 +1,4 @@
-"""Cores: how many an update takes, and work that is spread over them without changing a bit."""
+"""Cores: how many cores an update uses, and how work is spread over cores without changing bits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from quorate.machine.resources import usable_cores
 
 T = TypeVar("T")
 
-# With fewer elements one core is as good: OpenMP's threads spin for milliseconds when they are
-# done, on the cores that workers need next.
+# With fewer elements one core is as fast: after an operation, OpenMP's threads spin for
+# milliseconds on cores that workers need next.
 ALL_CORES_FROM = 1 << 24
 
 
 def cores_for(elements: int) -> int:
-    """Return how many cores work has that gives the same bits on any number of them."""
+    """Return the number of cores for work whose bits do not depend on the number of cores."""
     return usable_cores() if elements >= ALL_CORES_FROM else 1
 
 
 class intra_op_threads:  # noqa: N801
-    """Within the block this thread's operations use so many threads.
+    """A context that sets the number of threads within this thread's operations.
 
-    A class, as a generator's context takes three times as long to enter: each update does.
+    A class, because entering a generator's context takes three times as long, and each update
+    enters the context.
     """
 
     __slots__ = ("_before", "_threads")
@@ -44,11 +45,11 @@ class intra_op_threads:  # noqa: N801
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Return what tasks return, of which each has a core to itself. Blocks.
+    """Run tasks side by side, each on a core of its own, and return their results. Blocks.
 
-    For tasks of many short operations. OpenMP's threads would wait for each other after every one
-    of them: where one has lost its core to another program, each of a thousand waits is a turn of
-    the scheduler's, and an update takes seconds.
+    For tasks of many short operations. OpenMP's threads would wait for each other after every
+    operation: when another program takes a core, each of a thousand waits lasts a time slice of the
+    scheduler, and an update takes seconds.
     """
     results: dict[int, T] = {}
     raised: list[BaseException] = []
@@ -57,7 +58,7 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
         try:
             with torch.no_grad(), intra_op_threads(1):
                 results[number] = tasks[number]()
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised again by the waiting thread
             raised.append(error)
 
     others: list[Thread] = []
@@ -66,13 +67,13 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
             thread = Thread(target=do, args=(number,), name="update")
             try:
                 thread.start()
-            except RuntimeError:  # there is no room for a thread: the bits are the same without it
+            except RuntimeError:  # no room for a thread: the bits are the same without it
                 do(number)
             else:
                 others.append(thread)
         do(0)
     finally:
-        # Also if a signal ends this thread's part: nobody is to write behind its back.
+        # Also if a signal interrupts this thread's part: no thread may write after the return.
         for thread in others:
             thread.join()
     if raised:

@@ -1,4 +1,4 @@
-"""An optimizer that is cut: a rank has the pieces of its tensors that lie in its own slice."""
+"""A cut optimizer: a rank has only the pieces of the optimizer's tensors in its own slice."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quorate.training.optimizing.runs import Run, runs
 
 
 class CutOptimizer(FlatOptimizer):
-    """The user's optimizer, and one of its kind over the pieces of a rank.
+    """The user's optimizer, and an optimizer of the same kind over the pieces of a rank.
 
     Args:
-        factory: the user's, from a list of parameters to an optimizer.
-        model: whose trainable parameters are views of ``parameters``.
-        parameters: this rank's, whole.
-        slices: of them.
-        names: of those that are this optimizer's. Default: all.
+        factory: the user's function from a list of parameters to an optimizer.
+        model: the model whose trainable parameters are views of ``parameters``.
+        parameters: this rank's parameters, whole.
+        slices: the slices of the parameters.
+        names: names of the optimizer's parameters. Default: all.
     """
 
     def __init__(
@@ -37,26 +37,26 @@ class CutOptimizer(FlatOptimizer):
     ) -> None:
         super().__init__(factory, model, parameters, names)
         self._slices = slices
-        self._is_ours = False  # whether this code itself is at the state of ``inner``
-        self.is_lent = False  # whether user code has been given all of the state
+        self._is_ours = False  # whether this code itself accesses the state of ``inner``
+        self.is_lent = False  # whether user code has received all of the state
         self._mine: Optimizer | None = None  # over this rank's pieces; None: not cut yet
-        # By the tensor that they are of.
+        # By the tensor of the pieces.
         self._own_pieces: dict[torch.Tensor, list[torch.nn.Parameter]] = {}
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Within the block nothing is lent: it is this code that is at the state of ``inner``."""
+        """Mark accesses to the state of ``inner`` as this code's own, so that no state is lent."""
         before, self._is_ours = self._is_ours, True
         try:
             yield
         finally:
             self._is_ours = before
 
-    # --- what all ranks have of it, as it is saved ------------------------------------------------
+    # --- the state of all ranks, as saved ---------------------------------------------------------
 
     @property
     def is_spread(self) -> bool:
-        """Whether each rank has a part of the state, and nobody all of it."""
+        """True if each rank has a part of the state, and no rank has the whole state."""
         return self._mine is not None and not self.is_lent
 
     @property
@@ -65,21 +65,21 @@ class CutOptimizer(FlatOptimizer):
         return [*self._held.values()]
 
     def described(self) -> list[list[Any]]:
-        """Return which entries this rank has of which tensor, by its number: see ``told``."""
+        """Return the state entries of this rank by number of the tensor; see ``told``."""
         assert self._mine is not None
         return [
             [number, entry, *told(value, piece)]
             for number, tensor in enumerate(self._held)
-            for piece in self._own_pieces.get(tensor, ())[:1]  # others have the same
+            for piece in self._own_pieces.get(tensor, ())[:1]  # further pieces have the same
             for entry, value in self._mine.state.get(piece, {}).items()
         ]
 
     @contextmanager
     def outlined(self, described: Sequence[Sequence[Any]]) -> Iterator[None]:
-        """Within the block ``state`` is that of all ranks; what is by element is on "meta".
+        """Make ``state`` that of all ranks inside the block; entries per element are on "meta".
 
         Args:
-            described: by the ranks.
+            described: the entries, as described by the ranks.
         """
         tensors = [*self._held]
         with self._inside():
@@ -106,7 +106,7 @@ class CutOptimizer(FlatOptimizer):
         return [*runs(self._places(tensor, rank), [sections[name] for name in names])]
 
     def values_of(self, number: int, entry: str) -> list[torch.Tensor]:
-        """Return what this rank's pieces of a tensor have as an entry."""
+        """Return the values of a state entry for this rank's pieces of a tensor."""
         assert self._mine is not None
         pieces = self._own_pieces[[*self._held][number]]
         return [self._mine.state[piece][entry] for piece in pieces]
@@ -114,7 +114,7 @@ class CutOptimizer(FlatOptimizer):
     # --- cuts -------------------------------------------------------------------------------------
 
     def _cut_own_where(self, kind: Callable[[str], object]) -> None:
-        """Cut tensors, and pieces with their state, where parameters of another kind begin."""
+        """Cut tensors, and pieces with their state, where parameters of a different kind begin."""
         before = self._held.keys()
         self._cut_where(kind)
         if self._mine is None or self._held.keys() == before:
@@ -123,7 +123,7 @@ class CutOptimizer(FlatOptimizer):
         self._mine = None
         now = self._cut_of_this_rank()
         for piece in self._all_pieces():
-            # A piece lies within the one that it was cut out of.
+            # A new piece lies within the old piece from which it was cut.
             whole = next(w for w in pieces if w.data_ptr() <= piece.data_ptr() < end(w))
             start = (piece.data_ptr() - whole.data_ptr()) // piece.element_size()
             now.state[piece] = {
@@ -134,9 +134,9 @@ class CutOptimizer(FlatOptimizer):
             }
 
     def _cut_of_this_rank(self) -> Optimizer:
-        """Return the optimizer over this rank's pieces; it is made of ``inner`` if it is not there.
+        """Return the optimizer over this rank's pieces, made from ``inner`` at the first call.
 
-        State that ``inner`` has is cut, and leaves it.
+        State of ``inner`` is cut into pieces, and removed from ``inner``.
         """
         if self._mine is not None:
             return self._mine
@@ -165,7 +165,7 @@ class CutOptimizer(FlatOptimizer):
         return [piece for pieces in self._own_pieces.values() for piece in pieces]
 
     def _places(self, tensor: torch.Tensor, rank: int) -> list[SlicePart]:
-        """Return what of an optimizer's tensor lies in a rank's slice, as stretches of it."""
+        """Return the stretches of an optimizer's tensor that lie in a rank's slice."""
         section = self.flat_parameters.layout.sections[self._held[tensor][0]]
         span = range(section.start, section.start + tensor.numel())
         return [

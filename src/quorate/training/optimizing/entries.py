@@ -1,4 +1,4 @@
-"""Entries of an optimizer's state, as ranks tell each other of them: by element, or a few."""
+"""Entries of an optimizer's state, as ranks describe them to each other: per element, or single."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def part(value: torch.Tensor, place: SlicePart) -> torch.Tensor:
 
 
 def cut(value: torch.Tensor, place: SlicePart, piece: torch.Tensor) -> torch.Tensor:
-    """Return a stretch of an entry in memory of its own; one that is still to be read has none."""
+    """Return a copy of a stretch of an entry; uninitialized memory if the entry is not read yet."""
     if value.is_meta:
         return torch.empty(place.length, dtype=value.dtype, device=piece.device)
     return part(value, place).clone()
@@ -33,7 +33,10 @@ def is_like(value: object, tensor: torch.Tensor) -> bool:
 
 
 class Same:
-    """Compares equal to whatever holds the same object, which lives on: its id stays its own."""
+    """An identity: compares equal to a ``Same`` of the same object.
+
+    The object is kept alive, so that its id is not reused.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -45,7 +48,7 @@ class Same:
 
 
 def marks(value: Any) -> list[Any]:
-    """Return what changes if a tree does: which tensors it has, and how often each was written."""
+    """Return marks that change if a tree changes: its tensors, and how often each was written."""
     if isinstance(value, torch.Tensor):
         return [Same(value), version(value)]
     if isinstance(value, dict):
@@ -56,7 +59,7 @@ def marks(value: Any) -> list[Any]:
 
 
 def told(value: Any, tensor: torch.Tensor) -> list[Any]:
-    """Return an entry's dtype, its value or "piece" where that is sent, and where it is."""
+    """Return an entry's dtype, its value ("piece" if the value is sent), and its device."""
     if not isinstance(value, torch.Tensor):
         return [None, value, ""]
     dtype = str(value.dtype).removeprefix("torch.")
@@ -71,7 +74,7 @@ def copied(value: Any) -> Any:
 
 
 def described(value: Any, piece: torch.Tensor | None) -> list[Any]:
-    """Return dtype, shape or "piece", the plain value of what is no tensor, and where it is."""
+    """Return an entry's dtype, shape or "piece", plain value if not a tensor, and device."""
     if not isinstance(value, torch.Tensor):
         return [None, None, value, ""]
     assert piece is not None

@@ -1,6 +1,6 @@
-"""Extents: whether an update has whole vectors or a rank's slices, and what has to see all of them.
+"""Extents: an update has whole vectors or a rank's slices; both check and sum over all elements.
 
-A norm is summed over blocks of a fixed size first, then over the blocks in their order: so it is
+A norm is summed over blocks of a fixed size first, then over the blocks in order: so the norm is
 the same number wherever vectors are cut.
 """
 
@@ -24,12 +24,12 @@ class Mean(NamedTuple):
     """The mean gradient of an update."""
 
     gradient: Flat
-    is_finite: bool  # loss and gradient of the sum; else nothing may become of it
-    norm: float | None  # over all elements, summed in float64; None if nobody wants it
+    is_finite: bool  # True if loss and gradient of the sum are finite; else the mean is unused
+    norm: float | None  # over all elements, summed in float64; None if not wanted
 
 
 class Whole:
-    """The update has whole vectors."""
+    """An update of whole vectors."""
 
     def mean(
         self,
@@ -43,9 +43,9 @@ class Whole:
         """Make the mean gradient of a sum, on a device.
 
         Args:
-            total: the sum, but for its gradient, which is there when the additions are made.
-            additions: of gradients, in their order.
-            cores: how many it may take.
+            total: the sum. Its gradient is complete after the additions.
+            additions: additions of gradients, in order.
+            cores: the largest number of cores to use.
         """
         gradient = total.gradient
         assert gradient is not None
@@ -75,7 +75,7 @@ class Whole:
         *,
         wants_norm: bool,
     ) -> Mean:
-        """Make the mean gradient by operations on whole vectors: a GPU is fastest at those."""
+        """Make the mean gradient by operations on whole vectors, which are fastest on a GPU."""
         assert total.gradient is not None
         for left, right in additions:
             left.add_(right)
@@ -87,15 +87,15 @@ class Whole:
         return Mean(gradient, True, norm)
 
     def not_finite(self, gradient: Flat) -> list[str]:
-        """Return the parameters whose gradient is not finite everywhere."""
+        """Return the names of the parameters whose gradient has a non-finite element."""
         return not_finite(gradient)
 
 
 class Sliced:
-    """The update has a rank's slices, and all ranks make it together.
+    """An update of a rank's slices, made by all ranks together.
 
     Args:
-        exchange: that they come from.
+        exchange: the exchange of gradients, source of the slices.
     """
 
     def __init__(self, exchange: GradientExchange) -> None:
@@ -110,13 +110,14 @@ class Sliced:
         wants_norm: bool,
         cores: int,
     ) -> Mean:
-        """Make this rank's slices of the mean gradient of a sum. All ranks call it.
+        """Make this rank's slices of the mean gradient of a sum. All ranks call the method.
 
         Args:
-            total: the sum; ranks have added its gradient, and told each other whether it is finite.
+            total: the sum. Ranks have added its gradient, and exchanged whether the gradient is
+                finite.
             additions: none.
-            device: that it is on.
-            cores: how many it may take.
+            device: the device of the mean.
+            cores: the largest number of cores to use.
         """
         assert total.gradient is not None
         assert not additions
@@ -134,7 +135,7 @@ class Sliced:
         return Mean(gradient, True, self._norm(found.squares) if wants_norm else None)
 
     def not_finite(self, gradient: Flat) -> list[str]:
-        """Return the parameters whose gradient is not finite everywhere, on any rank."""
+        """Return the names of parameters whose gradient has a non-finite element on any rank."""
         odd = []
         for section in self._slices.whole.sections.values():
             vector, end = gradient.vectors[section.vector], section.start + section.span
@@ -161,7 +162,7 @@ class Sliced:
 
 
 def root(vectors: Sequence[Sequence[float]]) -> float:
-    """Return the norm of vectors, from the squared norms of the blocks of each, in their order."""
+    """Return the norm of vectors, from the squared norms of the blocks of each, in order."""
     total = 0.0
     for blocks in vectors:
         for block in blocks:

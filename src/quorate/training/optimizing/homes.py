@@ -1,8 +1,9 @@
-"""Homes: where parameters are to lie, in vectors that workers read, and where user code puts them.
+"""Homes: the places of parameters in the vectors that workers read; user code may move parameters.
 
-``p.data = values`` gives a parameter other memory, in an optimizer as in a callback. Its values are
-copied home then. They may lie in the homes themselves, of other parameters or of its own: two
-parameters that were exchanged, or the memory that an optimizer holds on to until it restores it.
+``p.data = values``, in an optimizer or in a callback, gives a parameter other memory. The values
+are then copied to the parameter's home. The values may lie in a home themselves, of another
+parameter or of the same: two parameters may have been exchanged, or the optimizer may hold on to
+memory until it restores the parameter.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import torch
 
 
 class Home(NamedTuple):
-    """A parameter, and where its values are to be."""
+    """A parameter, and the place of its values in the flat vectors."""
 
-    name: str  # the user's
+    name: str  # the user's name of the parameter
     parameter: torch.nn.Parameter
     tensor: torch.Tensor
 
     @property
     def is_left(self) -> bool:
-        """Whether the parameter was given other memory, or reads it otherwise."""
-        # Not is_set_to(), which not every kind of device has. What differs most often comes first.
+        """True if the parameter has left its home, or has another shape, stride or dtype."""
+        # Not is_set_to(), which some kinds of devices lack. The most frequent difference comes
+        # first.
         there, here = self.parameter, self.tensor
         return (
             there.data_ptr() != here.data_ptr()
@@ -36,12 +38,12 @@ class Home(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the parameter's values have a place there."""
+        """True if the home has a place for the parameter's values."""
         return self.parameter.shape == self.tensor.shape
 
 
 class Memory:
-    """Where values of a parameter were, before they were brought home."""
+    """Memory that held the values of a parameter before they were copied home."""
 
     def __init__(self, name: str, values: torch.Tensor) -> None:
         self.name = name
@@ -50,19 +52,19 @@ class Memory:
 
     @property
     def is_written(self) -> bool:
-        """Whether there are others now."""
+        """True if the memory was written since."""
         return sum_of_bits(self._values) != self._sum
 
 
 def left(homes: Collection[Home]) -> list[Home]:
-    """Return those that their parameters have left, with values that have a place there."""
+    """Return the homes whose parameters have moved, with values of a fitting shape."""
     return [home for home in homes if home.is_left and home.fits]
 
 
 @torch.no_grad()
 def bring_home(homes: Sequence[Home]) -> None:
-    """Copy parameters' values to their homes, and have them lie there again."""
-    if not homes:  # after each step, but for very few
+    """Copy the values of parameters to their homes, and point the parameters to the homes again."""
+    if not homes:  # after each step of most optimizers
         return
     _copy_in(homes)
     for home in homes:
@@ -71,17 +73,17 @@ def bring_home(homes: Sequence[Home]) -> None:
 
 @contextmanager
 def at_home(homes: Collection[Home]) -> Iterator[None]:
-    """Within the block parameters are at home, with the values that they have wherever they lie.
+    """Put parameters at home inside the block, with their current values.
 
-    Afterwards what the block wrote there is in the parameters, which lie where they did, and each
-    home is as it was: its memory is still somebody's.
+    Afterwards, values written in the block are copied to the parameters' own memory, and each home
+    has its former content: the memory of a home may be in use.
     """
     away = left(homes)
     with torch.no_grad():
         before = [home.tensor.clone() for home in away]
         lay = [home.parameter.data for home in away]
         _copy_in(away)
-        for home in away:  # a rank of a collective computes with these parameters themselves
+        for home in away:  # a rank of a collective computes with these parameters
             home.parameter.data = home.tensor
         try:
             yield
@@ -98,7 +100,7 @@ def at_home(homes: Collection[Home]) -> Iterator[None]:
 
 def _copy_in(homes: Sequence[Home]) -> None:
     places = {_memory(home.tensor) for home in homes}
-    # All are read before any is written: one's values may be in another's home.
+    # All values are read before any is written: the values of a parameter may lie in another home.
     values = [
         value.clone() if _memory(value) in places else value
         for value in (home.parameter.detach() for home in homes)
@@ -112,7 +114,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def sum_of_bits(values: torch.Tensor) -> int:
-    """Return a number that a write changes, and a value that is no number leaves what it is."""
+    """Return a number that changes with a write; unlike a comparison, NaN equals NaN."""
     real = torch.view_as_real(values) if values.is_complex() else values
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return int(real.contiguous().view(integers[real.element_size()]).sum())

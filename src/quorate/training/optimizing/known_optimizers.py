@@ -1,4 +1,4 @@
-"""What is known of torch's own optimizers: which work element by element, and what they keep."""
+"""Facts about torch's own optimizers: which work element by element, and their state entries."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 FUSED: frozenset[type[Optimizer]] = frozenset(
     (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 )
-# What torch's optimizers keep once per tensor and not per element. A name is needed to tell: the
-# moments of a parameter without dimensions are scalars too.
+# State entries of torch's optimizers that exist once per tensor and not per element. The name has
+# to tell: the moments of a parameter without dimensions are scalars too.
 COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 
 
 class States(defaultdict[Any, Any]):
-    """An optimizer's states by its own tensors; of a parameter that lies in one, views of its part.
+    """The states of an optimizer by its own tensors; for a user's parameter, views of its part.
 
-    So a callback finds what it looks for by the model's parameters, and may write there.
+    So a callback finds state by the model's parameters, and may write to the state.
 
     Args:
-        of: the state of a parameter of the user's; None of anything else.
+        of: returns the state of a parameter of the user; None for anything else.
     """
 
     def __init__(self, of: Callable[[object], dict[str, Any] | None]) -> None:
@@ -60,13 +60,13 @@ class States(defaultdict[Any, Any]):
         return super().__missing__(tensor) if found is None else found
 
     def get(self, tensor: Any, default: Any = None) -> Any:
-        """Return the state of a tensor, if it has any."""
+        """Return the state of a tensor, if there is any."""
         found = super().get(tensor)
         return self._of(tensor) or default if found is None else found
 
 
 def is_elementwise(optimizer: Optimizer) -> bool:
-    """Whether what an optimizer does to an element does not depend on the tensor it lies in."""
+    """Return whether the update of an element is independent of the tensor around the element."""
     return (
         type(optimizer) in ELEMENTWISE
         and not any(group.get("differentiable") for group in optimizer.param_groups)
@@ -75,11 +75,11 @@ def is_elementwise(optimizer: Optimizer) -> bool:
 
 
 def leaves_it_open(kind: type[Optimizer], group: dict[str, Any]) -> bool:
-    """Whether a group's options leave the kernel to us, and the fused one is right."""
+    """Return whether a group's options leave the kernel open, and the fused kernel is correct."""
     chosen = group["fused"] is not None or group["foreach"] is not None or group.get("capturable")
     if group.get("dampening"):  # not for the first gradient: see ``fill_momenta``
         return False
-    # Torch's fused SGD leaves out most elements of 16-bit tensors on CPUs, without an error.
+    # torch's fused SGD omits most elements of 16-bit tensors on CPUs, without an error.
     narrow = (torch.bfloat16, torch.float16)
     if kind is torch.optim.SGD and any(t.is_cpu and t.dtype in narrow for t in group["params"]):
         return False
@@ -87,9 +87,10 @@ def leaves_it_open(kind: type[Optimizer], group: dict[str, Any]) -> bool:
 
 
 def fill_momenta(sgd: Optimizer) -> None:
-    """Give zeros to fused SGD for momenta that are not there yet, next to others that are.
+    """Fill missing momenta of fused SGD with zeros where a group has both missing and present.
 
-    It takes all of them or none. From zeros the first one becomes the gradient, as from none.
+    Fused SGD takes all momenta or none. Starting from zeros, the first momentum becomes the
+    gradient, exactly as without a momentum.
     """
     for group in sgd.param_groups:
         if not (group["fused"] and group["momentum"]):
@@ -104,7 +105,7 @@ def fill_momenta(sgd: Optimizer) -> None:
 def entries_of(
     kind: type[Optimizer], tensor: torch.Tensor, group: dict[str, Any]
 ) -> frozenset[str]:
-    """Return the entries that an optimizer keeps for a tensor of a group, by a step with one."""
+    """Return the names of the state entries for a tensor of a group, found by a trial step."""
     example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
     example.grad = torch.zeros_like(example)
     options = {name: value for name, value in group.items() if name != "params"}
@@ -120,13 +121,13 @@ def require_state_of(
     tensor: torch.Tensor,
     group: dict[str, Any],
 ) -> None:
-    """Compare the state of parameters with what an optimizer would make for them.
+    """Compare the state of parameters with the state expected by the optimizer.
 
     Args:
-        state: by parameter, all of which lie in one tensor of a group, with where.
+        state: entries and section by parameter; all parameters lie in the same tensor of a group.
 
     Raises:
-        CheckpointError: an entry is missing, or is of another shape or dtype.
+        CheckpointError: an entry is missing, or has a wrong shape or dtype.
     """
     expected = entries_of(kind, tensor, group)
     for name, (entries, section) in state.items():
@@ -153,7 +154,7 @@ def require_state_of(
 
 
 def piece_of_state(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
-    """Return the part of an entry of a tensor's state that belongs to a piece of the tensor."""
+    """Return the part of a state entry that belongs to a piece of the tensor."""
     if not isinstance(value, torch.Tensor):
         return value
     if entry in COUNTERS or value.shape != tensor.shape:
@@ -162,7 +163,7 @@ def piece_of_state(entry: str, value: Any, tensor: torch.Tensor, start: int, siz
 
 
 def kind_of_state(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return what has to be equal for parameters that share one optimizer tensor."""
+    """Return the properties that must be equal for parameters sharing an optimizer tensor."""
     return {
         entry: float(value) if entry in COUNTERS else type(value).__name__
         for entry, value in sorted(entries.items())

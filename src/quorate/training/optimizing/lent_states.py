@@ -1,7 +1,7 @@
-"""States of an optimizer that are elsewhere, and come here when somebody looks at them.
+"""States of an optimizer on several ranks, gathered when user code reads the states.
 
-On a rank of a collective each has its slice's. A callback that reads or scales momenta finds all of
-them nevertheless, as in a loop of plain torch.
+Each rank of a collective has the state of its slice. A callback to read or scale momenta still
+finds all of them, as in a loop of plain torch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from quorate.training.optimizing.known_optimizers import States
 
 
 class LentStates(States):
-    """The states of an optimizer that has a part of them: whoever looks is first given all.
+    """The states of an optimizer that holds a part of them; every access gathers all states first.
 
     Args:
         of: see ``States``.
-        lend: called before each look.
+        lend: called before each access.
     """
 
     def __init__(

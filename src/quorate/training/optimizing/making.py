@@ -1,4 +1,4 @@
-"""Making: the optimizer and the average of a state, by who makes updates: here, ranks, servers."""
+"""Making: the optimizer and average of a training state, by who makes updates (ranks, servers)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from quorate.training.serving.serving import Serving
 
 
 class Making(NamedTuple):
-    """Where the updates of a state are made."""
+    """The place where the updates of a training state are made."""
 
     model: torch.nn.Module
-    parameters: Flat  # of which the model's trainable parameters are views
-    exchange: GradientExchange | None = None  # of ranks, if they make updates together
-    serving: Serving | None = None  # of servers, if they do
-    parts: int = 1  # processes that make an update, each of its part; parameters are shared then
-    notes: Notes | None = None  # for the user
+    parameters: Flat  # the model's trainable parameters are views of these
+    exchange: GradientExchange | None = None  # exchange of ranks, if they make updates together
+    serving: Serving | None = None  # connection to the servers, if servers make updates
+    parts: int = 1  # processes making an update, each of a part; parameters are shared if > 1
+    notes: Notes | None = None  # messages for the user
 
     def optimizer(self, factory: OptimizerFactory, *, is_sharded: bool) -> FlatOptimizer:
         """Return the user's optimizer.
 
         Args:
-            factory: the user's.
+            factory: the user's function from parameters to an optimizer.
             is_sharded: whether each rank has the state of its slices alone.
 
         Raises:
-            SettingError: it is none, or cannot work here.
+            SettingError: the function returns no optimizer, or an optimizer that cannot work.
         """
         if self.serving is not None:
             return ServedOptimizer(factory, self.model, self.parameters, self.serving)
@@ -57,7 +57,7 @@ class Making(NamedTuple):
         )
 
     def optimizer_of(self, factory: OptimizerFactory, names: Collection[str]) -> FlatOptimizer:
-        """Return the optimizer of a phase, which trains the parameters of these names."""
+        """Return the optimizer of a phase, which trains the parameters of the given names."""
         if self.exchange is None:
             return FlatOptimizer(factory, self.model, self.parameters, names)
         return SlicedOptimizer(

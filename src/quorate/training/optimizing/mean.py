@@ -1,9 +1,9 @@
 """The mean gradient in one pass over memory: sum, finite check, division and squared norms.
 
-Memory is what an update of a large model waits for. So all of that is done to a block of the
-vectors while it is in a core's cache, and each core has a run of blocks of its own: a vector of
-each part is read once, and the mean is written once. An element gets what it would get in whole
-vectors, in the same order: the bits do not depend on blocks or cores.
+The update of a large model is bound by memory. So all operations are applied to a block of the
+vectors while the block is in a core's cache, and each core has a run of blocks: a vector of each
+part is read once, and the mean is written once. The operations on an element, and their order, are
+those of an update by whole vectors: the bits do not depend on blocks or cores.
 
 Legend: P elements of a vector.
 """
@@ -27,19 +27,19 @@ from quorate.training.optimizing.not_finite import is_all_finite
 
 Addition = tuple[Flat, Flat]  # left += right
 
-# Elements: 512 KB of float32, half of what a core's second cache often has. In smaller blocks more
-# time goes into calls than into numbers. A multiple of what norms are summed over.
+# Elements: 512 KB of float32, half the usual size of a core's second-level cache. With smaller
+# blocks, calls take more time than arithmetic. A multiple of the blocks of norms.
 SPAN = 2 * BLOCK
-FEW = 1 << 14  # elements that are checked and divided in one operation; of more, two are faster
-# More than these cannot be fed from memory, and they take turns at the interpreter's lock.
+FEW = 1 << 14  # up to this size, check and division are one operation; beyond, two are faster
+# More cores than these exceed the memory's bandwidth, and wait for the interpreter's lock.
 MOST_CORES = 8
 
 
 class Found(NamedTuple):
-    """What was seen of vectors on the way."""
+    """Results of the checks made during a pass over vectors."""
 
-    is_finite: bool  # of the sum
-    squares: list[list[float]]  # of the mean: of each block of each vector
+    is_finite: bool  # whether the sum is finite
+    squares: list[list[float]]  # squared norm of each block of each vector of the mean
 
 
 def make_mean(
@@ -51,11 +51,11 @@ def make_mean(
     wants_squares: bool,
     cores: int,
 ) -> Found:
-    """Add vectors of one device up, and divide the sum, which is in ``gradient`` then.
+    """Add the vectors of one device, and divide the sum; the mean is written to ``gradient``.
 
     Args:
-        additions: in their order; the last one is to ``gradient``.
-        checks: whether to look if the sum is finite.
+        additions: additions in order; the last one adds to ``gradient``.
+        checks: whether to check if the sum is finite.
         wants_squares: whether the norm of the mean is wanted.
     """
     for left, right in additions:
@@ -65,7 +65,7 @@ def make_mean(
         operands = list[torch.Tensor]()
         if additions:
             operands = [flat.vectors[number] for pair in additions for flat in pair]
-        if total.numel() <= SPAN or not total.is_cpu:  # a GPU has no use for blocks
+        if total.numel() <= SPAN or not total.is_cpu:  # blocks are of no use on a GPU
             columns = [(operand,) for operand in operands] if operands else ()
             finite, squared = _pass((total,), columns, weight, checks, wants_squares)
         else:
@@ -104,7 +104,7 @@ def _on_cores(
     wants_squares: bool,
     cores: int,
 ) -> list[_Seen]:
-    """Make the pass over a long vector, on several cores. Returns what was seen, in order."""
+    """Make the pass over a long vector on several cores. Return the results in order."""
     blocks = torch.split(total, SPAN)
     columns = [torch.split(each, SPAN) for each in operands]
 
@@ -127,7 +127,7 @@ def _pass(
     """Make the mean of some blocks.
 
     Args:
-        operands: left and right of each addition in turn, each as blocks.
+        operands: left and right operand of each addition in turn, each as blocks.
     """
     is_finite, squared = True, list[float]()
     factor = exact_inverse(weight, blocks[0].dtype)

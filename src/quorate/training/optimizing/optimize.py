@@ -27,10 +27,10 @@ NOT_FINITE = ("stop", "skip")
 
 
 def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
-    """Check the function that makes an optimizer; of an optimizer, show the function to write."""
+    """Check the function that makes an optimizer; for an optimizer, show the function to write."""
     kind, lr = "torch.optim.Adam", 0.001
     groups = getattr(value, "param_groups", None)
-    if groups:  # an optimizer that was made already, of the parameters of one replica
+    if groups:  # an optimizer made outside of the trainer, from the parameters of one replica
         is_of_torch = type(value).__module__.startswith("torch.optim.")
         kind = f"{'torch.optim.' if is_of_torch else ''}{type(value).__name__}"
         lr = float(groups[0].get("lr", lr))
@@ -42,7 +42,7 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
 
 
 def _schedule_function(name: str, value: Any) -> Any:
-    """Check the function that makes a schedule; of a scheduler, show the function to write."""
+    """Check the function that makes a schedule; for a scheduler, show the function to write."""
     kind = type(value).__name__ if hasattr(value, "get_last_lr") else "CosineAnnealingLR"
     fix = f"pass {name}=lambda optimizer: torch.optim.lr_scheduler.{kind}(optimizer, ...)"
     return function(name, value, "from an optimizer to a scheduler", 1, fix)

@@ -1,13 +1,13 @@
-"""Any torch optimizer over flat vectors, where it works element by element.
+"""A torch optimizer over flat vectors, if the optimizer works element by element.
 
-Such an optimizer does the same to an element whatever tensor it lies in. So the user's own
-optimizer object gets, in the place of a group's parameters, the stretches of the flat vectors that
-hold them, and one fused kernel updates all of them. Other optimizers (Muon, Adafactor, ...) keep
-the ordinary parameters.
+An element-wise optimizer treats an element alike in any tensor. So the user's own optimizer object
+receives, instead of a group's parameters, the stretches of the flat vectors that hold them, and one
+fused kernel updates all of them. Other optimizers (Muon, Adafactor, ...) keep the ordinary
+parameters.
 
-A parameter without a gradient is left alone, as torch does with one whose ``grad`` is None. A
-stretch that holds such parameters and others is cut between them, once: from there on each piece
-has its own count of steps. Cutting changes no bits.
+A parameter without a gradient is left alone, as torch leaves alone a parameter whose ``grad`` is
+None. A stretch with such parameters and with others is cut between them, once: from then on each
+piece has its own count of steps. Cutting changes no bits.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class FlatOptimizer:
     """The user's optimizer over the coordinator's flat parameters.
 
     Args:
-        factory: the user's, from a list of parameters to an optimizer.
-        model: whose trainable parameters are views of ``parameters``.
-        names: of those that are this optimizer's. Default: all.
+        factory: the user's function from a list of parameters to an optimizer.
+        model: the model whose trainable parameters are views of ``parameters``.
+        names: names of the optimizer's parameters. Default: all.
 
     Raises:
-        SettingError: the factory does not return an optimizer, or one that cannot work here.
+        SettingError: the factory does not return an optimizer, or the optimizer cannot work.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class FlatOptimizer:
         self.flat_parameters = parameters
         layout, ours = parameters.layout, () if names is None else named
         self._elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
-        # By rows torch's optimizers take the gradient of a parameter, and of no stretch of several.
+        # torch's optimizers take a gradient by rows for a parameter, not for a stretch of several.
         self.flat = is_elementwise(self.inner) and named.keys().isdisjoint(layout.by_rows)
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
-        self._memories: list[Memory] = []  # that parameters were put into last
+        self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
         self.bring_home()
-        self._same_groups: list[list[int]] = []  # ids of tensors in groups that were looked at
-        # Per optimizer tensor: the names of the parameters it holds, in order.
+        self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
+        # Per optimizer tensor: the names of its parameters, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
         for group in self.inner.param_groups:
             names = [self._name(p) for p in group["params"]]
@@ -109,14 +109,14 @@ class FlatOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups, with whatever user code sets in them: a learning rate."""
+        """The groups, with the values that user code sets, such as a learning rate."""
         return self.inner.param_groups
 
     @property
     def has_modes(self) -> bool:
-        """Whether it has the parameters otherwise for training than for evaluation.
+        """True if the optimizer has different parameters for training and for evaluation.
 
-        Schedule-free optimizers do: gradients are taken at y, and x is what is to be used.
+        Schedule-free optimizers do: gradients are computed at y, and evaluation uses x.
         """
         if self.flat:
             return False
@@ -124,7 +124,7 @@ class FlatOptimizer:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within the block the parameters are those to be evaluated; then as before, to the bit."""
+        """Switch to the parameters for evaluation in the block; restore them bitwise after it."""
         if not self.has_modes:
             yield
             return
@@ -136,32 +136,32 @@ class FlatOptimizer:
         try:
             yield
         finally:
-            # Its train() would turn them back but for rounding.
+            # The optimizer's train() would restore them up to rounding only.
             self.flat_parameters.copy_(before)
             for group, values in zip(self.inner.param_groups, groups, strict=True):
                 group.update(values)
 
     def whole(self) -> AbstractContextManager[None]:
-        """Return a context within which ``state`` is that of all parameters: as ever, here."""
+        """Return a context in which ``state`` covers all parameters: nothing has to be done."""
         return nullcontext()
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return the parameters whose gradients it is to be given by rows; see ``kept_by_rows``."""
+        """Return the parameters whose gradients are passed by rows; see ``kept_by_rows``."""
         return kept_by_rows(self.inner, zip(self._given, self.groups, strict=True), found)
 
     @property
     def takes_closure(self) -> bool:
-        """Whether ``step`` may be given one."""
+        """True if ``step`` accepts a closure."""
         return takes_closure(self.inner)
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.flat_parameters.device
 
     @cached_property
     def elements(self) -> int:
-        """P, over all dtypes, of the parameters that are this optimizer's."""
+        """P, over all dtypes: the number of elements of this optimizer's parameters."""
         return self._elements
 
     @property
@@ -170,7 +170,7 @@ class FlatOptimizer:
         return float(self.inner.param_groups[0]["lr"])
 
     def whole_of(self, gradient: Flat) -> Flat:
-        """Return a gradient of all parameters, in memory of its own: sums use theirs again."""
+        """Return a copy of a gradient of all parameters: the memory of a sum is reused."""
         whole = gradient.layout.new(gradient.device)
         whole.copy_(gradient)
         return whole
@@ -181,11 +181,11 @@ class FlatOptimizer:
         """Update the parameters in place from a gradient of their layout.
 
         Args:
-            missing: parameters that have no gradient: no decay, no momentum, no step is counted.
-            closure: for an optimizer that wants the gradient at other parameters too.
+            missing: parameters without a gradient: no decay, no momentum, and no step is counted.
+            closure: for an optimizer that evaluates the gradient at other parameters too.
 
         Raises:
-            UserError: user code has added a group since, or moved parameters between them.
+            UserError: user code has added a group since, or moved parameters between groups.
         """
         self.require_same_groups()
         self.take(gradient, missing)
@@ -198,14 +198,14 @@ class FlatOptimizer:
         elif not self.flat:
             (bare_step(self.inner) or self.inner.step)()
         elif step_flat(self.inner, self.elements):
-            return  # torch's own step knows nothing of the user's parameters
+            return  # torch's own step has no access to the user's parameters
         self.bring_home()
 
     def bring_home(self) -> None:
-        """Bring values that the optimizer has put into other memory to the flat parameters.
+        """Copy values from memory chosen by the optimizer to the flat parameters.
 
         Raises:
-            UserError: it goes on writing to that memory, as if the parameter was still there.
+            UserError: the optimizer still writes to that memory, as if the parameter were there.
         """
         for memory in self._memories:
             if memory.is_written:
@@ -221,21 +221,24 @@ class FlatOptimizer:
         bring_home(away)
 
     def close(self) -> None:
-        """End whatever makes updates for it elsewhere: nothing."""
+        """Do nothing: no other process makes updates for this optimizer."""
 
     def at_home(self) -> AbstractContextManager[None]:
-        """Within the block the flat parameters have the values of the user's: see ``at_home``."""
+        """Return a context in which the flat parameters have the values of the user's parameters.
+
+        See ``at_home`` in ``homes.py``.
+        """
         return at_home(self._homes)
 
     def require_same_groups(self) -> None:
-        """Refuse groups that user code has added since, and others in them.
+        """Check that user code has neither added groups nor moved parameters between groups.
 
         Raises:
-            UserError: there are such.
+            UserError: user code has changed the groups.
         """
         groups = self.inner.param_groups
         ids = [[*map(id, group["params"])] for group in groups]
-        if ids == self._same_groups:  # ``_held`` has them: no other tensor can have their ids
+        if ids == self._same_groups:  # ``_held`` keeps tensors alive, so ids are not reused
             return
         if len(groups) != len(self.groups):
             raise UserError(
@@ -247,7 +250,7 @@ class FlatOptimizer:
             )
         for number, (group, names) in enumerate(zip(groups, self.groups, strict=True)):
             held = (self._held.get(tensor, ["?"]) for tensor in group["params"])
-            # By dtypes, tensors of a vector are in another order.
+            # Tensors of a vector are ordered by dtype, so the order within the group may differ.
             if {name for some in held for name in some} != set(names):
                 raise UserError(
                     "optimizer",
@@ -258,7 +261,7 @@ class FlatOptimizer:
         self._same_groups = ids
 
     def take(self, gradient: Flat, missing: Collection[str]) -> None:
-        """Give parameters their gradients, as ``step`` does first."""
+        """Set the gradients of the parameters, as ``step`` does first."""
         if missing:
             self._cut_where(lambda name: name in missing)
         for tensor, names in self._held.items():
@@ -275,9 +278,9 @@ class FlatOptimizer:
                 tensor.grad = gradient.views[names[0]]
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Per parameter name what torch's own state_dict would hold for it.
+        """Return per parameter name the entries that torch's own state_dict would hold.
 
-        Tensors are views of the optimizer's, in the parameter's shape, or scalars.
+        Tensors are views of the optimizer's tensors in the parameter's shape, or scalars.
         """
         state: dict[str, dict[str, Any]] = {}
         for tensor, names in self._held.items():
@@ -287,7 +290,7 @@ class FlatOptimizer:
         return state
 
     def _state_of(self, parameter: object) -> dict[str, Any] | None:
-        """Return the state of a parameter of the user's; None of anything else."""
+        """Return the state of a parameter of the user; None for anything else."""
         name = self.names.get(id(parameter))
         for tensor, names in self._held.items() if name is not None else ():
             if name in names:
@@ -296,14 +299,14 @@ class FlatOptimizer:
         return None
 
     def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-        """Return what ``load`` takes, of what ``state`` gave. Nothing is changed.
+        """Return the argument of ``load``, made from the result of ``state``. Nothing is changed.
 
-        Parameters that were updated together may have different kinds of state: some of them had no
-        gradient in a step, or were frozen. Then they are cut apart, which changes no bit.
+        Parameters updated together may have different kinds of state: some of them had no gradient
+        in a step, or were frozen. Such parameters are cut apart; cutting changes no bit.
 
         Raises:
-            CheckpointError: an entry is missing, or is of another shape or dtype than this
-                optimizer's.
+            CheckpointError: an entry is missing, or has another shape or dtype than this
+                optimizer's entry.
         """
         loadable, sections = {}, self.flat_parameters.layout.sections
         if self.flat:
@@ -322,13 +325,13 @@ class FlatOptimizer:
         return loadable
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Take what ``loadable`` gave, and nothing else."""
+        """Replace the state by the result of ``loadable``."""
         for tensor in self._held:
             self.inner.state.pop(tensor, None)
         self.inner.state.update(loadable)
 
     def _cut_where(self, kind: Callable[[str], object]) -> None:
-        """Cut the stretches, and their state with them, where parameters of another kind begin."""
+        """Cut the stretches, with their state, where parameters of a different kind begin."""
         self._same_groups = []
         for group in self.inner.param_groups:
             pieces: list[torch.Tensor] = []
@@ -368,12 +371,12 @@ class FlatOptimizer:
         names: list[str],
         group: dict[str, Any],
     ) -> Any:
-        """One entry of the state of an optimizer tensor, put together from its parameters'."""
+        """Return a state entry of an optimizer tensor, assembled from its parameters' entries."""
         example = state[names[0]][entry]
         if not isinstance(example, torch.Tensor):
             return example
         if entry in COUNTERS:
-            # As torch does: counters stay on the host, unless a kernel reads them.
+            # As in torch, counters stay on the host, unless a kernel reads them.
             on_device = entry != "step" or group.get("fused") or group.get("capturable")
             return example.to(tensor.device if on_device else "cpu", copy=True)
         if example.is_meta:  # each rank reads its part

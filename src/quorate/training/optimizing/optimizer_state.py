@@ -1,8 +1,9 @@
-"""What outlives a process of an optimizer and its schedule: saved, and loaded again.
+"""The saved state of an optimizer and its schedule, and how checkpoints save and load the state.
 
-Element-wise optimizers of torch's have their state per parameter, under its name, as they work on
-flat vectors. All others are asked for it: by their own ``state_dict``, and what they keep in other
-attributes of theirs. Values of groups (a learning rate that user code set, counters) are of all.
+Element-wise optimizers of torch work on flat vectors, and have their state saved per parameter, by
+name of the parameter. The state of all further optimizers comes from their own ``state_dict`` and
+from attributes. Values of groups (a learning rate set by user code, counters) are saved for all
+optimizers.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ from quorate.training.optimizing.update import Update
 
 
 class LoadableOptimizer(NamedTuple):
-    """What a checkpoint has of an optimizer, read and compared."""
+    """The optimizer state of a checkpoint, read and compared."""
 
-    by_name: dict[torch.Tensor, dict[str, Any]] | None  # state, by the optimizer's tensors
-    own: dict[str, Any] | None  # or what its own state_dict gave
+    by_name: dict[torch.Tensor, dict[str, Any]] | None  # state by the optimizer's tensors
+    own: dict[str, Any] | None  # or the result of the optimizer's own state_dict
     attributes: dict[str, Any]
-    groups: list[dict[str, Any]]  # values; empty if the groups were others
+    groups: list[dict[str, Any]]  # values; empty if the groups differ
     schedule: dict[str, Any] | None
     record: Mapping[str, Any]
 
 
 class OptimizerState:
-    """Saves and loads the state of an optimizer, and of its schedule.
+    """The saving and loading of the state of an optimizer and of its schedule.
 
     Args:
-        optimizer: as it was made.
-        update: that makes it step, and has the schedule.
-        model: the coordinator's.
-        notes: for the user: what of an optimizer is lost at a resume.
+        optimizer: the optimizer, as made by the script.
+        update: makes the optimizer's steps, and owns the schedule.
+        model: the coordinator's model.
+        notes: messages for the user, on optimizer state lost by a resume.
     """
 
     def __init__(
@@ -68,22 +69,22 @@ class OptimizerState:
         self._update = update
         self._frozen = frozen(model)
         self._notes = notes
-        # As the script made them: what it makes otherwise at a resume, the user has edited.
+        # As made by the script: a value made differently at a resume was edited by the user.
         self._made = {name: self._mark(value) for name, (value, _) in self._attributes().items()}
         self._elsewhere = self._kept_elsewhere()
 
     @property
     def kind(self) -> str:
-        """The optimizer, for people: what a resume compares first."""
+        """The optimizer as text for people, compared first by a resume."""
         return type(self._inner).__name__
 
     # --- saving -----------------------------------------------------------------------------------
 
     def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return tensors by name, which are the optimizer's own, and entries of the record.
+        """Return tensors by name, shared with the optimizer, and entries of the record.
 
         Raises:
-            CheckpointError: the optimizer keeps what cannot be saved.
+            CheckpointError: the optimizer holds state that cannot be saved.
         """
         encoder = Encoder(self._optimizer.names)
         own: Any = None
@@ -126,11 +127,11 @@ class OptimizerState:
         return values
 
     def _encoded_attributes(self, encoder: Encoder) -> dict[str, Any]:
-        """Return those that have changed since the optimizer was made."""
+        """Return the attributes that have changed since the optimizer was made."""
         encoded = {}
         for name, (value, _) in self._attributes().items():
             mark = self._mark(value)
-            is_seen = mark is not None or isinstance(value, Optimizer)  # which is refused else
+            is_seen = mark is not None or isinstance(value, Optimizer)  # else refused, not skipped
             if is_seen and mark != self._made.get(name, ""):
                 state = state_of(value, self._optimizer.names)
                 encoded[name] = encoder.encode(state, f"optimizer.{name}")
@@ -138,7 +139,7 @@ class OptimizerState:
         return encoded
 
     def _doubt(self) -> None:
-        """Name what changes as the optimizer steps, and is in none of its attributes' values."""
+        """Report values that change with the optimizer's steps and lie outside its attributes."""
         for name in changed(self._elsewhere, now := self._kept_elsewhere()):
             self._notes.doubt(
                 f"{name} changes when the optimizer steps, and no checkpoint saves it: after a "
@@ -147,7 +148,7 @@ class OptimizerState:
         self._elsewhere = now
 
     def _encoded_schedule(self, encoder: Encoder) -> Any:
-        """Return the state of the schedule; None where it is to be replayed."""
+        """Return the state of the schedule; None if a resume replays the schedule."""
         if self._update.scheduler is None:
             return None
         try:
@@ -165,13 +166,13 @@ class OptimizerState:
     def loadable(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
     ) -> LoadableOptimizer:
-        """Return what ``load`` takes, of what ``save`` gave. Nothing is changed.
+        """Return the argument of ``load``, made from the result of ``save``. Nothing is changed.
 
         Args:
-            path: of the checkpoint, for messages.
+            path: path of the checkpoint, for messages.
 
         Raises:
-            MisfitError: it is of another optimizer.
+            MisfitError: the state is of another optimizer.
         """
         decoder = Decoder(tensors, self._optimizer.parameters)
         listed = [name for group in record.get("optimizer_groups", ()) for name in group["names"]]
@@ -207,10 +208,10 @@ class OptimizerState:
             raise MisfitError(path, error) from error
 
     def load(self, saved: LoadableOptimizer) -> None:
-        """Take what ``loadable`` gave, but for what the script makes otherwise now."""
+        """Load the result of ``loadable``, except for values now made differently by the script."""
         record = saved.record
         fresh = [_values(group) for group in self._inner.param_groups]
-        # 1. The state, and what else it keeps.
+        # 1. The state and the attributes.
         if saved.by_name is not None:
             self._optimizer.load(saved.by_name)
         else:
@@ -221,15 +222,15 @@ class OptimizerState:
             if name in own:
                 put(own[name], value, self._optimizer.names)
             elif (place := place_of_new(self._inner, name)) is not None:
-                place(value)  # it was made in a step
-        # 2. The schedule, as it was; or stepped through anew, from how the script makes it now.
+                place(value)  # the attribute was created in a step
+        # 2. The schedule, restored; or replayed from the schedule that the script makes now.
         for group, values in zip(self._inner.param_groups, fresh, strict=True):
             group.update(values)
         edited = self._edited(record)
         scheduler = self._update.scheduler
         if scheduler is None:
             for keys in edited if record.get("schedule") else ():
-                keys.add("lr")  # it is the script's again
+                keys.add("lr")  # the learning rate is the script's again
         elif saved.schedule is not None and not self._is_edited(record):
             scheduler.load_state_dict(saved.schedule)
         elif self._update.can_replay:
@@ -238,7 +239,7 @@ class OptimizerState:
             for keys, group, values in zip(edited, self._inner.param_groups, fresh, strict=True):
                 scheduled = {key for key, value in values.items() if not _same(group[key], value)}
                 keys |= {"lr"} | scheduled
-        # 3. What groups had, but for what the script or a schedule stepped through has changed.
+        # 3. The values of groups, except those changed by the script or by a replayed schedule.
         for group, saved_values, keys in zip(
             self._inner.param_groups, saved.groups, edited, strict=False
         ):
@@ -249,7 +250,7 @@ class OptimizerState:
     def _by_name(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
     ) -> dict[str, dict[str, Any]]:
-        """Return state that is saved per parameter, under its name."""
+        """Return the state that is saved per parameter, by name of the parameter."""
         entries: dict[str, dict[str, Any]] = {name: {} for name in self._optimizer.parameters}
         for key, value in tensors.items():
             if is_in_a_tree(key):
@@ -269,7 +270,8 @@ class OptimizerState:
 
     def _require_trainable(self, path: Path, name: str) -> None:
         if name not in self._optimizer.parameters:
-            # A frozen one was trained before: another checkpoint may fit, and is not what was left.
+            # A frozen parameter was trained before. A CheckpointError ends the search for a
+            # checkpoint: an older one may fit, but resuming from it would lose the later updates.
             kind = CheckpointError if name in self._frozen else MisfitError
             raise kind(f"{path}: optimizer state of {name!r:.80}, which is no trainable parameter")
 
@@ -287,7 +289,7 @@ class OptimizerState:
             )
 
     def _require_fitting(self, values: Mapping[str, Any]) -> None:
-        """Check that there is an attribute for each value, or may be one."""
+        """Check that each value has an attribute, or can become a new attribute."""
         own = self._attributes()
         for name, value in values.items():
             there = own[name].value if name in own else None
@@ -303,13 +305,13 @@ class OptimizerState:
                 require_like(value, state, f"optimizer.{name}")
 
     def _groups(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the groups of a record, if they are these; none of an older checkpoint."""
+        """Return the groups of a record if equal to the present groups; else an empty list."""
         groups: list[dict[str, Any]] = list(record.get("optimizer_groups", ()))
         same = [group["names"] for group in groups] == self._optimizer.groups
         return groups if same else []
 
     def _edited(self, record: Mapping[str, Any]) -> list[set[str]]:
-        """Return of each group which values the script makes otherwise than it did."""
+        """Return per group the keys of values that the script makes differently than before."""
         edited: list[set[str]] = [set() for _ in self._inner.param_groups]
         now = self._update.hyperparameters[1:]
         for keys, new, old in zip(
@@ -320,7 +322,7 @@ class OptimizerState:
         return edited
 
     def _is_edited(self, record: Mapping[str, Any]) -> bool:
-        """Return whether the script makes the optimizer or the schedule otherwise than it did."""
+        """Return whether the script makes the optimizer or the schedule differently than before."""
         return (
             record.get("hyperparameters") != self._update.hyperparameters
             or record.get("schedule") != type(self._update.scheduler).__name__
@@ -329,11 +331,11 @@ class OptimizerState:
     # --- attributes -------------------------------------------------------------------------------
 
     def _attributes(self) -> dict[str, Attribute]:
-        """Return what an optimizer has beside what all have."""
+        """Return the attributes beyond those of every optimizer."""
         return {} if self._optimizer.flat else attributes(self._inner)
 
     def _mark(self, value: Any) -> str | None:
-        """Return what changes if a value does; None for what cannot be saved."""
+        """Return a digest of a value, to detect changes; None if the value cannot be saved."""
         encoder = Encoder(self._optimizer.names)
         try:
             state = state_of(value, self._optimizer.names)
@@ -346,10 +348,10 @@ class OptimizerState:
         return total.hexdigest()
 
     def _kept_elsewhere(self) -> Kept:
-        """Return hashes of what the optimizer and its schedule keep where nobody saves it.
+        """Return hashes of state of the optimizer and the schedule outside of any checkpoint.
 
-        It may be a function or a logger, an object that counts, a variable of the script, or an
-        attribute of a parameter.
+        Such state may be a function or a logger, an object with a counter, a variable of the
+        script, or an attribute of a parameter.
         """
         within = optimizers(self._inner)
         carried = {**self._carried, **{id(o): type(o).__name__ for o in within}}
@@ -364,15 +366,15 @@ class OptimizerState:
 
 
 def is_in_a_tree(key: str) -> bool:
-    """Return whether a saved tensor is one of a group, an attribute or the schedule.
+    """Return whether a saved tensor belongs to a group, an attribute or the schedule.
 
-    The others are what is kept of each parameter.
+    All other tensors are per parameter.
     """
     return key.partition(".")[0] in ("optimizer", "schedule")
 
 
 def _values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of what a group has beside parameters."""
+    """Return a copy of a group's values without its parameters."""
     return {
         key: value.clone() if isinstance(value, torch.Tensor) else value
         for key, value in group.items()
@@ -392,7 +394,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _require_state_dict(state: Any, optimizer: Optimizer) -> None:
-    """Check what an optimizer is about to load: a forged one would raise anything."""
+    """Check a state dict before an optimizer loads it: a forged dict could raise any exception."""
     groups = state.get("param_groups") if isinstance(state, dict) else None
     own = [len(group["params"]) for group in optimizer.param_groups]
     if (

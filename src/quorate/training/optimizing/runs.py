@@ -1,4 +1,4 @@
-"""Runs: what of each parameter lies in which piece of a rank's slice, as files have parameters."""
+"""Runs: the elements of each parameter in a piece of a rank's slice, in the order of files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from quorate.replica.flat import Section
 
 
 class Run(NamedTuple):
-    """Elements of one parameter, one behind the other in a piece of a rank's slice."""
+    """Consecutive elements of one parameter in a piece of a rank's slice."""
 
-    piece: int  # which of the rank's pieces of an optimizer's tensor
-    start: int  # in the piece
+    piece: int  # index among the rank's pieces of an optimizer's tensor
+    start: int  # offset in the piece
     length: int
-    name: int  # which of the tensor's parameters
-    at: int  # in the parameter, in the order of memory
+    name: int  # index among the tensor's parameters
+    at: int  # offset in the parameter, in the order of memory
 
 
 def runs(places: Sequence[SlicePart], sections: Sequence[Section]) -> Iterator[Run]:
     """Yield the runs of some pieces of an optimizer's tensor.
 
     Args:
-        places: of the pieces in the tensor, in order.
-        sections: of the parameters that it holds, in order.
+        places: places of the pieces in the tensor, in order.
+        sections: sections of the tensor's parameters, in order.
     """
     which = 0
     for name, section in enumerate(sections):
@@ -43,7 +43,7 @@ def runs(places: Sequence[SlicePart], sections: Sequence[Section]) -> Iterator[R
 
 
 def is_by_rows(section: Section) -> bool:
-    """Return whether a parameter's elements lie as files have them: row by row."""
+    """Return whether a parameter's elements lie row by row in memory, as in files."""
     expected = 1
     for size, stride in zip(reversed(section.shape), reversed(section.stride), strict=True):
         if size != 1 and stride != expected:

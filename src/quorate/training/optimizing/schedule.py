@@ -1,4 +1,4 @@
-"""The schedule of learning rates: torch's scheduler as the user's function makes it, checked."""
+"""The schedule of learning rates: torch's scheduler, made by the user's function and checked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ Schedule = Callable[[Optimizer], LRScheduler]
 
 
 def metric_of(scheduler: LRScheduler | None, metric: str | None) -> str | None:
-    """Return the metric that a scheduler is stepped with; None for one that counts updates.
+    """Return the metric for the scheduler's steps; None for a scheduler counting updates.
 
     Raises:
-        SettingError: it wants one and has none, or the other way round.
+        SettingError: the scheduler wants a metric and has none, or has a metric without wanting
+            any.
     """
     wants = isinstance(scheduler, ReduceLROnPlateau)
     if wants and metric is None:
@@ -33,7 +34,7 @@ def scheduler_of(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:
     """Return the scheduler that a function makes for an optimizer.
 
     Raises:
-        SettingError: it is none, or another optimizer's.
+        SettingError: the result is no scheduler, or belongs to another optimizer.
     """
     scheduler = schedule(optimizer)
     if not isinstance(scheduler, LRScheduler):

@@ -1,7 +1,7 @@
-"""An optimizer over a collective: each rank has the state of its slice, and updates that.
+"""An optimizer over a collective: each rank has the state of its slice, and updates the slice.
 
-What works element by element does the same to an element in a slice as in a whole vector. Others
-are given the whole gradient on every rank, and do the same there.
+An element-wise optimizer treats an element of a slice as in a whole vector. All further optimizers
+receive the whole gradient on every rank, and make the same step on each.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from quorate.training.optimizing.known_optimizers import COUNTERS, fill_momenta
 from quorate.training.optimizing.lent_states import LentStates
 from quorate.training.optimizing.optimizer import OptimizerFactory
 
-# Kinds of records: all ranks call ``SlicedOptimizer.gather``, or the others ``take``.
+# Kinds of records: all ranks then call ``SlicedOptimizer.gather``, or all but rank 0 ``take_part``.
 GATHER, SCATTER = "gather", "scatter"
 
 
 class SlicedOptimizer(CutOptimizer):
-    """The user's optimizer; all ranks step it together.
+    """The user's optimizer, stepped by all ranks together.
 
     Args:
-        factory: the user's, from a list of parameters to an optimizer.
-        model: whose trainable parameters are views of ``parameters``.
-        parameters: this rank's, whole.
-        exchange: of them.
-        is_sharded: whether each rank has the state for its slices alone, where that can be.
-        names: of the parameters that are this optimizer's; not if it is sharded. Default: all.
+        factory: the user's function from a list of parameters to an optimizer.
+        model: the model; its trainable parameters are views of ``parameters``.
+        parameters: this rank's parameters, whole.
+        exchange: the exchange of their gradients.
+        is_sharded: whether each rank has the state for its slices alone, if the optimizer works
+            element by element.
+        names: names of the optimizer's parameters; not if sharded. Default: all.
 
     Raises:
-        SettingError: it is none, or one that no engine can take.
+        SettingError: the factory returns no optimizer, or an optimizer unusable with any engine.
     """
 
     def __init__(
@@ -73,19 +74,19 @@ class SlicedOptimizer(CutOptimizer):
             self.inner.state = LentStates(self._state_of, self._lend)
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return none: ranks exchange slices of vectors.
+        """Return no names: ranks exchange slices of vectors.
 
         Raises:
-            SettingError: there is one whose optimizer wants it by rows.
+            SettingError: the optimizer takes some parameter's gradient by rows.
         """
         if kept := super().kept_by_rows(found):
             raise no_rows("engine", "collective", min(kept))
         return kept
 
     def whole_of(self, gradient: Flat) -> Flat:
-        """Return the whole gradient of which each rank has its slice, in memory of its own. Blocks.
+        """Return the whole gradient, gathered from the slices of all ranks, in new memory. Blocks.
 
-        All ranks call it.
+        All ranks call the method.
         """
         if self._is_alone:
             return super().whole_of(gradient)
@@ -100,7 +101,7 @@ class SlicedOptimizer(CutOptimizer):
         """Update the parameters of all ranks from this rank's slice of the gradient. Blocks.
 
         Args:
-            closure: with one, the gradient is the whole one that ``whole_of`` gave.
+            closure: with a closure, the gradient is a whole gradient returned by ``whole_of``.
         """
         with self._inside():
             if self._is_alone or closure is not None:
@@ -130,14 +131,14 @@ class SlicedOptimizer(CutOptimizer):
         if type(own) is torch.optim.SGD:
             fill_momenta(own)
         step_flat(own, self.elements)
-        self.inner.step()  # of nothing, as no tensor of it has a gradient: a schedule counts it
+        self.inner.step()  # no tensor has a gradient: only a schedule counts it
         self._exchange.spread(self.flat_parameters)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Within the block rank 0 has the state of all, as if it had no others."""
+        """Gather the state of all ranks on rank 0 inside the block, as if there were one rank."""
         with self._inside():
-            if self._mine is None or self.is_lent:  # no step yet, or all of it is here
+            if self._mine is None or self.is_lent:  # no step yet, or all of the state is present
                 self._read_all()
                 yield
                 return
@@ -148,7 +149,7 @@ class SlicedOptimizer(CutOptimizer):
                 self.inner.state.clear()
 
     def stay_alone(self) -> None:
-        """Take all state to rank 0, which goes on without the others."""
+        """Gather all state on rank 0, and go on there without further ranks."""
         with self._inside():
             if self._mine is not None and not self.is_lent:
                 self._ask()
@@ -157,31 +158,31 @@ class SlicedOptimizer(CutOptimizer):
         self.is_lent = False
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return what is here of the state, see ``whole``."""
+        """Return the part of the state on this rank; see ``whole``."""
         with self._inside():
             return super().state()
 
     def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-        """Return what ``load`` takes; see ``FlatOptimizer``."""
+        """Return the argument of ``load``; see ``FlatOptimizer``."""
         with self._inside():
             return super().loadable(state)
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Take what ``loadable`` gave; from the next step on this rank keeps what it owns of it."""
+        """Load the result of ``loadable``; at the next step, this rank keeps its own part alone."""
         self._unread = None
         with self._inside():
             super().load(loadable)
         self._mine, self._own_pieces = None, {}
 
     def scatter(self) -> None:
-        """Send all other ranks what each owns of the state, which is whole on rank 0. Blocks.
+        """Send each rank its part of the state, from the whole state on rank 0. Blocks.
 
-        Rank 0 keeps its own part. What nobody has read yet each reads that sees the file.
+        Rank 0 keeps its own part. Each rank with access to the file reads the entries not read yet.
         """
         ranks, tensors = self._slices.ranks, [*self._held]
         unread, rows = self._unread, list[Row]()
         with self._inside():
-            header: list[list[Any]] = []  # of which tensor, which entry
+            header: list[list[Any]] = []  # number of the tensor, name of the entry, description
             values: list[tuple[torch.Tensor, torch.Tensor]] = []
             for number, tensor in enumerate(tensors):
                 for entry, value in self.inner.state.get(tensor, {}).items():
@@ -205,7 +206,10 @@ class SlicedOptimizer(CutOptimizer):
         self.is_lent, self._unread = False, None
 
     def take_part(self, record: Record) -> None:
-        """Take what rank 0 sends in ``scatter``, in the place of what there is. Blocks."""
+        """Receive this rank's part of the state from ``scatter``, and drop the present state.
+
+        Blocks.
+        """
         ranks = self._slices.ranks
         number_of = {name: number for number, names in enumerate(record["held"]) for name in names}
         self.inner.state.clear()
@@ -241,18 +245,19 @@ class SlicedOptimizer(CutOptimizer):
 
     @property
     def is_large(self) -> bool:
-        """Whether the state is so large that no rank is to have all of it."""
+        """True if the state is too large to be held by a single rank."""
         return self.is_sharded and is_large(self.flat_parameters.layout)
 
     def is_by_element(self, key: str) -> bool:
-        """Return whether a tensor that ``OptimizerState.save`` gave has a value per element."""
+        """Return whether a tensor from ``OptimizerState.save`` has a value per element."""
         entry, _, name = key.partition(".")
         return entry not in COUNTERS and name in self.parameters
 
     def leave_unread(self, path: Path) -> None:
-        """Note the file that has what is on "meta" of the state that was loaded, if anything is.
+        """Note the file with the loaded state that is still on "meta", if there is any.
 
-        It is read when all ranks take their parts of it, or somebody wants all of it here.
+        The file is read when all ranks receive their parts, or when all of the state is needed on
+        this rank.
         """
         with self._inside():
             self._unread = Unread(path.resolve()) if self._unread_entries() else None
@@ -266,7 +271,7 @@ class SlicedOptimizer(CutOptimizer):
         ]
 
     def _read_all(self) -> None:
-        """Read what nobody has read yet, all of it."""
+        """Read all entries that are not read yet."""
         unread, self._unread = self._unread, None
         if unread is None:
             return
@@ -282,11 +287,11 @@ class SlicedOptimizer(CutOptimizer):
                 self.inner.state[tensor][row.entry] = whole
 
     def gather(self) -> None:
-        """Send what this rank has to rank 0, which puts it together. All ranks call it."""
+        """Send this rank's state to rank 0, to be assembled there. All ranks call the method."""
         ranks, tensors = self._slices.ranks, [*self._held]
         assert self._mine is not None
         own: list[torch.Tensor] = []
-        header: list[list[Any]] = []  # of which tensor, of which of its pieces, which entry
+        header: list[list[Any]] = []  # of tensor number, piece index, entry, description
         for number, tensor in enumerate(tensors):
             for which, piece in enumerate(self._own_pieces.get(tensor, ())):
                 for entry, value in self._mine.state.get(piece, {}).items():
@@ -327,14 +332,14 @@ class SlicedOptimizer(CutOptimizer):
         self.inner.state.update(state)
 
     def note_state(self) -> None:
-        """Note what every rank has of the state by itself: user code has its turn."""
+        """Note the state that each rank holds by itself, before user code runs."""
         self._noted = [] if self.is_sharded else marks(self.inner.state)
 
     def require_same_state(self) -> None:
-        """Refuse to go on if user code has changed on this rank what every rank has by itself.
+        """Check that user code has not changed, on this rank alone, state held by every rank.
 
         Raises:
-            UserError: it has.
+            UserError: user code has changed such state.
         """
         if not self.is_sharded and not self._is_alone and marks(self.inner.state) != self._noted:
             raise UserError(
@@ -346,7 +351,7 @@ class SlicedOptimizer(CutOptimizer):
             )
 
     def _lend(self) -> None:
-        """Have all of the state on rank 0 where user code looks at it there, between updates."""
+        """Gather all of the state on rank 0 when user code reads the state between updates."""
         if not self._is_ours:
             self._read_all()
         if self._is_ours or self.is_lent or self._mine is None or not self._slices.ranks.leads:
@@ -356,7 +361,7 @@ class SlicedOptimizer(CutOptimizer):
         self.is_lent = True
 
     def _ask(self) -> None:
-        """On rank 0, gather; the others hear of it."""
+        """Gather on rank 0, after telling the other ranks to take part."""
         if self._slices.ranks.is_broken:
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
         self._slices.ranks.tell({"kind": GATHER})

@@ -1,7 +1,7 @@
-"""A step once more: its gradient at parameters that the optimizer has moved to, by all workers.
+"""A repeated step: workers compute its gradient at parameters that the optimizer has moved.
 
-It is computed of the same rows, with the same random numbers, and its sum is that of the same tree:
-so a run with such an optimizer, too, has the same bits on any number of workers.
+The gradient is computed from the same rows with the same random numbers, and summed along the same
+tree: so a run with such an optimizer, too, has the same bits on any number of workers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 
 
 class StepAgain:
-    """Has the workers of a training loop compute a step once more.
+    """Makes the workers of a training loop compute a step once more.
 
     Args:
-        transport: of the loop.
-        source: of the loop.
-        parameters: that workers compute from.
+        transport: the transport of the loop.
+        source: the source of the loop.
+        parameters: the parameters that workers read.
         threads: intra-op threads of a worker.
-        timeout_s: how long a worker may be silent; None: for ever.
-        say: shows a line to the user: who raised in a shard that another one computes now.
+        timeout_s: how long a worker may be silent, in seconds; None: without a limit.
+        say: shows a line to the user, such as the worker that raised in a shard now computed by
+            another worker.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class StepAgain:
         self._raised = RaisedShards()  # each worker is named once
 
     def __call__(self, step: int, take: Callable[[ShardSum], None]) -> None:
-        """Hand the step's sum to ``take``. Blocks until workers have computed it.
+        """Pass the step's sum to ``take``. Blocks until workers have computed the sum.
 
         Raises:
-            Whatever user code raised in a shard that failed beyond repair.
+            Exception: the error of user code in a shard that failed on all attempts.
         """
         plan = self._source.plan
         steps = range(step, step + 1)
-        # A job of its own: workers take parameters anew for each.
+        # A separate job: workers read parameters anew for each job.
         job = TrainingAgain(self._source, self._parameters, steps, threads=self._threads)
 
         def add(ready: Ready) -> None:
@@ -82,8 +83,10 @@ class StepAgain:
 
 
 class WithoutCopies(rules.Sync):
-    """No worker computes a shard any more when the last one is in: their results are not waited for
-    when the job ends, and would come into memory that the next one lends.
+    """A rule without copies of shards, for jobs that end with their last shard.
+
+    The job would not wait for the results of copies, and those would be written to memory lent to
+    the next job.
     """
 
     copies = False
@@ -99,10 +102,11 @@ def step_again(
     timeout_s: float | None,
     say: Callable[[str], None],
 ) -> StepAgain | None:
-    """Return how a loop's optimizer gets gradients again; None if it takes no closure.
+    """Return the function that computes a step again; None if the optimizer takes no closure.
 
     Raises:
-        SettingError: it needs one, under a rule by which workers go on while it steps.
+        SettingError: the optimizer needs a closure, but under the rule workers go on while it
+            steps.
     """
     if isinstance(optimizer, PhaseOptimizers) or not optimizer.takes_closure:
         return None

@@ -1,8 +1,8 @@
 """The update: tree sum, one division, clip, optimizer, schedule, average; if all is finite.
 
-It runs in the coordinator while no worker computes. What works element by element takes all cores
-if the vectors are long; what adds elements up adds those of fixed blocks. So the bits do not depend
-on the number of workers or cores.
+The update runs in the coordinator while no worker computes. Element-wise operations use all cores
+if the vectors are long; reductions sum over fixed blocks. So the bits do not depend on the number
+of workers or cores.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from quorate.training.optimizing.mean import Addition
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.schedule import Schedule, metric_of, scheduler_of
 
-# Computes a step's sum at the parameters as they are, and hands it over: its memory is the workers'
-# own afterwards.
+# Computes a step's sum at the current parameters, and passes it on. Afterwards the memory of the
+# sum is the workers' again.
 Again = Callable[[Callable[[ShardSum], None]], None]
 
-VALIDATION = "validation/"  # before the names of metrics of the validation set, as in summaries
+VALIDATION = "validation/"  # prefix of the names of validation metrics, as in summaries
 
 _NOTHING = nullcontext()
 
@@ -51,18 +51,18 @@ LATE_HOOK = (
 
 @dataclass(slots=True)
 class Applied:
-    """What an update was."""
+    """The result of an update."""
 
     metrics: dict[str, float]  # weighted means over all shards, "loss" first
     weight: float
-    lr: float  # that the update was made with
+    lr: float  # the learning rate of the update
     grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
     totals: Counts  # over all shards
-    remarks: list[str] = field(default_factory=list)  # for the user
-    questions: list[str] = field(default_factory=list)  # why values may not be those meant
-    not_finite: list[str] | None = None  # the update was not made: of these the gradient is not
+    remarks: list[str] = field(default_factory=list)  # messages for the user
+    questions: list[str] = field(default_factory=list)  # reasons why buffers may be wrong
+    not_finite: list[str] | None = None  # names, if the gradient is not finite: no update was made
 
     def worker_losses(self) -> dict[int, tuple[float, float]]:
         """Return worker -> (weighted sum of the loss, weight) over its shards."""
@@ -77,7 +77,8 @@ class Average:
     """Exponential moving average of the parameters.
 
     shadow -= (1 - d) * (shadow - value), with d = min(decay, (1 + n) / (10 + n)) after n updates:
-    the ramp of tf.train.ExponentialMovingAverage, without which the start dominates for long.
+    the ramp of tf.train.ExponentialMovingAverage. Without the ramp the initial values dominate for
+    long.
     """
 
     def __init__(self, decay: float, parameters: Flat) -> None:
@@ -88,7 +89,7 @@ class Average:
         self._pairs = [*zip(self.shadow.vectors, parameters.vectors, strict=True)]
 
     def of(self, names: Collection[str], decay: float) -> Average:
-        """Return what takes in some parameters alone, with a decay of its own, to this shadow."""
+        """Return an average of some parameters, with a decay of its own, over the same shadow."""
         part = copy.copy(self)
         part._decay = decay
         runs = self.shadow.runs(names), self._parameters.runs(names)
@@ -96,23 +97,23 @@ class Average:
         return part
 
     def update(self, n: int) -> None:
-        """Take the parameters in, as they are after update n (from 1)."""
+        """Add the parameters after update n (from 1) to the average."""
         d = min(self._decay, (1 + n) / (10 + n))
         for mine, theirs in self._pairs:
             mine.lerp_(theirs, 1 - d)
 
 
 class Update:
-    """Applies a step's shards to the parameters.
+    """The application of a step's shards to the parameters.
 
     Args:
-        optimizer: over the coordinator's flat parameters.
-        buffers: of the coordinator's model.
+        optimizer: the optimizer over the coordinator's flat parameters.
+        buffers: the buffers of the coordinator's model.
         clip_norm: bound on the global norm of the mean gradient; None for no clipping.
         schedule: from the optimizer to a torch scheduler, stepped once per update.
-        schedule_metric: what a scheduler goes by that wants a metric: then it is stepped with that.
-        average: of the parameters, if they are averaged.
-        extent: of the gradients. Default: whole vectors.
+        schedule_metric: the metric for a scheduler stepped with a metric.
+        average: the average of the parameters, if they are averaged.
+        extent: the extent of the gradients. Default: whole vectors.
     """
 
     def __init__(
@@ -134,13 +135,13 @@ class Update:
         groups = [_plain(group) for group in optimizer.inner.param_groups]
         self.scheduler = None if schedule is None else scheduler_of(schedule, optimizer.inner)
         self._goes_by = metric_of(self.scheduler, schedule_metric)
-        # As the script has them: of the schedule first, then of each group of parameters.
+        # As set by the script: the schedule's first, then those of each group of parameters.
         self.hyperparameters = [
             _plain({} if self.scheduler is None else self.scheduler.state_dict()),
             *groups,
         ]
-        self.sum_s = 0.0  # that the last mean took: it is one pass with the tree sum
-        self.under_way = False  # stays so if an update was cut off: the parameters are half of it
+        self.sum_s = 0.0  # duration of the last mean, which is one pass with the tree sum
+        self.under_way = False  # True after an interrupted update: parameters are half updated
 
     def apply(
         self,
@@ -150,24 +151,25 @@ class Update:
         present: int,
         again: Again | None = None,
     ) -> Applied:
-        """Make update number n (from 1) out of the parts of a tree with ``leaves`` leaves.
+        """Make update number n (from 1) from the parts of a tree with ``leaves`` leaves.
 
         Args:
-            present: how many of the leaves there are.
-            again: computes them once more, if the optimizer takes a closure.
+            present: number of leaves that are present.
+            again: computes the leaves once more, if the optimizer takes a closure.
 
         Raises:
             LossError: the total weight is zero.
-            NotFiniteError: the optimizer moved to where the gradient is not finite.
+            NotFiniteError: the gradient is not finite at the parameters that the optimizer moved
+                to.
         """
-        # One thread: cores have blocks of their own, and a norm is that of one thread.
+        # One thread: cores have blocks of their own, and the norm is that of one thread.
         with torch.no_grad(), span("update"), intra_op_threads(1):
             return self._apply(parts, leaves, n, present, again)
 
     def _apply(
         self, parts: Iterable[Part], leaves: int, n: int, present: int, again: Again | None
     ) -> Applied:
-        # 1. What is small, and which gradients are added to which; 2. the mean of those.
+        # 1. Sum small values, and list which gradients are added to which; 2. their mean.
         additions: list[Addition] = []
 
         def join(left: ShardSum, right: ShardSum) -> ShardSum:
@@ -186,10 +188,10 @@ class Update:
         began = time.monotonic()
         mean = self._mean(total, additions)
         self.sum_s = time.monotonic() - began
-        # 3. Nothing that is not finite reaches the parameters.
+        # 3. Keep non-finite values from the parameters.
         if not mean.is_finite:
             return self._not_made(total)
-        # 4. What else shards hand over; 5. clip; 6. optimizer, schedule, average.
+        # 4. Further results of shards; 5. clip; 6. optimizer, schedule, average.
         self.under_way = True
         remarks, questions = list[str](), self._take_beside(total, present)
         lr = self.optimizer.lr
@@ -230,7 +232,7 @@ class Update:
         )
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
-        """Make the mean gradient of a sum, in its memory."""
+        """Make the mean gradient of a sum, in the memory of the sum."""
         optimizer, wants_norm = self.optimizer, self._clip_norm is not None
         cores = cores_for(optimizer.elements)
         return self._extent.mean(
@@ -238,10 +240,10 @@ class Update:
         )
 
     def _take_beside(self, total: ShardSum, present: int) -> list[str]:
-        """Take in what shards hand over beside gradients.
+        """Apply the results of shards beside gradients: buffers, and values written to parameters.
 
         Returns:
-            Why values of buffers may not be those that the script means.
+            Reasons why buffers may not have the values intended by the script.
         """
         if total.buffers is None and total.integer_buffers is None and total.written is None:
             return []
@@ -267,7 +269,7 @@ class Update:
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, again: Again
     ) -> None:
-        """Step, with gradients of the step at whatever parameters the optimizer moves to."""
+        """Make a step with a closure: compute gradients wherever the optimizer moves parameters."""
 
         def compute() -> float:
             found = {}
@@ -301,21 +303,21 @@ class Update:
         optimizer.step(_copied(gradient), missing, closure)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint has of how updates are made, for a resume to compare."""
+        """Return the facts about updates that a checkpoint records, for a resume to compare."""
         schedule = None if self.scheduler is None else type(self.scheduler).__name__
         return {"schedule": schedule, "hyperparameters": self.hyperparameters}
 
     @property
     def can_replay(self) -> bool:
-        """Whether the schedule follows from the number of updates alone."""
+        """True if the schedule follows from the number of updates alone."""
         return self.scheduler is not None and self._goes_by is None
 
     def leave_average(self) -> None:
-        """Average no parameters: somebody else does."""
+        """Stop averaging parameters: another process averages them."""
         self.average = None
 
     def leave_schedule(self) -> None:
-        """Step no schedule: somebody else does, and sets what it gives."""
+        """Stop stepping the schedule: another process steps it and sets the learning rates."""
         self.scheduler = self._goes_by = None
 
     def take_whole(self) -> None:
@@ -323,7 +325,7 @@ class Update:
         self._extent = Whole()
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Step a schedule that goes by a metric of the validation set."""
+        """Step a schedule that follows a metric of the validation set."""
         if self._goes_by is not None:
             self._step_by(metrics, VALIDATION)
 
@@ -343,7 +345,7 @@ class Update:
         """Count an update that was not made: learning rates follow the number of steps."""
         if self.scheduler is not None and self._goes_by is None:
             with warnings.catch_warnings():
-                # torch expects an optimizer step between two of a schedule.
+                # torch expects an optimizer step between two steps of a schedule.
                 warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
                 self.scheduler.step()
 
@@ -361,24 +363,24 @@ class Update:
         )
 
     def _on_cores(self) -> AbstractContextManager[None]:
-        """Return a block that has several cores, if the optimizer works element by element."""
+        """Return a context with several cores, if the optimizer works element by element."""
         cores = cores_for(self.optimizer.elements) if self.optimizer.flat else 1
         return intra_op_threads(cores) if cores > 1 else _NOTHING
 
 
 def _copied(gradient: Flat) -> Flat:
-    """Return a copy: the memory of a sum is used again while the optimizer may still read it."""
+    """Return a copy: the memory of a sum is reused while the optimizer may read the gradient."""
     copied = gradient.layout.new(gradient.device)
     copied.copy_(gradient)
     return copied
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some settings that JSON can hold, as they come back from it."""
+    """Return the settings that JSON can hold, as JSON returns them."""
     kept = {}
     for name, value in values.items():
         try:
             kept[name] = json.loads(json.dumps(value))
-        except (TypeError, ValueError):  # tensors: parameters, or a learning rate in one
+        except (TypeError, ValueError):  # tensors: parameters, or a learning rate held in a tensor
             continue
     return kept

@@ -1,1 +1,1 @@
-"""Kernels of updates, called without what torch does around them."""
+"""Kernels of updates, called without torch's code around them."""

@@ -1,8 +1,8 @@
-"""Adam's fused kernel, called as torch's ``step`` calls it, and without what that does around it.
+"""Adam's fused kernel, called with the arguments of torch's ``step``, without its preparations.
 
-That is to sort tensors by device and dtype, and to ask whether a graph is captured, compiled or
-scripted: of a small model it takes five times as long as the kernel. Groups of which all tensors
-are alike, on the CPU and begun, need none of it.
+torch's ``step`` sorts tensors by device and dtype, and asks whether a graph is captured, compiled
+or scripted: for a small model this takes five times as long as the kernel. Groups on the CPU, with
+state and with tensors of one dtype, need none of these preparations.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from quorate.replica.quick.torch_calls import fused_adam, fused_adamw
 
-_KINDS = (torch.optim.Adam, torch.optim.AdamW)  # exactly: a subclass may do otherwise
+_KINDS = (torch.optim.Adam, torch.optim.AdamW)  # exact types: a subclass may compute something else
 _ENTRIES = {"step", "exp_avg", "exp_avg_sq"}
 _REAL = (torch.float32, torch.float64)
-_ONE = torch.ones((), dtype=torch.float32, device="cpu")  # a number is made a tensor each time
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")  # saves making a tensor at each call
 
 
 class _Call(NamedTuple):
-    """One call of the kernel: tensors of one group, as lists of as many."""
+    """One call of the kernel: the tensors of one group, as lists of equal length."""
 
     group: dict[str, Any]
     tensors: list[torch.Tensor]
@@ -32,15 +32,17 @@ class _Call(NamedTuple):
 
 
 def step_by_kernel(optimizer: Optimizer) -> bool:
-    """Make a step whose ``step`` would do nothing but call the kernel; the caller knows the latter.
+    """Make a step by the kernel, if the optimizer's ``step`` would only call the kernel.
+
+    The caller has checked that nothing wraps ``step``.
 
     Returns:
-        Whether it is made. If not, nothing is done.
+        Whether the step was made. If not, nothing is changed.
     """
     if type(optimizer) not in _KINDS or fused_adam is None or torch.is_grad_enabled():
         return False
     own = vars(optimizer)
-    # Of a ``GradScaler``.
+    # Attributes set by a ``GradScaler``.
     if own.get("grad_scale") is not None or own.get("found_inf") is not None:
         return False
     calls = []
@@ -54,7 +56,7 @@ def step_by_kernel(optimizer: Optimizer) -> bool:
 
 
 def _call(optimizer: Optimizer, group: dict[str, Any]) -> _Call | None:
-    """Return what the kernel is given of a group; None if there is more to do than to call it."""
+    """Return the kernel's arguments for a group; None if ``step`` has more to do than the call."""
     if not group["fused"] or group["amsgrad"] or group["capturable"] or group["differentiable"]:
         return None
     if type(group["lr"]) is not float or not all(type(beta) is float for beta in group["betas"]):

@@ -1,6 +1,7 @@
-"""Which optimizers take gradients by rows: found by a step of each on a table of two rows.
+"""The optimizers for gradients by rows, found by a step of each on a table of two rows.
 
-torch's say so themselves when they step. That would be in the first update; here it is before.
+torch's optimizers raise in their step otherwise. The trial step shows the error before training,
+and not in the first update.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ THEY_DO = "SGD without momentum and weight decay, Adagrad without weight decay, 
 def kept_by_rows(
     optimizer: Optimizer, groups: Iterable[tuple[dict[str, Any], list[str]]], found: Found
 ) -> frozenset[str]:
-    """Return the parameters whose gradients an optimizer is to be given by rows.
+    """Return the parameters whose gradients an optimizer receives by rows.
 
-    Of those that came by rows the others are made dense.
+    All other gradients computed by rows are made dense.
 
     Args:
-        groups: as the script made them, and the names of the parameters of each.
+        groups: the groups as made by the script, and the names of the parameters of each.
 
     Raises:
-        SettingError: it takes no such gradient, or no other.
+        SettingError: the optimizer takes no gradient by rows, or no dense gradient.
     """
     kept, dense = set[str](), list[str]()
     for group, names in groups:
@@ -47,14 +48,14 @@ def kept_by_rows(
 
 
 def _takes_rows(optimizer: Optimizer, group: dict[str, Any], name: str) -> bool:
-    """Whether parameters of a group are to have gradients by rows; else these are made dense.
+    """Return whether parameters of a group receive gradients by rows; else these are made dense.
 
-    Dense they are where the optimizer would keep a state by rows: with a momentum every row that
-    was ever read moves in each update, so that the state grows until it is a table, and by rows it
-    is no state that a checkpoint can have.
+    They are made dense where the optimizer would keep a state by rows. With a momentum, every row
+    that was ever read moves in each update, so that the state grows to a whole table; and a
+    checkpoint cannot hold a state by rows.
 
     Raises:
-        SettingError: torch's own or another's optimizer refuses such a gradient.
+        SettingError: the optimizer, torch's or another, refuses such a gradient.
     """
     if needs_closure(optimizer):
         raise _refused(optimizer, name, "it wants several gradients for an update")
@@ -62,7 +63,7 @@ def _takes_rows(optimizer: Optimizer, group: dict[str, Any], name: str) -> bool:
     options = {key: value for key, value in group.items() if key != "params"}
     try:
         trial = type(optimizer)([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
-    except Exception:  # one that is made in another way: training will show it
+    except Exception:  # made in another way: training will show an error, if any
         return True
     index, values = torch.tensor([[1]]), torch.ones(1, 1)
     example.grad = torch.sparse_coo_tensor(
