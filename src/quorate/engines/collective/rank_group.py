@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +24,7 @@ from quorate.errors import RankError, SettingError, UserError
 from quorate.machine.descriptors import require_for_ranks
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory
-from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
+from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S, FIRST_RANK_S
 from quorate.replica.flat import Layout
 from quorate.replica.torch_internals import backend_name
 
@@ -113,6 +114,9 @@ class RankGroup:
                 raise self.named(error) from error
             except UserError as error:  # the same on all ranks: one line for each host
                 if self._place.local_rank > 0:
+                    # The first rank prints the line. Torchrun, or the first rank itself, ends all
+                    # ranks once one of them has ended.
+                    time.sleep(FIRST_RANK_S)
                     raise SystemExit(error.exit_code) from error
                 raise
         return self.ranks
