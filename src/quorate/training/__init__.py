@@ -1,1 +1,1 @@
-"""Training: a state, its updates, and the loop that makes them, from a recipe to the last save."""
+"""Training: a state, its updates, and the training loop, from a recipe to the last save."""

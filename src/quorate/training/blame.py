@@ -1,4 +1,4 @@
-"""Whose gradient is not finite: the shards of a step, each computed once more by itself."""
+"""Blame for a non-finite gradient: each shard of the step is computed once more by itself."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def not_made(
     make_replica: Callable[[], Replica],
     say: Callable[[str], None],
 ) -> None:
-    """Say whose fault it is that an update was not made, and skip it.
+    """Report the shards to blame for an update that was not made, and skip the update.
 
     Args:
-        applied: what was found instead of it. Nothing of the update is made yet.
+        applied: the result of the step. No part of the update is made yet.
         make_replica: see ``explained``.
 
     Raises:
-        NotFiniteError: the run is not to go on.
+        NotFiniteError: the run stops at a non-finite gradient (``nonfinite="stop"``).
     """
     assert applied.not_finite is not None
     said = explained(step, applied.shares, applied.not_finite, source, state.model, make_replica)
@@ -60,13 +60,13 @@ def explained(
     model: torch.nn.Module,
     make_replica: Callable[[], Replica],
 ) -> str:
-    """One line: step, shards, workers, rows and parameters.
+    """Return a line with the step, shards, workers, rows and parameters to blame.
 
     Args:
-        shares: of the step's shards.
+        shares: the step's shards.
         names: the parameters whose gradient is not finite in the sum.
-        model: whose parameters the step was computed from.
-        make_replica: of it; it may be the model itself.
+        model: the model with the parameters that the step was computed from.
+        make_replica: makes a replica of the model; may return the model itself.
     """
     said = []
     for share in sorted(_guilty(step, shares, source, model, make_replica)):

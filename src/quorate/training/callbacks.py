@@ -11,9 +11,9 @@ import torch
 from quorate.errors import SettingError
 from quorate.services.report import Report
 
-# The methods that are called while training goes on.
+# The methods called during training.
 TOLD = ("started", "updated", "evaluated", "saved", "stopped")
-VALIDATION = "validation/"  # before the name of a metric, where others may be meant
+VALIDATION = "validation/"  # prefix of a validation metric, where other metrics may be meant
 
 
 class Run(Protocol):
@@ -65,10 +65,10 @@ class Run(Protocol):
 
 
 def checked(callbacks: object) -> tuple[Callback, ...]:
-    """Return callbacks, each with the methods that a ``Callback`` has.
+    """Return callbacks as a tuple, after checking that each has the methods of ``Callback``.
 
     Raises:
-        SettingError: they are no sequence of such.
+        SettingError: the argument is no sequence of callbacks.
     """
     expected, fix = "a list of objects that inherit from quorate.Callback", "pass callbacks=[mine]"
     if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, bytes)):
@@ -86,12 +86,12 @@ def checked(callbacks: object) -> tuple[Callback, ...]:
 
 
 def name_of(callback: Callback) -> str:
-    """Return the name under which checkpoints have what a callback keeps."""
+    """Return the name of a callback's state in checkpoints."""
     return getattr(callback, "name", None) or type(callback).__name__
 
 
 def metrics_of(callbacks: Iterable[Callback]) -> list[tuple[str, str]]:
-    """Return which metrics of the validation set callbacks need, each with who needs it."""
+    """Return the validation metrics needed by callbacks, as pairs of callback name and metric."""
     return [
         (name_of(callback), metric.removeprefix(VALIDATION))
         for callback in callbacks
@@ -102,24 +102,25 @@ def metrics_of(callbacks: Iterable[Callback]) -> list[tuple[str, str]]:
 def kept_by(
     callbacks: Iterable[Callback], before: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return what callbacks keep, by their names.
+    """Return the states of callbacks by name.
 
     Args:
-        before: what those kept that a run had before; who is not there any more is kept on.
+        before: the states in the checkpoint of the resumed run. States of callbacks that this run
+            does not have are kept.
     """
     now = {name_of(each): each.state_dict() for each in callbacks if defines(each, "state_dict")}
     return {**before, **now}
 
 
 def give_back(callbacks: Iterable[Callback], saved: Mapping[str, dict[str, Any]]) -> None:
-    """Give callbacks what they kept when a checkpoint was saved."""
+    """Load the states of callbacks from a checkpoint."""
     for callback in callbacks:
         if defines(callback, "load_state_dict") and (name := name_of(callback)) in saved:
             callback.load_state_dict(saved[name])
 
 
 def defines(callback: Callback, method: str) -> bool:
-    """Return whether a callback has a method of its own: the others do nothing."""
+    """Return whether a callback overrides a method. Inherited methods do nothing."""
     own = getattr(type(callback), method, None)
     return method in vars(callback) or own not in (None, getattr(Callback, method))
 

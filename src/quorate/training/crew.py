@@ -1,6 +1,7 @@
-"""Crew: the workers of a trainer. On which devices they are, how they are reached, what they share.
+"""Crew: the workers of a trainer. Their devices, how they are reached, and the memory they share.
 
-A crew outlives its training loops. Workers are made for each loop and end with it; so do replicas.
+A crew outlives its training loops. Workers are made for each loop and end with the loop; so do
+replicas.
 """
 
 from __future__ import annotations
@@ -39,19 +40,20 @@ from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
 from quorate.training.state import State
 
-# How many shards' results may wait per worker, until older ones are applied. Only memory bounds it.
+# Number of shard results per worker that may wait until older results are applied. Only memory
+# bounds the value.
 RESULTS_PER_WORKER = 4
 
-# Whether a training loop was begun in this process: worker processes stop at the first one of a
-# script, so that it alone can have them.
+# True once a training loop was begun in this process. Worker processes stop at the first loop of a
+# script, so only the first loop can have worker processes.
 _loop_was_run = False
 
-# How often trainers of this process were asked to train, to evaluate or to predict.
+# Number of calls of training, evaluation and prediction on trainers of this process.
 _uses = 0
 
 
 def uses() -> int:
-    """Return how often trainers of this process were asked to train, to evaluate or to predict."""
+    """Return how often trainers of this process were called to train, evaluate or predict."""
     return _uses
 
 
@@ -59,8 +61,8 @@ class Crew:
     """The workers of a trainer.
 
     Args:
-        recipe: what they compute, and on what.
-        make_model: gives the model; called last, when all settings are checked.
+        recipe: the settings of the trainer.
+        make_model: returns the model; called last, after all settings are checked.
 
     Raises:
         SettingError: a device is missing, or settings do not go together.
@@ -81,7 +83,7 @@ class Crew:
         self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
         self.replicas = Replicas(recipe, self.groups)
         self.model = make_model()
-        self.given = as_given(self.model)  # what the script made of it by torch.compile, or itself
+        self.given = as_given(self.model)  # the script's torch.compile wrapper, or the model itself
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
             engine = selection.suited(recipe.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine
@@ -89,12 +91,12 @@ class Crew:
             end_standby()
         self.replicas.take(self.model, self.engine)
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
-        self._collates: list[tuple[Any, Any]] = []  # by dataset, what makes its batches in workers
+        self._collates: list[tuple[Any, Any]] = []  # by dataset: the collate function of workers
         self.stragglers = Stragglers.none()  # of the loop, evaluation or prediction under way
-        self.taken: list[str] = []  # what was taken of each ``DataLoader`` of a loop
+        self.taken: list[str] = []  # lines on settings taken from each ``DataLoader`` of a loop
 
     def _groups(self) -> tuple[Group, ...]:
-        """Return the devices of each worker, as its process sees them."""
+        """Return the devices of each worker, as seen by the worker's process."""
         devices, workers = self.recipe.devices, self.recipe.workers
         if workers.engine == selection.RAY:
             return groups_of(demanded(workers), devices)
@@ -106,7 +108,7 @@ class Crew:
 
     @property
     def least_workers(self) -> int:
-        """How many workers it takes to begin."""
+        """The number of workers needed to begin."""
         bounds = self.recipe.workers.bounds()
         if self.engine != selection.RAY or bounds is None:
             return len(self.groups)
@@ -114,62 +116,63 @@ class Crew:
 
     @property
     def has_processes(self) -> bool:
-        """Whether workers are processes that read the host's memory, here or elsewhere."""
+        """True if workers are processes that read the host's memory, on this host or another."""
         return self.engine in selection.OF_PROCESSES
 
     @property
     def master_device(self) -> torch.device:
-        """Where the coordinator keeps parameters and makes updates."""
+        """The device of the coordinator's parameters and updates."""
         is_host = self.has_processes or self.replicas.spread is not None
         rank = 0 if self.rank_group is None else self.rank_group.rank
         return torch.device("cpu") if is_host else self.groups[rank][0]
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether other processes read the parameters where the coordinator has them."""
+        """True if other processes read the parameters from the coordinator's memory."""
         is_rank = self.rank_group is not None and self.rank_group.shares_memory
         is_rank = is_rank and self.master_device.type == "cpu"
         return self.has_processes or is_rank or self.replicas.are_in_stages
 
     @property
     def parts(self) -> int:
-        """How many processes make an update, each of its part: as many as a replica has devices."""
+        """The number of processes making an update together, one per device of a replica."""
         return len(self.groups[0]) if self.replicas.are_in_stages else 1
 
     @property
     def most_open(self) -> int:
-        """How many steps may be open under any rule."""
+        """The number of steps that may be open under any rule."""
         return RESULTS_PER_WORKER * len(self.groups)
 
     @property
     def timeout_s(self) -> float:
-        """How long a worker may be silent: also while it compiles a shape that is new to it."""
+        """The time that a worker may be silent, in seconds; compiling a new shape is included."""
         return self.recipe.workers.timeout_s + (
             COMPILE_S if self.replicas.computing.compile else 0.0
         )
 
     @property
     def on_snapshots(self) -> bool:
-        """Whether workers compute while an update is made: a worker that is alone does not."""
+        """True if workers compute while an update is made; a single worker does not."""
         return self.rule.staleness > 0 and len(self.groups) > 1
 
     def keeps_bits(self, shards: int) -> bool:
-        """Whether so many shards give the same bits on any number of devices."""
+        """Return whether a number of shards gives the same bits on any number of devices."""
         return rules.keeps_bits(self.rule, shards)
 
     def bound_memory(self) -> None:
-        """Bound what this process takes of the devices.
+        """Bound the device memory that this process allocates.
 
-        Worker processes bound their own; this process has a replica like the first's for a while.
+        Worker processes bound their own; this process has a replica like the first worker's for a
+        while.
         """
         own = self.devices if self.engine == selection.TOWERS else self.groups[0]
         bound_memory(own, self.memory_fraction)
 
     def give_up_towers(self, reason: str) -> None:
-        """Take processes: it was found that towers cannot have copies of the model.
+        """Choose processes after all, because towers cannot have copies of the model.
 
         Raises:
-            CopyError: towers were asked for, or there is no other way.
+            CopyError: the user asked for towers, or no engine is left.
         """
         engine = selection.EngineChoice(self.engine, self.script)
         engine = selection.suited(self.recipe.workers.engine, engine, reason)
@@ -179,10 +182,10 @@ class Crew:
     # --- worker processes -------------------------------------------------------------------------
 
     def begin_loop(self, data: Taken, validated: Taken | None = None) -> None:
-        """Note the data of the first loop; in a worker process, compute shards and not come back.
+        """Note the data of the first loop; in a worker process, compute shards and never return.
 
-        A worker runs the script up to its first training loop: it has the data of no other, and
-        does not know what the script changed since.
+        A worker process runs the script up to the first training loop. The process does not have
+        the data of later loops, nor changes made by the script since.
         """
         global _loop_was_run
         self.note_use()
@@ -227,31 +230,31 @@ class Crew:
 
     @staticmethod
     def note_use() -> None:
-        """Count that the trainer is asked for something; see ``uses``."""
+        """Count a call of the trainer; see ``uses``."""
         global _uses
         _uses += 1
 
     def collates(self, data: Taken) -> bool:
-        """Return whether workers of the loop under way make batches of a dataset as it asks for.
+        """Return whether workers of the current loop make batches with the collate of a dataset.
 
-        Worker processes have the functions that they found in the script.
+        Worker processes have the collate functions found in the script.
         """
         known = (collate for dataset, collate in self._collates if dataset is data.dataset)
         collate = data.loading.collate
         return not self.has_processes or next(known, collate) is collate
 
     def begin_prediction(self, data: Taken) -> None:
-        """Do as ``begin_loop`` does, for a prediction; ranks have no part in it."""
+        """Begin a prediction in the way of ``begin_loop``; ranks take no part in predictions."""
         if self.rank_group is None:
             self.begin_loop(data)
 
     # --- ranks ------------------------------------------------------------------------------------
 
     def start_ranks(self) -> None:
-        """Start the other ranks, if this process is to.
+        """Start the further ranks, if this process has to start them.
 
-        Called when all that can be checked without them is sound: a call that was refused is not
-        the one loop that ranks have a part in.
+        Called after all checks without ranks: ranks take part in one loop only, and a refused call
+        must not use up this chance.
         """
         global _loop_was_run
         if self.rank_group is not None:
@@ -260,23 +263,23 @@ class Crew:
 
     @property
     def follows(self) -> bool:
-        """Whether this process is a rank other than 0."""
+        """True if this process is a rank other than 0."""
         return self.rank_group is not None and self.rank_group.rank > 0
 
     def stay_alone(self, why: str) -> None:
-        """Go on with towers of this process: the other ranks have ended."""
+        """Go on with towers of this process, after the other ranks have ended."""
         self.rank_group, self.engine, self.script, self.why = None, selection.TOWERS, None, why
 
     # --- engines ----------------------------------------------------------------------------------
 
     def starting(self) -> AbstractContextManager[None]:
-        """Return a context within which worker processes start faster, if there will be some."""
+        """Return a context in which worker processes start faster, if the loop uses processes."""
         are_processes = self.engine == selection.PROCESSES and self._datasets is not None
         script, threads = self.script if are_processes else None, self.recipe.workers.threads
         return fork_server_starting(script, len(self.groups), threads)
 
     def workers(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
-        """Return new workers, for one training loop; the caller closes them."""
+        """Return new workers for a training loop; the caller closes them."""
         datasets, self._datasets = self._datasets, None
         if self.script is None:
             return self._towers(state, say)
@@ -319,7 +322,7 @@ class Crew:
         )
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:
-        """Return the spot checks of a training loop; None where bits differ for a known reason."""
+        """Return the spot checks of a loop; None where bits differ for a known reason."""
         every, plan = self.recipe.compute.spot_check_every, source.plan
         are_alike = self.keeps_bits(plan.shards) and len(kinds(self.groups)) == 1
         if every == 0 or not are_alike:
@@ -340,7 +343,7 @@ class Crew:
         except CopyError:
             if not self.has_processes and self.engine != selection.COLLECTIVE:
                 raise
-            # The state is on the CPU, and nobody else uses the model now.
+            # The state is on the CPU, and no other replica uses the model now.
             make = partial(self.replicas.alone, state)
             return Towers(
                 [Group([self.master_device])],
@@ -351,14 +354,14 @@ class Crew:
             )
 
     def predictors(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
-        """Return workers for a prediction: processes, if it is the first loop of the script."""
+        """Return workers for a prediction: processes, if this is the first loop of the script."""
         datasets = self._datasets
         if datasets is not None and datasets["dataset"] is source.dataset:
             return self.workers(state, source, say)
         return self.evaluators(state)
 
     def probe_replica(self, state: State) -> Replica:
-        """Return a replica to try a shard on before there are workers."""
+        """Return a replica to compute a trial shard before there are workers."""
         is_tower = self.engine == selection.TOWERS
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 

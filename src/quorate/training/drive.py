@@ -1,4 +1,4 @@
-"""The drive: carries out the coordinator's effects over a transport, and tells it what happens."""
+"""The drive: carries out the coordinator's effects over a transport, and reports events to it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 
 class Ready(NamedTuple):
-    """Enough of a step is in: time for its update."""
+    """A step with enough shards for its update."""
 
     step: int
     parts: list[Part]
-    shards: tuple[int, ...]  # that are in it
-    staleness: int  # updates since the oldest parameters that they were computed from
+    shards: tuple[int, ...]  # the shards in the step
+    staleness: int  # updates since the oldest parameters used for a shard
 
 
 def drive(
@@ -52,26 +52,28 @@ def drive(
     job: str = Training.name,
     begun: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
-    """Run the coordinator to its end, and yield what each update was.
+    """Run the coordinator to its end, and yield the result of each update.
 
-    Nothing is sent to workers while the caller has it.
+    No message is sent to workers while the caller processes a result.
 
     Args:
         apply: makes the update of a step.
-        clock: default: the channel's.
-        say: shows a line to the user: who raised.
-        raised_shards: of earlier drives too, which are not summed up at the end of this one.
-        copied_shards: counts what slow workers had others compute too; None: nobody wants to know.
-        stopping: asked at the beginning, and after each update, why the caller wants no other.
-        job: what lines call it: "training", "validation".
-        begun: called when a shard is given to a worker, before it is.
+        clock: returns the time in seconds. Default: the channel's clock.
+        say: shows a line to the user, such as the name of a worker that raised.
+        raised_shards: shards that raised, of earlier drives too; not summed up at the end of this
+            drive.
+        copied_shards: counts the shards of slow workers computed a second time. Default: not shown.
+        stopping: returns the reason for a stop, or None; called at the beginning and after each
+            update.
+        job: name of the job in messages: "training", "validation".
+        begun: called before a shard is given to a worker.
 
     Raises:
-        Whatever user code raised in a shard that failed beyond repair.
+        Exception: the error of user code in a shard that failed on all attempts.
     """
     trace = current()
     clock = clock or channel.now
-    held_s = 0.0  # how long the caller had what was yielded: nobody is slow because of that
+    held_s = 0.0  # time spent by the caller on results, which makes no worker slow
 
     def now() -> float:
         return clock() - held_s
@@ -79,7 +81,7 @@ def drive(
     wake_at: float | None = None
     copied_shards = copied_shards or CopiedShards()
     is_summed_up = raised_shards is None
-    last_takeover: tuple[int, int | None, int] | None = None  # worker, the one that left, step
+    last_takeover: tuple[int, int | None, int] | None = None  # worker, former worker, step
     raised_shards = raised_shards or RaisedShards()
     if (reason := stopping()) is not None:  # before a worker has joined
         coordinator.handle(Stop(reason), now())
@@ -110,7 +112,7 @@ def drive(
                     began = clock()
                     yield applied
                     held_s += clock() - began
-                    # What is next is not dealt before: who stops here gets no update more.
+                    # The next shards are dealt only now: after a stop, no further update is made.
                     if (reason := stopping()) is not None:
                         coordinator.handle(Stop(reason), now(), rests=True)
                     effects.extend(coordinator.go_on(now()))
@@ -135,7 +137,7 @@ def drive(
 
 
 def _taken_over(effect: Compute, job: str) -> RunEvent:
-    """Return the event of a shard that a worker computes after its first worker left."""
+    """Return the event of a shard taken over from a worker that left."""
     of_job = f" of {job}" if job else ""
     return RunEvent(
         f"worker {effect.worker} takes over shard {effect.shard} of step {effect.step}{of_job} "

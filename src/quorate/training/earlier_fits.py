@@ -1,9 +1,9 @@
-"""Fits of a script that is started again: each ends after an update of the run, counted in all.
+"""Earlier fits of a restarted script: each fit ends after a total number of updates of the run.
 
-The run directory has the newest state alone, and some older ones. A fit that ended earlier is not
-made again. What the script does between two fits may depend on the model as the earlier fit left
-it: rollouts are made with it, say. So after a fit that ended earlier the model has the weights of
-that time, if a checkpoint has them, until the next fit begins.
+The run directory has the newest state and a few older states. A fit that ended before the restart
+is not repeated. Between two fits, the script may use the model as the earlier fit left it, for
+example for rollouts. So after an earlier fit the model has the weights of that time, if a
+checkpoint has them, until the next fit begins.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def end_earlier_fit(
     last_step: int,
     say: Callable[[str], None],
 ) -> None:
-    """End a fit that has no update to make: all were made when the script ran before.
+    """End a fit without updates to make: all were made before the script was restarted.
 
     Args:
-        state: after the newest update of the run.
-        run_dir: of the run, if it is saved.
-        last_step: updates after which the fit ends.
+        state: the state after the newest update of the run.
+        run_dir: the directory of the run, if the run is saved.
+        last_step: number of updates after which the fit ends.
     """
     n = state.global_step
     if n == last_step:
@@ -45,7 +45,7 @@ def end_earlier_fit(
         files.check(path, last_step)
         newest = copied(state)
         give_weights(path, lambda _: None, state)
-    except CheckpointError:  # mostly: there is none
+    except CheckpointError:  # usually: there is no such checkpoint
         say(
             f"{line}; the model has the weights of update {n:,}, because no checkpoint of update "
             f"{last_step:,} is left, so code between two fits (rollouts) computes different "
@@ -57,7 +57,7 @@ def end_earlier_fit(
 
 
 def begin_fit(prepared: Prepared) -> None:
-    """Give the state its newest weights back, which a fit that ended earlier has put aside."""
+    """Restore the newest weights of the state, set aside by an earlier fit."""
     newest, prepared.newest_weights = prepared.newest_weights, None
     if newest is not None:
         put_back(newest, prepared.state)

@@ -1,4 +1,4 @@
-"""An evaluation: the sum over all rows of a dataset, each once, by the same workers as training."""
+"""An evaluation: the sum over all rows of a dataset, each once, by the workers of training."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def evaluate(
     say: Callable[[str], None],
     called: str,
 ) -> dict[str, float] | None:
-    """Return means of loss and metrics and finished totals over a dataset; None if it was stopped.
+    """Return the means of loss and metrics, and finished totals, over a dataset; None if stopped.
 
     Args:
-        averaged: whether to use the averaged weights; None: if there are any.
-        transport: of the loop under way, if there is one. Its workers are used if they have the
-            dataset.
-        called: what lines about it call it: "validation".
+        averaged: whether to use the averaged weights. None: use them if there are any.
+        transport: transport of the current loop, if there is one. Its workers compute if they have
+            the dataset.
+        called: name of the evaluation in messages: "validation".
 
     Raises:
-        UserError: the dataset is empty, its weight is zero, or nothing is averaged.
+        UserError: the dataset is empty, its weight is zero, or there are no averaged weights.
     """
     recipe, dataset = crew.recipe, data.dataset
     rows = length(dataset)
@@ -74,7 +74,7 @@ def evaluate(
     finished = joined(gathered.finished(), crew.replicas.totals.finished(total.totals))
     means = total.means()
     if recipe.has_phases:
-        del means["loss"]  # the sum of all phases' says nothing
+        del means["loss"]  # the sum over all phases has no meaning
     return joined(means, finished)
 
 
@@ -89,14 +89,14 @@ def _sum(
     gathered: Gathered,
     called: str,
 ) -> ShardSum | None:
-    """Return the sum over every step of the source's plan, in order; None if it was stopped.
+    """Return the sum over every step of the source's plan, in order; None if stopped.
 
     Args:
-        whole: makes, of a step and its sum, what the batch as a whole is.
-        gathered: takes what is collected.
+        whole: adds, to the sum of a step, the results computed from the batch as a whole.
+        gathered: receives the collected outputs.
 
     Raises:
-        LossError: its weight is zero.
+        LossError: the weight of the sum is zero.
     """
     plan = source.plan
     job = kind_of_evaluation(crew)(

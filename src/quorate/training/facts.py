@@ -1,4 +1,4 @@
-"""Facts: what a checkpoint says of a run, beside what it holds. A resume compares them."""
+"""Facts: the description of a run in a checkpoint, beside tensors. A resume compares facts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts_of(
     return {
         "epoch": state.global_step // plan.steps_per_epoch,
         **crew.recipe.facts(),
-        # What was found out, and is no setting, or not as it was set.
+        # Facts found at run time: no settings, or settings that were adjusted.
         "shards": plan.shards,
         "rows": plan.rows,
         "shuffle": plan.shuffle,

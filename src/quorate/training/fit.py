@@ -1,7 +1,7 @@
-"""Fit: a training loop, and what goes on beside it.
+"""Fit: a training loop, and the services that run beside the loop.
 
-Checkpoints, evaluations, summaries, the display, signals and callbacks: all of it between two
-updates, or in threads of its own.
+Checkpoints, evaluations, summaries, the display, signals and callbacks all run between two updates,
+or in threads of their own.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-MOST_SLOW = 10  # lines about slow workers that a checkpoint has
+MOST_SLOW = 10  # number of lines about slow workers in a checkpoint
 # Facts of a run that are long, or no settings.
 NO_SETTINGS = (
     *("epoch", "account", "doubts", "progress", "row_sample", "order_sha256"),
     *("hyperparameters", "phases", "round"),
 )
-SILENCE = "display.txt"  # in the run directory: since when nothing is shown, and why
+SILENCE = "display.txt"  # in the run directory: since when and why no output is shown
 
 
 class Look(Protocol):
-    """What is looked at before there are workers; see ``BeforeWorkers``."""
+    """A look at the state before there are workers; see ``BeforeWorkers``."""
 
     def __call__(self, state: State, source: Any) -> None:
-        """Look, at the state and what it is trained on; raise what must be known by now."""
+        """Look at the state and the training data; raise errors known before training."""
 
     def graph(self) -> Graph | None:
-        """Return the graph of the model, for summaries; None: nobody wants it."""
+        """Return the graph of the model for summaries; None if no graph is wanted."""
 
 
 class Services(NamedTuple):
-    """What goes on beside training; see ``Trainer.fit`` and the groups of settings."""
+    """The services beside training; see ``Trainer.fit`` and the groups of settings."""
 
     run_dir: RunDir
-    renew: Callable[..., None]  # of the lock of the run directory
+    renew: Callable[..., None]  # renews the lock of the run directory
     max_time_s: float | None
     callbacks: Sequence[Callback]
     totals: Totals
@@ -96,8 +96,8 @@ class Fit:
 
     Args:
         run: the trainer, for callbacks.
-        services: what goes on beside training.
-        facts: what a checkpoint is to say of the run.
+        services: the services beside training.
+        facts: returns the facts about the run for a checkpoint.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class Fit:
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
         self._events = EventLog()
-        # Who was named as slow: what is not in the log yet, and the newest for checkpoints.
+        # Lines on slow workers: those not in the log yet, and the newest for checkpoints.
         self._slow_now: deque[str] = deque()
         self._slow: deque[str] = deque(maxlen=MOST_SLOW)
-        self._state: State | None = None  # of the loop
-        self._unsaved: str | None = None  # why saves fail at present, as it was said
+        self._state: State | None = None  # the state of the loop
+        self._unsaved: str | None = None  # why saves fail at present, as shown to the user
         self._summaries: Summaries | None = None
         self._loss_trend = LossTrend()
 
@@ -135,15 +135,15 @@ class Fit:
         self._events.add(line)
 
     def at(self, phase: str) -> None:
-        """Say what is done, if it takes long and nothing is shown meanwhile: the run begins."""
+        """Show the phase of a starting run if the phase takes long without any output."""
         self._start.at(phase)
 
     def mention(self, line: str) -> None:
-        """Show a line to the user, unless the run is to be quiet."""
+        """Show a line to the user, unless the run is quiet."""
         self._screen.mention(line)
 
     def close(self) -> None:
-        """Leave the screen as it is now."""
+        """Leave the screen in its present state."""
         self._start.close()
         try:
             self._screen.close()
@@ -153,14 +153,14 @@ class Fit:
 
     @property
     def summaries(self) -> SummaryWriter | None:
-        """Where callbacks put images and text."""
+        """The TensorBoard writer for images and text of callbacks."""
         return None if self._summaries is None else self._summaries.writer
 
     def train(self, prepared: Callable[[Stops], AbstractContextManager[Loop]]) -> None:
-        """Train to the end, or until someone asks for a stop. Raises as ``Trainer.fit`` says."""
+        """Train to the end, or until a stop is requested. Raises the errors of ``Trainer.fit``."""
         limit_s = self._services.max_time_s
         with ExitStack() as stack:
-            # 1. Who may ask for a stop or a save: from here on nothing is lost.
+            # 1. The sources of stops and saves: from here on no request is lost.
             stack.enter_context(run_trace.traced(self._services.run_dir, self.say))
             if self._run_dir is not None:
                 run_dir, renew = self._services.run_dir, self._services.renew
@@ -168,11 +168,11 @@ class Fit:
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
-            # 2. The loop; and what ends, in this order, before it does.
+            # 2. The loop; and the services that end before the loop, in this order.
             loop = stack.enter_context(prepared(self._stops))
             self.saved = loop.saved
             give_back(self._services.callbacks, loop.state.callbacks_saved)
-            if self._has_nothing_to_do(loop):  # and nothing is written
+            if self._has_nothing_to_do(loop):  # and no file is written
                 stack.push(self._tell_stopped)
                 self._say_who_is_not_told()
                 for callback in self._visitors("started"):
@@ -200,13 +200,13 @@ class Fit:
             run_trace.begun(loop.state.global_step)
             for callback in self._visitors("started"):
                 callback.started(self._run)
-            self._evaluate_if_due(loop, supervisor)  # it may have been cut off
+            self._evaluate_if_due(loop, supervisor)  # the evaluation may have been interrupted
             stack.enter_context(visits.announced())
             unsaved = UnsavedAttributes(self._services.callbacks, loop.state)
             self._start.at(partial(_starting, loop.transport))
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
-                    loop.state.optimizer_state.save()  # what cannot be saved is found out now
+                    loop.state.optimizer_state.save()  # raises now if the state cannot be saved
                 if report.global_step == first:
                     self._start.close()
                 with run_trace.after_update(report):
@@ -227,16 +227,16 @@ class Fit:
         signals.leave()
 
     def _has_nothing_to_do(self, loop: Loop) -> bool:
-        """Return whether all updates were made, and the last evaluation too."""
+        """Return whether all updates and the last evaluation were made."""
         n = loop.state.global_step
         return n >= loop.last_step and (
             self._services.validation is None or loop.state.evaluated_at == n
         )
 
     def _say_who_is_not_told(self) -> None:
-        """Name the callbacks that are told of no update, as all were made before, and forget them.
+        """Name the callbacks that receive no update, because all updates were made before.
 
-        One that has a ``state_dict`` got back what it kept.
+        Callbacks with a ``load_state_dict`` are not named: they have their state again.
         """
         names = [
             name_of(callback)
@@ -252,7 +252,7 @@ class Fit:
             )
 
     def _visitors(self, method: str) -> Iterator[Callback]:
-        """Yield the callbacks that have a method; whoever keeps the state knows of each."""
+        """Yield the callbacks that define a method, after announcing a visit to the state."""
         for callback in self._services.callbacks:
             if defines(callback, method):
                 self._announce()
@@ -279,7 +279,7 @@ class Fit:
         state.evaluated_at = n
         state.update.evaluated(values)
         if self.saved is not None and self.saved[0] == n:
-            self.saved = None  # that one does not know of this
+            self.saved = None  # that checkpoint lacks this evaluation
         which = "" if state.average is None else " of the averaged weights"
         epoch, rest = divmod(n, per_epoch)
         when = f"step {n:,}" if rest else f"epoch {epoch}"
@@ -319,13 +319,13 @@ class Fit:
             return contents(state, facts, saver.spare)
 
     def _taken_slow(self) -> list[str]:
-        """Return who was named as slow since the call before."""
+        """Return the lines on slow workers since the last call."""
         named = [self._slow_now.popleft() for _ in range(len(self._slow_now))]
         self._slow += named
         return named
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell what became of saves in the background."""
+        """Report the outcomes of saves in the background."""
         for n, path, error in outcomes:
             if path is None:
                 why = error.partition(": ")[0]  # the path may be a new one each time
@@ -358,7 +358,7 @@ class Fit:
         except Exception as error:
             if raised is None:
                 raise
-            # The first exception is the one that is raised.
+            # The first exception is raised, not this one.
             self.say(f"step {state.global_step:,} was not saved: {error}")
         else:
             assert self.saved is not None
@@ -385,7 +385,7 @@ class Fit:
         return Supervisor(services, self.say)
 
     def _note_slow(self, line: str) -> None:
-        """Note that a worker was named as slow, for both logs. Called in a service's thread."""
+        """Note a line on a slow worker, for both logs. Called in a service's thread."""
         self._slow_now.append(line)
         self._events.add(RunEvent(line, SLOW))
 
@@ -402,7 +402,7 @@ class Fit:
         self._events.open(run_dir, lambda: state.global_step, started, entries, say, renew)
 
     def _note_end(self, loop: Loop, status: RunStatus, raised: BaseException | None) -> None:
-        """Write how the run ended, and what the time of its workers went into."""
+        """Record how the run ended, and how its workers spent their time."""
         n, reason = loop.state.global_step, self._stops.reason
         state, why = status.ending(n, reason, raised)
         more: dict[str, Any] = {"state": state}
@@ -412,7 +412,7 @@ class Fit:
         status.ended(n, reason, raised)
 
     def _has_tensorboard(self) -> bool:
-        """Return whether summaries can be written; else tell the user which extra is missing."""
+        """Return whether summaries can be written; else name the missing extra to the user."""
         if find_spec("tensorboard") is not None:
             return True
         fix = "pip install 'quorate-torch[tensorboard]', or pass --summary-every-s none"
@@ -420,7 +420,7 @@ class Fit:
         return False
 
     def _note_silence(self, where: str) -> None:
-        """Leave a note in the run directory if nothing can be shown any more."""
+        """Write a note to the run directory if standard output has failed."""
         if self._output.fault is None or self._silence_noted or self._run_dir is None:
             return
         self._silence_noted = True
@@ -439,7 +439,7 @@ class Fit:
         reason = self._stops.reason or "all steps are done"
         if raised is not None:
             reason = cut(f"{type(raised).__name__}: {raised}")
-            with suppress(ServerError):  # it is what was raised
+            with suppress(ServerError):  # the error is already being raised
                 self._announce()
         for callback in self._visitors("stopped"):
             try:
@@ -451,7 +451,7 @@ class Fit:
 
 
 def _starting(transport: Transport | None) -> str:
-    """Return what a run waits for until its first update is made."""
+    """Return the reason why a starting run waits for its first update."""
     workers = [] if transport is None else transport.status()
     there = sum(worker.phase != "starting" for worker in workers)
     if there == len(workers):
@@ -465,10 +465,10 @@ def save_now(
     """Write a checkpoint outside of ``fit``, and return its directory.
 
     Args:
-        renew: ``RunLock.renew`` of the lock, which is held.
+        renew: ``RunLock.renew`` of the lock, held by the caller.
 
     Raises:
-        SaveError: it cannot be written; the older checkpoints are as they were.
+        SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
     """
     assert run_dir.path is not None
     with closing(Checkpoints(Path(run_dir.path), policy(run_dir), renew)) as saver:
@@ -476,7 +476,7 @@ def save_now(
 
 
 def policy(run_dir: RunDir) -> Policy:
-    """Return when to save, and what stays."""
+    """Return the policy: when to save, and which checkpoints to keep."""
     return Policy(
         run_dir.save_every_s, run_dir.save_every_steps, run_dir.keep, run_dir.keep_every_h
     )

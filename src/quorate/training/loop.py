@@ -1,8 +1,8 @@
-"""The training loop: makes the updates that the coordinator decides on, and reports each update.
+"""The training loop: makes the updates decided by the coordinator, and reports each update.
 
 An update passes through seven files in this order; ``grep -n "def NAME" FILE`` finds each place:
 
-    training/drive.py              drive: carries out the coordinator's effects, one after the other
+    training/drive.py              drive: carries out the coordinator's effects in order
     coordination/coordinator.py    handle: turns an event into effects, such as "compute shard 3"
     engines/job_channel.py         send: passes shards to workers, and receives the results
     engines/shard_runner.py        run: computes the shards of a worker, in its thread or process
@@ -45,13 +45,13 @@ from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import WholeBatch, kind_of_training, whole_batch
 
-RUN_S = 4e-3  # of shards that are dealt at once: some fifty times what dealing one costs
-WHOLE_S = 1e6  # of such that flow through stages: all of a worker's
+RUN_S = 4e-3  # seconds of shards dealt at once: about fifty times the cost of dealing a shard
+WHOLE_S = 1e6  # the same for shards that flow through stages: all shards of a worker
 _NOTHING = nullcontext()
 
 
 class Loop(NamedTuple):
-    """A training loop that is prepared."""
+    """A prepared training loop."""
 
     state: State
     plan: Plan
@@ -70,11 +70,11 @@ def looping(
     stops: Stops,
     say: Callable[[str], None],
 ) -> Iterator[Loop]:
-    """Start the workers of a loop that has something to do, and end them afterwards.
+    """Start the workers of a loop with updates to make, and end the workers afterwards.
 
     Args:
-        facts: what a checkpoint says of the run.
-        stops: whoever wants it to end.
+        facts: facts about the run, as saved in a checkpoint.
+        stops: requests to end the loop.
         say: shows a line to the user.
     """
     state, plan = loop.state, loop.plan
@@ -86,7 +86,7 @@ def looping(
         workers = crew.workers(state, source, say)
         known = {**facts, "pipeline": crew.replicas.pipeline}
         transport = stack.enter_context(closing(observed(workers, state, known)))
-        # Whoever looks at a loop, or reaches its workers in another way, compares for itself.
+        # An observer of the loop, or another route to its workers, makes comparisons of its own.
         ask = partial(ask_workers, transport, len(crew.groups))
         checks = crew.spot_checks(state, source, ask) if transport is workers else None
         job = kind_of_training(crew)(
@@ -153,17 +153,17 @@ def _run_s(crew: Crew) -> float:
 
 
 class Progress(Protocol):
-    """Whoever makes the updates of a loop."""
+    """The progress of a loop, reported by the maker of the updates."""
 
-    first_step: int  # updates that were applied before
-    begun_at: float | None  # when the first shard was dealt, time.monotonic(), if that is known
-    reason: str  # why it ended where it ended
+    first_step: int  # number of updates applied before
+    begun_at: float | None  # time.monotonic() at the first dealt shard, if known
+    reason: str  # why the loop ended where it ended
 
 
 class Updates(NamedTuple):
-    """The updates of one loop, from the state as it is to ``last_step``.
+    """The updates of a loop, from the present state to ``last_step``.
 
-    Between two of them parameters rest: see ``Between``.
+    Between two updates, parameters rest: see ``Between``.
     """
 
     state: State
@@ -171,14 +171,14 @@ class Updates(NamedTuple):
     crew: Crew
     last_step: int
     say: Callable[[str], None]
-    rests: tuple[Callable[[], None], Callable[[], None]]  # called where one begins and ends
+    rests: tuple[Callable[[], None], Callable[[], None]]  # called where a rest begins and ends
     spot_checks: SpotChecks | None = None
     again: StepAgain | None = None
-    turns: Turns | None = None  # where servers have the state
+    turns: Turns | None = None  # if servers have the state
     whole_batch: WholeBatch | None = None  # if the loss is over all rows of a batch
 
     def applying(self) -> Callable[[Ready], tuple[Ready, Applied]]:
-        """Return what makes the update of a step."""
+        """Return the function that makes the update of a step."""
         state, plan = self.state, self.source.plan
 
         def apply(ready: Ready) -> tuple[Ready, Applied]:
@@ -201,10 +201,10 @@ class Updates(NamedTuple):
         return apply
 
     def took(self, ready: Ready, applied: Applied) -> None:
-        """Take an update into the state.
+        """Record an update in the state.
 
         Raises:
-            NotFiniteError: it was not made, and the run is not to go on.
+            NotFiniteError: the update was not made, and the run must stop.
         """
         state = self.state
         if applied.not_finite is not None:
@@ -216,18 +216,18 @@ class Updates(NamedTuple):
     def reports(
         self, made: Iterator[tuple[Ready, Applied]], progress: Progress
     ) -> Generator[Report]:
-        """Yield a report of each update that is made.
+        """Yield a report of each update.
 
         Args:
-            made: the updates, which are in the state.
-            progress: of whoever makes them.
+            made: the updates, already applied to the state.
+            progress: progress of the loop.
 
         Raises:
             NotFiniteError: a loss or gradient was not finite; that update was not made.
         """
         state, plan = self.state, self.source.plan
         state.tally.include(len(self.crew.groups) - 1)
-        self._take_changes()  # of whoever was told that training starts
+        self._take_changes()  # made by callbacks when training started
         pace = Pace()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
@@ -250,12 +250,12 @@ class Updates(NamedTuple):
                 named |= new
                 self.say(f"no gradient in step {step}, so unchanged: {', '.join(sorted(new))}")
             if n == progress.first_step + 1:
-                begun = progress.begun_at or begun  # workers had to start
+                begun = progress.begun_at or begun  # excludes the start of the workers
             if n == progress.first_step + 2:
-                pace.forget()  # and to warm up
+                pace.forget()  # excludes warm-up
             pace.add(time.monotonic() - begun - checked_s, rows)
             ends_epoch = n % plan.steps_per_epoch == 0
-            epoch = plan.epoch(n - 1)  # of so many updates, whose shard this one is
+            epoch = plan.epoch(n - 1)  # the epoch of this shard follows from the updates before
             if ends_epoch and state.dropped_rows:
                 of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
                 self.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
@@ -289,11 +289,11 @@ class Updates(NamedTuple):
                 yield report
             self._take_changes()
             state.user_changes.look_at_draws()
-            begun = time.monotonic()  # what the caller does with a report is not our pace
+            begun = time.monotonic()  # excludes the caller's time on a report
         self.crew.replicas.tell(self.say)
         if not self.crew.keeps_bits(plan.shards):
             self.say(RunEvent(state.tally.summary(), NOTE))
-        elif doubts := self.crew.replicas.notes.doubts:  # said long ago, maybe
+        elif doubts := self.crew.replicas.notes.doubts:  # doubts may have been shown long ago
             reasons = "1 reason" if len(doubts) == 1 else f"{len(doubts)} reasons, the first"
             self.say(f"the weights may have different bits in another run ({reasons}): {doubts[0]}")
         if state.global_step < self.last_step:
@@ -301,7 +301,7 @@ class Updates(NamedTuple):
             self.say(RunEvent(stopped, NOTE))
 
     def _take_changes(self) -> None:
-        """Take in what user code did to the model, before the next shard is dealt."""
+        """Record the changes that user code made to the model, before the next shard is dealt."""
         self.state.user_changes.look()
         self.state.user_changes.refuse()
         if self.turns is not None:
@@ -313,7 +313,7 @@ class Updates(NamedTuple):
         return _NOTHING if self.spot_checks is None else self.spot_checks.looking()
 
     def _spot_check(self, step: int, update_s: float) -> float:
-        """Compare what workers compute of the next step, if it is time; return the time it took."""
+        """Make a spot check of the next step if one is due; return the time taken in seconds."""
         begun = time.monotonic()
         if self.spot_checks is not None and step < self.last_step:
             self.spot_checks.updated(step, SPOT_CHECK_S + 10 * update_s)
@@ -321,7 +321,7 @@ class Updates(NamedTuple):
 
 
 def _named(applied: Applied, totals: Totals, phase: str | None) -> dict[str, float]:
-    """Return the metrics of an update, those of a phase under its name."""
+    """Return the metrics of an update; metrics of a phase are prefixed with its name."""
     metrics = applied.metrics
     if phase is not None:
         metrics = {f"{phase}/{name}": value for name, value in metrics.items()}

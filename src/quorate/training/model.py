@@ -1,4 +1,4 @@
-"""The model that a trainer was given: made, if a function was given, and checked."""
+"""The model of a trainer: made by the user's function, if there is one, and checked."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Models = One | Mapping[str, One] | Callable[[], Mapping[str, torch.nn.Module]]
 
 
 def make_model(model: Models, seed: int, loss: Loss | None = None) -> torch.nn.Module:
-    """Return the model itself, or what a function makes while all generators are seeded.
+    """Return the model, or the result of a function called with all generators seeded.
 
-    A dict of several becomes one module.
+    A dict of several models becomes one module.
 
     Args:
-        model: as ``Trainer`` was given it.
-        seed: of what functions draw.
-        loss: the loss function; that of phases names parts of the model.
+        model: the argument of ``Trainer``.
+        seed: seed of the numbers drawn by functions.
+        loss: the loss function; losses of phases name parts of the model.
 
     Raises:
-        SettingError: it is no module, or has nothing to train.
+        SettingError: the model is no module, or has no parameter to train.
     """
     module: object = model
     if isinstance(model, Mapping) and not isinstance(model, torch.nn.Module):
@@ -87,7 +87,7 @@ def make_model(model: Models, seed: int, loss: Loss | None = None) -> torch.nn.M
 
 
 def _all_made(models: Mapping[str, object]) -> Mapping[str, object]:
-    """Call the functions among some models, in their order."""
+    """Return some models by name, after calling the functions among them in order."""
     return {
         name: each() if callable(each) and not isinstance(each, torch.nn.Module) else each
         for name, each in models.items()
@@ -98,7 +98,7 @@ def _joined(models: Mapping[object, object]) -> torch.nn.ModuleDict:
     """Return several models as one module.
 
     Raises:
-        SettingError: there is none, one is no module, or a name cannot be that of a part.
+        SettingError: there is no model, one is no module, or a name is not valid for a submodule.
     """
     fix = 'for example {"g": Generator(), "d": Critic()}'
     if not models:

@@ -1,7 +1,7 @@
-"""Notices: what a script is told about its settings and its code, once however many fits it has.
+"""Notices: lines about the settings and code of a script, shown once for all fits.
 
-A script may train many models, one per fold or trial, and each fit would say the same again. What
-reports an event of one fit is no notice: where it was resumed from, what was saved.
+A script may train many models, one per fold or trial, and each fit would show the same lines again.
+Events of a single fit are no notices: the checkpoint resumed from, the checkpoints saved.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from quorate.coordination.run_event import hidden
 
-_shown: set[str] = set()  # in this process
+_shown: set[str] = set()  # notices shown in this process
 
 
 def is_new(notice: str) -> bool:
-    """Return whether a notice was not shown before in this process; from now on it was."""
+    """Return whether a notice is new in this process, and note it as shown."""
     if notice in _shown:
         return False
     _shown.add(notice)

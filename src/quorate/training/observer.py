@@ -1,7 +1,7 @@
-"""Observers: whoever wants to look at a training loop, or to reach its workers in another way.
+"""Observers: code that looks at a training loop, or replaces the transport to its workers.
 
-The loop knows none of them. A command, a test or a tool sets one around the script that it runs,
-and the loop asks for it when it has a transport.
+The loop knows no observer by name. A command, a test or a tool sets an observer around the script,
+and the loop calls the observer with the new transport.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from quorate.engines import Transport
     from quorate.training.state import State
 
-    # From a loop's transport, its state and its facts (what a checkpoint says of the run, and its
-    # pipeline) to the
-    # transport that the loop is to use: the same, one around it, or another; which it closes.
+    # From a loop's transport, state and facts (as saved in a checkpoint, and the pipeline) to the
+    # transport for the loop: the same, a wrapper, or another. The loop closes the result.
     Observe = Callable[[Transport, State, Mapping[str, Any]], Transport]
 
 _observers: ContextVar[tuple[Observe, ...]] = ContextVar("quorate_observers", default=())
@@ -27,7 +26,7 @@ _observers: ContextVar[tuple[Observe, ...]] = ContextVar("quorate_observers", de
 
 @contextmanager
 def observing(observe: Observe) -> Iterator[None]:
-    """Within the block every training loop of this thread is observed."""
+    """Observe every training loop of this thread inside the block."""
     token = _observers.set((*_observers.get(), observe))
     try:
         yield
@@ -36,10 +35,10 @@ def observing(observe: Observe) -> Iterator[None]:
 
 
 def refuse_ranks() -> None:
-    """Refuse a collective where there are observers: its ranks have no transport to look at.
+    """Refuse a collective if there are observers: ranks have no transport to observe.
 
     Raises:
-        SettingError: there are some.
+        SettingError: there are observers.
     """
     if _observers.get():
         expected = "processes or towers here: ranks exchange gradients past whoever looks at a loop"
@@ -48,7 +47,7 @@ def refuse_ranks() -> None:
 
 
 def observed(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-    """Return the transport as the observers want it: the last one set is the outermost."""
+    """Return a transport after all observers; the observer set last is the outermost."""
     for observe in _observers.get():
         transport = observe(transport, state, facts)
     return transport

@@ -1,4 +1,4 @@
-"""The first lines of a run: what it does, on which devices, and which settings have no effect."""
+"""The first lines of a run: the plan of a step, the devices, and settings without effect."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def opening(
     memory_fraction: float | None,
     whence: str,
 ) -> list[str]:
-    """Return what to say before the first update.
+    """Return the lines to show before the first update.
 
     Args:
         groups: the devices of each worker.
-        least_workers: how many of them it takes to begin.
-        master_device: where the coordinator makes updates.
-        whence: where the number of shards came from, in words; empty: it is the user's.
+        least_workers: number of workers needed to begin.
+        master_device: device of the coordinator's updates.
+        whence: text on the origin of the number of shards; empty: set by the user.
     """
     devices = [device for group in groups for device in group]
     lines = [
@@ -73,10 +73,11 @@ def opening(
 
 
 def whence(plan: Plan, workers: int | None, rule: Rule) -> str:
-    """Return where the number of shards came from, as the user gave none, and what keeps the bits.
+    """Return the origin of a number of shards not set by the user, and how to keep the bits.
 
     Args:
-        workers: of this run, if it begins; None: it goes on with the V of its first loop.
+        workers: number of workers of a run that begins; None: the run goes on with the V of its
+            first loop.
     """
     if not rules.keeps_bits(rule, plan.shards):
         return ""
@@ -86,15 +87,15 @@ def whence(plan: Plan, workers: int | None, rule: Rule) -> str:
 
 
 def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[RunEvent]:
-    """Return what this machine has too little of for its workers; as `quorate doctor` says it."""
+    """Return shortages of this machine for its workers, in the words of ``quorate doctor``."""
     cpus = [sum(device.type == "cpu" for device in group) for group in groups]
     workers = sum(map(bool, cpus))
     if engine == RAY or not workers:
-        return []  # they are elsewhere, or need few cores each
+        return []  # workers are elsewhere, or need few cores each
     here = min(workers, ranks_here() or workers)
     machine = host()
     found = [machine.too_few_cores(here, threads, max(cpus))]
-    if engine != TOWERS and here > 1:  # those share this process's memory, which it has by now
+    if engine != TOWERS and here > 1:  # towers share this process's memory, allocated by now
         found.append(machine.too_little_memory(here))
     return [
         RunEvent(f"beware: {shortage.what}; {shortage.cure}", WARNING)
@@ -104,7 +105,7 @@ def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[RunEv
 
 
 def _epoch(plan: Plan) -> list[str]:
-    """Return what an epoch is, where it is not each row once."""
+    """Return a line on an epoch that is not each row exactly once."""
     said = []
     if plan.sampling is not None:
         how = "with" if plan.sampling.replacement else "without"

@@ -1,4 +1,4 @@
-"""Keywords that people know from other trainers, and where quorate has the same setting."""
+"""Keywords known from other trainers, and the same setting in quorate."""
 
 from __future__ import annotations
 

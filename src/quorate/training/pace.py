@@ -1,4 +1,4 @@
-"""The pace of a run: rows per second, and the time that is left."""
+"""The pace of a run: rows per second, and the remaining time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Pace:
 
     def __init__(self) -> None:
         self._last: deque[tuple[float, int]] = deque()  # (seconds, rows)
-        self._seconds, self._rows = 0.0, 0  # of all that are in it
+        self._seconds, self._rows = 0.0, 0  # sums over ``_last``
 
     def add(self, seconds: float, rows: int) -> None:
-        """Take an update in."""
+        """Add an update."""
         self._last.append((seconds, rows))
         self._seconds += seconds
         self._rows += rows
@@ -25,7 +25,7 @@ class Pace:
             self._rows -= old_rows
 
     def forget(self) -> None:
-        """Begin anew: what was so far is no guide."""
+        """Begin anew: the updates so far are not representative."""
         self._last.clear()
         self._seconds, self._rows = 0.0, 0
 
@@ -35,5 +35,5 @@ class Pace:
         return self._rows / self._seconds
 
     def eta_s(self, updates: int) -> float:
-        """Return the seconds that so many updates take."""
+        """Return the time of a number of updates, in seconds."""
         return updates * self._seconds / len(self._last)

@@ -1,4 +1,4 @@
-"""Preparing: a plan, a state that was tried on one shard and restored, and a loop over updates."""
+"""Preparation: a plan, a state tried on one shard and restored, and a loop over updates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:
-    """Return a state to evaluate: before any training that of the run directory, if it has one."""
+    """Return the state for an evaluation; before any training, the state of the run directory."""
     if prepared.state is None:
         state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
         newest = None
@@ -58,10 +58,10 @@ def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State
 
 
 def refuse_half_an_update(state: State) -> None:
-    """Refuse a state that an update was cut off in.
+    """Refuse a state whose last update was interrupted.
 
     Raises:
-        UserError: it was.
+        UserError: the update was interrupted.
     """
     if state.update.under_way:
         raise UserError(
@@ -86,23 +86,23 @@ def prepare(
     """Prepare a training loop, and end its workers afterwards.
 
     Args:
-        look: looks at the state, and what it is trained on, before there are workers, if there is
-            something to do.
-        at: receives the name of each phase that may take long, when it begins.
+        look: looks at the state and its training data before there are workers, if there are
+            updates to make.
+        at: receives the name of each phase that may take long, when the phase begins.
 
     Raises:
         UserError: something cannot work; no worker was started.
     """
     recipe, dataset = crew.recipe, data.dataset
     if crew.follows:
-        # As rank 0 has them. With more, OpenMP's threads spin between two operations of an exchange
-        # on cores that other ranks compute on; where such a thread has lost its core, all wait.
-        # And in the same bits each time, from the first shard on, which the ranks compare.
+        # Threads as on rank 0. With more threads, OpenMP's threads spin between two operations of
+        # an exchange on cores where other ranks compute; if such a thread loses its core, all ranks
+        # wait. Computing is repeatable from the first shard on: ranks compare the bits.
         computing = repeatable(crew.replicas.computing, crew.devices)
         with intra_op_threads(recipe.workers.threads), computing:
             follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
     with ExitStack() as stack:
-        # 1. The run directory, which is ours from here on; the plan.
+        # 1. The run directory, locked from here on; the plan.
         stack.enter_context(prepared.lock.held(say))
         if recipe.run_dir.path is not None:
             prepared.begin(Path(recipe.run_dir.path), say)
@@ -123,7 +123,7 @@ def prepare(
             crew.start_ranks()
             crew.rank_group.meet(crew.master_device, crew.timeout_s)
         is_first = not prepared.was_trained
-        reports: list[str] = []  # of this fit alone, where notes are said once for all fits
+        reports: list[str] = []  # of this fit alone; notes are shown once for all fits
         state = _trainable_state(crew, prepared, source, notes, reports, say, at)
         if not is_first:
             begin_fit(prepared)
@@ -133,7 +133,7 @@ def prepare(
         at("cutting the model into stages" if is_cut else "trying the smallest shard of an epoch")
         left = range(state.global_step, last_step)
         notes += look_ahead(crew.replicas, state, crew.probe_replica, source, left)
-        # 3. What is said before the first update.
+        # 3. The lines before the first update.
         origin = ""
         if recipe.shards is None:
             least = crew.least_workers if state.global_step == 0 else None
@@ -190,16 +190,16 @@ def _trainable_state(
     say: Say,
     at: Say,
 ) -> State:
-    """Return the state; on first use it is made, tried on one shard, and restored.
+    """Return the state; at first use the state is made, tried on one shard, and restored.
 
     Args:
-        notes: what is noted about the model and the settings is added to them.
-        reports: what is reported of the checkpoint is added to them.
+        notes: receives notes about the model and the settings.
+        reports: receives lines about the checkpoint.
     """
     if prepared.state is None or not prepared.was_trained:
         if prepared.state is not None:
-            prepared.state.user_changes.undo()  # those of the run directory: they come again
-        # Anew, if an earlier one was only evaluated, or could not be brought to its checkpoint.
+            prepared.state.user_changes.undo()  # those of the run directory are loaded again
+        # A new state, if the former was only evaluated, or did not fit its checkpoint.
         prepared.was_trained, prepared.state = False, None
         at("loading a first shard and computing it, to check the model and the loss function")
         state = _probed(crew, source, notes.append, training=True, announce=once(say))
@@ -221,10 +221,10 @@ def _trainable_state(
 def _compare_rows(
     crew: Crew, prepared: Prepared, state: State, source: Source, last_step: int
 ) -> None:
-    """Look at the rows of a fit that is not the first; compare those of one that was cut off.
+    """Sample the rows of a later fit; compare them if the fit was interrupted.
 
     Raises:
-        MisfitError: the fit that was cut off had other rows.
+        MisfitError: the interrupted fit had different rows.
     """
     path, plan = crew.recipe.run_dir.path, source.plan
     if path is None:
@@ -288,10 +288,10 @@ def _probed(
 def _restore(
     crew: Crew, prepared: Prepared, state: State, source: Source, say: Say, at: Say
 ) -> str | None:
-    """Bring the state to the newest checkpoint, if there is one.
+    """Load the newest checkpoint into the state, if there is one.
 
     Returns:
-        Whose kernels made products in its run; None: it begins.
+        The kernels of matrix products in the resumed run; None: the run begins.
     """
     run_dir, notes, plan = crew.recipe.run_dir, crew.replicas.notes, source.plan
     if run_dir.path is None:
@@ -307,7 +307,7 @@ def _restore(
         notes.remember(resume.doubts_of(newest.record))
         prepared.saved = (state.global_step, newest.path)
         if plan.course.last_step < state.global_step < newest.record.get("last_step", 0):
-            prepared.resumed = newest.record  # a later fit goes on from it
+            prepared.resumed = newest.record  # a later fit goes on from this record
         if prepared.put_loaded is not None:
             say("the loaded weights are not used: the run resumes with the checkpoint's weights")
         if run_dir.init_from is not None:

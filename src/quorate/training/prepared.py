@@ -1,7 +1,7 @@
-"""What a trainer has made ready, and the plan that follows from it.
+"""The prepared parts of a trainer, and the plan that follows from them.
 
-A plan follows from the recipe, the workers and a number of rows: asking for one changes nothing.
-Only a training loop pins the number of shards, where the recipe leaves it open.
+A plan follows from the recipe, the workers and a number of rows: computing a plan changes nothing.
+Only a training loop fixes the number of shards, where the recipe leaves the number open.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ __all__ = ["Prepared", "Taken", "newest_checkpoint", "planned", "taken"]
 
 @dataclass
 class Prepared:
-    """What a trainer has made ready, from its construction on."""
+    """The prepared parts of a trainer, from construction on."""
 
-    lock: RunLock  # of the run directory, while a loop is under way
-    shards: int | None  # V; None as long as no loop was begun, and the recipe has none
-    is_fresh: bool  # what is in the run directory is still to be moved aside
+    lock: RunLock  # lock of the run directory, held during a loop
+    shards: int | None  # V; None before the first loop, unless set by the recipe
+    is_fresh: bool  # the content of the run directory is to be moved aside
     state: State | None = None
     was_trained: bool = False  # the state was tried on a training shard, and restored
     plan: Plan | None = None  # of the last loop
-    course: Course | None = None  # of a run whose checkpoint was read to be evaluated
+    course: Course | None = None  # of a run whose checkpoint was read for an evaluation
     saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
-    # Gives the state the weights that the model was given before there was one.
+    # Puts weights into the state that were loaded into the model before there was a state.
     put_loaded: Callable[[State], None] | None = None
     saved_shards: int | None = None  # V of the run whose weights are evaluated
-    # The newest weights of the run, while the model has those that an earlier fit ended with.
+    # The newest weights of the run, while the model has the weights of an earlier fit.
     newest_weights: dict[str, torch.Tensor] | None = None
-    # The record of the checkpoint that the run goes on from, until the fit that it was saved in.
+    # The record of the resumed checkpoint, until the fit that saved the checkpoint is reached.
     resumed: dict[str, Any] | None = None
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
     @classmethod
     def of(cls, recipe: Recipe) -> Prepared:
-        """Return what is ready when only settings are there."""
+        """Return the prepared parts of a trainer that has only settings."""
         path = recipe.run_dir.path
         lock = RunLock(None if path is None else Path(path))
         is_fresh = recipe.run_dir.fresh
@@ -66,10 +66,10 @@ class Prepared:
         return cls(lock, recipe.shards, is_fresh)
 
     def begin(self, run_dir: Path, say: Callable[[str], None]) -> None:
-        """Make sure that a run can be trained in its directory, which is locked; see ``resume``.
+        """Check that a run can be trained in its directory, which is locked; see ``resume``.
 
         Raises:
-            SettingError: it cannot.
+            SettingError: the directory cannot be used.
         """
         resume.begin(run_dir, say, fresh=self.is_fresh)
         if self.is_fresh:
@@ -77,14 +77,14 @@ class Prepared:
         self.is_fresh = False
 
     def course_between(self, global_step: int) -> Course:
-        """Return where in its run an evaluation between two updates is."""
+        """Return the position in its run of an evaluation between two updates."""
         if self.plan is not None:
             stands_at = (global_step, self.plan.epoch(global_step))
             return Course(self.plan.course.last_step, stands_at)
         return self.course or Course(0, (global_step, 0))
 
     def facts(self, crew: Crew, state: State) -> dict[str, Any]:
-        """Return what a checkpoint says of the run, beside what it holds."""
+        """Return the facts about the run that a checkpoint saves beside tensors."""
         assert self.plan is not None
         return facts_of(crew, state, self.plan, self.row_sample)
 
@@ -101,15 +101,15 @@ def taken(
     trains: bool = True,
     name: str = "dataset",
 ) -> Taken:
-    """Return what is in a dataset or a loader that a trainer was given.
+    """Return the dataset and settings in the user's argument, a dataset or a loader.
 
     Args:
-        shuffle: what was asked for; None: nothing.
-        trains: whether it is trained on, and not evaluated.
-        name: of the argument, for messages.
+        shuffle: the user's choice; None: no choice.
+        trains: whether the dataset is for training, not for evaluation.
+        name: name of the argument, for messages.
 
     Raises:
-        SettingError: the loader has what cannot be asked for by position.
+        SettingError: the loader cannot be read by position.
     """
     shuffle = None if shuffle is None else switch("shuffle", shuffle)
     size = recipe.batch_size if trains else None
@@ -120,7 +120,7 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
     """Return the plan of a training loop over a dataset; changes nothing.
 
     Raises:
-        DataError: it is no map-style dataset, or is empty.
+        DataError: the argument is no map-style dataset, or is empty.
         SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
     """
     recipe, rule, rows = crew.recipe.with_loading(data.loading), crew.rule, length(data.dataset)
@@ -161,10 +161,10 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
 
 
 def newest_checkpoint(recipe: Recipe, prepared: Prepared) -> files.Sound | None:
-    """Return the checkpoint to go on from."""
+    """Return the checkpoint to resume from."""
     path, facts = recipe.run_dir.path, recipe.facts()
     if path is None or prepared.is_fresh:
         return None
     if recipe.shards is None:
-        del facts["shards"]  # it goes on with those of the checkpoint
+        del facts["shards"]  # the run resumes with the shards of the checkpoint
     return files.find(Path(path), partial(resume.require_same_run, facts=facts))

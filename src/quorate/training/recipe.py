@@ -1,4 +1,4 @@
-"""Recipe: what a trainer was asked for, each setting checked once. Nothing of it ever changes."""
+"""Recipe: the settings of a trainer, each checked once. A recipe never changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _a_loss(name: str, value: Loss) -> Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
-    """The arguments of ``Trainer``; see there. What the command overrides is in it already."""
+    """The arguments of ``Trainer``; see there. Options of the command line are included."""
 
     loss: Loss = field(metadata=about("loss function of a model and a batch", check=_a_loss))
     totals: Mapping[str, Any] | None
@@ -88,7 +88,7 @@ class Recipe(Settings):
         metadata=about(
             "seed of row order, dropout, augmentation; at the command also of Python, NumPy, torch",
             kind=int,
-            check=at_least(0, (1 << 64) - 1),  # what torch's generators take
+            check=at_least(0, (1 << 64) - 1),  # the range of torch's generators
             at_resume=AtResume.REFUSED,
         )
     )
@@ -122,10 +122,10 @@ class Recipe(Settings):
             self._require_phases_fit()
 
     def _require_phases_fit(self) -> None:
-        """Refuse what there is not yet for a loss with phases.
+        """Refuse settings that are not implemented for a loss with phases.
 
         Raises:
-            SettingError: some of it was asked for.
+            SettingError: such a setting is used.
         """
         if rules.parse(self.update).by_shard:
             expected = (
@@ -140,15 +140,15 @@ class Recipe(Settings):
 
     @property
     def has_phases(self) -> bool:
-        """Whether there are several losses, of phases."""
+        """True if there are several losses, one per phase."""
         return isinstance(self.optimize, OptimizeByPhase)
 
     @property
     def gather(self) -> Gather | None:
-        """The loss, if it is one over the whole batch.
+        """The loss over the whole batch, if there is one.
 
         Raises:
-            SettingError: a phase has one.
+            SettingError: a phase has such a loss.
         """
         from quorate.replica.whole_batch.gather import Gather  # imports torch
 
@@ -161,10 +161,10 @@ class Recipe(Settings):
         return self.loss if isinstance(self.loss, Gather) else None
 
     def _require_whole_batches(self) -> None:
-        """Refuse what a loss over the whole batch cannot have.
+        """Refuse settings that do not work with a loss over the whole batch.
 
         Raises:
-            SettingError: a batch is never there as a whole, or its two passes would differ.
+            SettingError: the whole batch would never be available, or its two passes would differ.
         """
         if self.update != rules.Sync.name:
             expected = "sync, as a Gather's loss is over all shards of a batch"
@@ -177,13 +177,13 @@ class Recipe(Settings):
             raise SettingError("servers", self.workers.servers, expected, "leave them out")
 
     def with_loading(self, loading: Loading) -> Recipe:
-        """Return the same, with what a ``DataLoader`` says of loading rows."""
+        """Return a recipe with the loading settings of a ``DataLoader``."""
         return self if loading is self.loading else replace(self, loading=loading)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint has of the settings that a resume compares."""
+        """Return the settings that a checkpoint records for a resume to compare."""
         groups: list[Settings] = [self, self.workers, self.compute, self.loading, self.run_dir]
-        if isinstance(self.optimize, Optimize):  # else they are those of each phase
+        if isinstance(self.optimize, Optimize):  # else each phase records its own
             groups.append(self.optimize)
         return {
             option.recorded: option.seen(getattr(group, name))
@@ -194,7 +194,7 @@ class Recipe(Settings):
 
 
 def too_many_shards(shards: int, rows: str) -> SettingError:
-    """Return the error of more shards than rows."""
+    """Return the error for more shards than rows."""
     return SettingError("shards", shards, f"at most the {rows}", "choose fewer shards")
 
 
@@ -213,10 +213,10 @@ def _listed() -> list[Option]:
     return [*listed, *options(Duration, "fit").values()]
 
 
-# Every setting by its name at the command, in the order of a help text.
+# Every setting by its name on the command line, in the order of the help text.
 OPTIONS: dict[str, Option] = {option.name: option for option in _listed()}
 
-# Where settings are that were keywords of ``Trainer`` once, belong to ``fit``, or are known from
+# Places of settings that once were keywords of ``Trainer``, belong to ``fit``, or are known from
 # other trainers.
 ELSEWHERE = {
     **ELSEWHERE_HERE,

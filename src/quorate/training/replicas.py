@@ -1,4 +1,4 @@
-"""Replicas: how copies of a trainer's model are made, wherever they compute."""
+"""Replicas: how copies of a trainer's model are made, on any device and in any process."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from quorate.training.notices import once
 from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
 
-MOST_WRAPPED = 8  # datasets within each other, such as subsets, that are looked at
+MOST_WRAPPED = 8  # largest number of nested datasets, such as subsets, to look at
 
 
 def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
-    """Return what was asked for, or whether several threads would add in any order."""
+    """Return the user's choice; by default, whether threads would add in varying order."""
     if recipe.compute.deterministic is not None:
         return recipe.compute.deterministic
     keeps_bits = rules.keeps_bits(rules.parse(recipe.update), recipe.shards or 0)
@@ -44,14 +44,14 @@ def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
 
 
 class Replicas:
-    """Makes replicas of one model.
+    """A factory for replicas of one model.
 
     Args:
-        recipe: how they compute.
+        recipe: settings of the computation.
         groups: the devices of each worker.
 
     Raises:
-        SettingError: the devices cannot compute in this way.
+        SettingError: the devices cannot compute as the recipe says.
     """
 
     def __init__(self, recipe: Recipe, groups: Sequence[Group]) -> None:
@@ -62,7 +62,7 @@ class Replicas:
             soft_placement=recipe.compute.soft_placement,
             log_placement=recipe.compute.log_placement,
             deterministic=_deterministic(recipe, devices),
-            # On CPUs there is nothing to choose: the bits are the same.
+            # CPUs have no choice: the bits are the same.
             random=recipe.compute.random if any(d.type != "cpu" for d in devices) else DEVICE,
         )
         placement.check(self.computing, devices)
@@ -79,14 +79,14 @@ class Replicas:
             self.notes.doubt(why)
 
     def obstacle(self, model: torch.nn.Module) -> str | None:
-        """Look at a model and the loss function: return why towers cannot have copies, if so."""
+        """Inspect model and loss function; return why towers cannot copy them, None if they can."""
         self._sharing = Sharing(model, self._recipe.loss)
         self._sharing.tell(self._turns)
         self._obstacle = self._sharing.obstacle
         return self._obstacle
 
     def look_at_rows(self, model: torch.nn.Module, dataset: object, loading: Loading) -> None:
-        """Doubt a run whose rows are made by the model that is trained; note who waits in vain."""
+        """Report rows made by the trained model as a doubt, and note an uncalled ``set_epoch``."""
         loads = {"the dataset": dataset, "collate": loading.collate, "augment": loading.augment}
         if (way := rows_use(model, loads)) is not None:
             self.notes.doubt(
@@ -103,18 +103,18 @@ class Replicas:
             inner = getattr(inner, "dataset", None)
 
     def watching(self, *, towers: bool) -> AbstractContextManager[None]:
-        """Return a context for one shard that is computed alone: what it shares is found out."""
+        """Return a context for a single shard, in which shared containers are found."""
         if self._sharing is None:
             return nullcontext()
         number, compiled = len(self._groups) if towers else 0, self.computing.compile
         return self._sharing.watching(self._turns, towers=number, compiled=compiled)
 
     def contents(self) -> Contents:
-        """Return what now is in all containers that code shares."""
+        """Return the present content of all containers shared by code."""
         return Contents(()) if self._sharing is None else self._sharing.contents()
 
     def between(self, state: State) -> Between:
-        """Return what looks at parameters between updates."""
+        """Return the watcher of parameters between updates."""
         return Between(
             state.model,
             self._recipe.loss,
@@ -125,14 +125,14 @@ class Replicas:
         )
 
     def give_up_copies(self, reason: str) -> None:
-        """Make no copies of the model, for a reason that was found while a shard was computed."""
+        """Make no further copies of the model, for a reason found while a shard was computed."""
         self._obstacle = reason
 
     def take(self, model: torch.nn.Module, engine: str) -> None:
-        """Take the model in, where its parts lie on several devices.
+        """Note how the parts of the model lie on several devices.
 
         Raises:
-            SettingError: workers of the engine cannot have it so.
+            SettingError: workers of the engine cannot have the parts on these devices.
         """
         self.spread = parts_of(
             model,
@@ -144,12 +144,12 @@ class Replicas:
 
     @property
     def are_in_stages(self) -> bool:
-        """Whether shards flow through stages of each replica."""
+        """True if shards flow through stages of each replica."""
         return isinstance(self.spread, Split)
 
     @property
     def pipeline(self) -> str | None:
-        """In which order stages compute; None: there are none."""
+        """The order in which stages compute; None: there are no stages."""
         return self.spread.schedule if isinstance(self.spread, Split) else None
 
     def give_up_compiling(self) -> None:
@@ -157,13 +157,13 @@ class Replicas:
         self.computing = replace(self.computing, compile=False)
 
     def choose_kernels(self, model: torch.nn.Module, was: str | None) -> list[str]:
-        """Choose whose kernels make products of float32: once for all workers, see ``choice``.
+        """Choose the kernels of float32 matrix products once for all workers; see ``choice``.
 
         Args:
-            was: as the checkpoint says that the run goes on from.
+            was: the kernels recorded in the resumed checkpoint.
 
         Returns:
-            What to say.
+            Lines for the user.
         """
         asked, devices = self._recipe.compute.kernels, [d for group in self._groups for d in group]
         kernels, said = choice.chosen(asked, was, self.computing, model, devices)
@@ -175,11 +175,11 @@ class Replicas:
         self.computing = self.computing.as_decided(decided)
 
     def tell(self, say: Callable[[str], None]) -> None:
-        """Say what replicas noted since the last time.
+        """Show the notes of replicas since the last call.
 
         Raises:
-            SameBitsError: there is a doubt about the bits, and the run is to be strict.
-            UserError: there is a doubt about the values, and the run is to be strict.
+            SameBitsError: there is a doubt about the bits, and the run is strict.
+            UserError: there is a doubt about the values, and the run is strict.
         """
         if not (notes := self.notes.take()):
             return
@@ -205,7 +205,7 @@ class Replicas:
         device: torch.device,
         set_buffers: Callable[[Buffers], None] | None = None,
     ) -> Replica:
-        """Return the model itself as a replica: nobody else uses it meanwhile.
+        """Return the model itself as a replica, for times when no other replica uses the model.
 
         Args:
             set_buffers: see ``Replica``.
@@ -213,10 +213,11 @@ class Replicas:
         return self._made(state, Group([device]), own=True, set_buffers=set_buffers)
 
     def probe(self, state: State, master_device: torch.device, *, copies: bool) -> Replica:
-        """Return a replica to try a shard on before there are workers.
+        """Return a replica for a trial shard before there are workers.
 
-        Towers show here whether they can copy the model; worker processes copy none. Where those
-        have GPUs the coordinator tries a copy on one: kernels and bits are those of the device.
+        For towers, the trial shows whether the model can be copied; worker processes make no
+        copies. If worker processes have GPUs, the coordinator tries a copy on a GPU: kernels and
+        bits depend on the device.
 
         Args:
             copies: whether workers are towers.

@@ -1,4 +1,4 @@
-"""Resuming: a run directory holds a run, and what goes on in it has to be the same run."""
+"""Resuming: a run directory holds one run, and only the same run may go on in the directory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from quorate.training.recipe import OPTIONS
 from quorate.training.saved_state import Loadable, load, loadable
 from quorate.training.state import State
 
-# What is compared beside settings: it follows from the data and the machine.
+# Facts compared beside settings: they follow from the data and the machine.
 REFUSED = ("rows", "shuffle", "order_sha256", "round")
-# What checkpoints of before these existed were trained with.
+# Values for checkpoints older than these settings.
 BEFORE: Mapping[str, Any] = {"is_ordered": False, "last": "short", "sampling": None}
 SAID = ("torch", "device_types", "processors", "schedule")
-OF_PHASES = ("schedule", "clip_norm", "ema_decay")  # said likewise, of each
+OF_PHASES = ("schedule", "clip_norm", "ema_decay")  # compared and reported, per phase
 
 
 def begin(run_dir: Path, say: Callable[[str], None], *, fresh: bool) -> None:
-    """Make sure that a run can be trained in a directory, which is there and locked.
+    """Check that a run can be trained in a directory, which exists and is locked.
 
     Args:
-        fresh: what an earlier run left there is moved aside first.
+        fresh: whether to move files of an earlier run aside first.
 
     Raises:
-        SettingError: it cannot.
+        SettingError: the directory cannot be used.
     """
     if fresh and (folder := set_aside(run_dir)) is not None:
         say(RunEvent(f"moved the earlier run in {run_dir} to {folder}", NOTE))
@@ -50,15 +50,14 @@ def restore(
     say: Callable[[str], None],
     doubt: Callable[[str], None],
 ) -> Sound | None:
-    """Bring a state to the newest sound checkpoint; None if there is none.
+    """Bring a state to the newest sound checkpoint, and return the checkpoint; None if none.
 
     Args:
-        facts: of the run that is to go on, as in its checkpoints.
-        doubt: told of each difference by which bits may be others from here on.
+        facts: facts about the resumed run, as in its checkpoints.
+        doubt: receives each difference that may change the bits from here on.
 
     Raises:
-        CheckpointError: every checkpoint is damaged, or it is one of another run. The state is as
-            it was.
+        CheckpointError: every checkpoint is damaged, or of another run. The state is unchanged.
     """
     newest = go_to_newest(run_dir, state, facts, say)
     if newest is None:
@@ -73,10 +72,10 @@ def restore(
 def go_to_newest(
     run_dir: Path, state: State, facts: dict[str, Any], say: Callable[[str], None]
 ) -> Sound | None:
-    """Bring a state to the newest sound checkpoint, and say which were passed over; see above.
+    """Bring a state to the newest sound checkpoint, and report skipped ones; see ``restore``.
 
     Args:
-        facts: those that are not known yet are left out.
+        facts: facts about the run; facts not known yet are left out.
     """
     fitting: list[Loadable] = []
 
@@ -96,13 +95,13 @@ def go_to_newest(
 
 
 def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Compare the record of a checkpoint that is sound with the run that is to go on.
+    """Compare the record of a sound checkpoint with the present run.
 
     Args:
-        facts: of that run; those that are not known yet are left out.
+        facts: facts about the run; facts not known yet are left out.
 
     Raises:
-        MisfitError: it is one of another run.
+        MisfitError: the checkpoint is of another run.
     """
     of_rows = () if _is_of_later_fit(record, facts) else REFUSED
     for name in (*_recorded(AtResume.REFUSED), *of_rows):
@@ -116,19 +115,19 @@ def require_same_run(path: Path, record: dict[str, Any], facts: dict[str, Any]) 
 
 
 def _is_of_later_fit(record: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint was saved in a later fit of a script than the one of ``facts``.
+    """Return whether a checkpoint was saved in a later fit than the fit of ``facts``.
 
-    A fit ends after an update that is counted in all: the checkpoint has more. It says nothing of
-    the rows of the earlier fit.
+    Updates are counted over all fits, so the checkpoint of a later fit has more updates than the
+    last step of an earlier fit. Such a checkpoint has no facts about the rows of the earlier fit.
     """
     last = facts.get("last_step")
     return last is not None and bool(record["global_step"] > last)
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what of a run is not as it was when its checkpoint was written, in words.
+    """Return the differences between a run and its checkpoint, in words.
 
-    What a checkpoint of before says nothing of is not compared.
+    Facts missing from older checkpoints are not compared.
     """
     found = [
         f"{name} was {printable(was[name])} and is {now[name]}"
@@ -164,10 +163,10 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _other_values(was: Mapping[str, Any], now: Mapping[str, Any], of: str) -> list[str]:
-    """Return which values of a schedule and of groups of parameters are others, in words.
+    """Return the changed values of a schedule and of parameter groups, in words.
 
     Args:
-        of: whose they are.
+        of: the phase of the values, as a suffix of messages.
     """
     found = []
     for number, (old, new) in enumerate(
@@ -183,19 +182,19 @@ def _other_values(was: Mapping[str, Any], now: Mapping[str, Any], of: str) -> li
 
 
 def kernels_of(newest: Sound | None) -> str | None:
-    """Return whose kernels made products in the run of a checkpoint; None: there is none."""
+    """Return the kernels of matrix products in a checkpoint's run; None without a checkpoint."""
     if newest is None:
         return None
-    return str(newest.record.get("kernels", TORCH))  # it is not in those of before it existed
+    return str(newest.record.get("kernels", TORCH))  # missing from older checkpoints
 
 
 def course_of(record: Mapping[str, Any]) -> Course:
-    """Return where in its run a checkpoint was written."""
+    """Return the position in its run at which a checkpoint was written."""
     return Course(record.get("last_step", 0), (record["global_step"], record["epoch"]))
 
 
 def doubts_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the doubts that a checkpoint says its run had, fit to be shown again."""
+    """Return the doubts recorded in a checkpoint, as printable text."""
     return [printable(doubt, 4096) for doubt in record.get("doubts", [])]
 
 
@@ -208,6 +207,6 @@ def _recorded(at_resume: AtResume) -> list[str]:
 
 
 def position(global_step: int, steps_per_epoch: int) -> str:
-    """``step 12,300 (epoch 3, 41%)``."""
+    """Return the position as text: ``step 12,300 (epoch 3, 41%)``."""
     epoch, done = divmod(global_step, steps_per_epoch)
     return f"step {global_step:,} (epoch {epoch + 1}, {done / steps_per_epoch:.0%})"

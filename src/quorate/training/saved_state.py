@@ -1,4 +1,4 @@
-"""A state as tensors and a record, which a checkpoint holds; and a state again from those."""
+"""Conversion of a state to tensors and a record for a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ CALLBACKS = "callbacks.safetensors"
 
 
 def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
-    """Return what other ranks of a collective need of a state, where it is: nothing is copied.
+    """Return the parts of a state that other ranks of a collective need, without copies.
 
     Args:
-        moments: with what the optimizer keeps of each parameter.
+        moments: whether to include the optimizer's state of each parameter.
     """
     files = _files(state)
-    files.pop(shared_values.FILE, None)  # those go with a step
+    files.pop(shared_values.FILE, None)  # shared values are sent with a step
     tensors, kept = state.optimizer_state.save()
     if not moments:
         tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
@@ -55,15 +55,15 @@ def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
 
 
 def contents(state: State, facts: dict[str, Any], spare: Contents | None = None) -> Contents:
-    """Copy a state, between two updates; or have all ranks write it, where it lies on all.
+    """Copy a state between two updates; if all ranks hold parts, prepare a common save instead.
 
     Args:
-        facts: what goes into state.json beside the state's own: shards, seed, devices, ...
-        spare: an earlier copy that nobody reads any more. Its memory is used again: pages that the
-            kernel has yet to find and to clear take four times as long.
+        facts: facts for state.json beside the state's own: shards, seed, devices, ...
+        spare: an earlier copy, not read any more. Its memory is reused: the kernel has to find and
+            clear fresh pages, which takes four times as long.
 
     Raises:
-        CheckpointError: the optimizer keeps what is neither tensor nor number.
+        CheckpointError: the optimizer holds a value that is neither tensor nor number.
         ServerError: a server is gone.
     """
     state.bring_home()
@@ -89,11 +89,11 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
 
 
 def _files(state: State) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors of a state by file, but for the optimizer's."""
+    """Return the tensors of a state by file, except for the optimizer's."""
     state.user_changes.look()
     with state.optimizer.evaluating():
         files = {"model.safetensors": state.tensors()}
-        if state.optimizer.has_modes:  # these are there within the block alone
+        if state.optimizer.has_modes:  # these values exist inside the block alone
             files["model.safetensors"] = _copied(files["model.safetensors"], {})
     if state.average is not None:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
@@ -118,11 +118,11 @@ def _record(
 
 
 class Weights(NamedTuple):
-    """What a model computes with: copies of all of it, by file and name."""
+    """Copies of all weights of a model, by file and name."""
 
     model: dict[str, torch.Tensor]
     averaged: dict[str, torch.Tensor]  # empty without an average
-    rest: dict[str, torch.Tensor]  # what state dicts leave out
+    rest: dict[str, torch.Tensor]  # tensors left out by state dicts
 
 
 def weights(state: State) -> Weights:
@@ -134,7 +134,10 @@ def weights(state: State) -> Weights:
 
 @torch.no_grad()
 def take_weights(saved: Weights, state: State) -> None:
-    """Give a state weights. Without averaged ones the average begins anew, from the plain ones."""
+    """Set the weights of a state. Without averaged weights, an average starts anew.
+
+    The new average starts from the plain weights.
+    """
     for name, target in state.tensors().items():
         target.copy_(saved.model[name])
     if state.average is not None:
@@ -147,11 +150,11 @@ def take_weights(saved: Weights, state: State) -> None:
 
 
 def weights_in(path: Path, record: dict[str, Any], state: State) -> Weights:
-    """Read the weights of a checkpoint that is sound, and compare them with a state.
+    """Read the weights of a sound checkpoint, and compare them with a state.
 
     Raises:
         MisfitError: a tensor is missing, is not the model's, or has another shape or dtype.
-        CheckpointError: it is not sound any more.
+        CheckpointError: the checkpoint is no longer sound.
     """
     files = {"model.safetensors": state.tensors()}
     if state.average is not None and "averaged.safetensors" in record["files"]:
@@ -169,27 +172,27 @@ def weights_in(path: Path, record: dict[str, Any], state: State) -> Weights:
 
 
 class Loadable(NamedTuple):
-    """A checkpoint that fits a state, read and compared: what is left cannot fail half-way."""
+    """A checkpoint read and compared with a state: loading can no longer fail half-way."""
 
     model: dict[str, torch.Tensor]
     averaged: dict[str, torch.Tensor]  # empty without an average
-    rest: dict[str, torch.Tensor]  # what state dicts leave out
+    rest: dict[str, torch.Tensor]  # tensors left out by state dicts
     optimizer: LoadableOptimizer | LoadablePhases
     record: dict[str, Any]
     lines: list[str]  # for the user
     shared: shared_values.SavedShared = shared_values.NONE
-    file: Path | None = None  # with the values of what is on "meta" of the optimizer's
+    file: Path | None = None  # file with the optimizer's values that are on "meta" here
     callbacks: dict[str, dict[str, Any]] | None = None
 
 
 def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
-    """Read a checkpoint that is sound, and compare all of it with a state. Nothing is changed.
+    """Read a sound checkpoint, and compare all of it with a state. Nothing is changed.
 
     Raises:
         MisfitError: a tensor is missing, is not the model's, or has another shape or dtype.
-        CheckpointError: it was saved with other settings, so that something is not in it.
+        CheckpointError: values are missing, because the checkpoint was saved with other settings.
     """
-    # 1. By the record and the headers alone: nothing of the size of a model is read in vain.
+    # 1. Compare the record and the headers first, before reading data of the size of a model.
     optimizer = state.optimizer_state.kind
     if record["optimizer"] != optimizer:
         raise MisfitError(
@@ -251,10 +254,10 @@ def load(saved: Loadable, state: State) -> None:
 
 
 def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what callbacks kept in a checkpoint.
+    """Return the states of callbacks in a checkpoint.
 
     Raises:
-        CheckpointError: it is no tree of values.
+        CheckpointError: a saved state is no dict.
     """
     kept = tensors(path, CALLBACKS) if CALLBACKS in record["files"] else {}
     decoder = Decoder(kept, {})
@@ -265,9 +268,9 @@ def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _rest(state: State) -> dict[str, torch.Tensor]:
-    """Return what state dicts leave out, plain and averaged."""
+    """Return the tensors left out by state dicts, plain and averaged."""
     left_out = state.rest()
-    if state.optimizer.has_modes:  # the model's file has those to be evaluated
+    if state.optimizer.has_modes:  # the model's file has the parameters for evaluation
         left_out |= state.parameters.views
     rest = {f"model.{name}": tensor for name, tensor in left_out.items()}
     if state.average is not None:
@@ -282,10 +285,10 @@ def _fitting(
     trained: Collection[str],
     path: Path,
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the values that there is a place for, and lines of those that have none.
+    """Return the values that fit the targets, and lines on all further values.
 
     Raises:
-        MisfitError: a trained parameter is not there, or is another.
+        MisfitError: a trained parameter is missing, or has another shape or dtype.
     """
     fitting, lines = {}, []
     for name, value in values.items():
@@ -324,7 +327,7 @@ def _require_same(path: Path, file: str, targets: dict[str, torch.Tensor]) -> No
 def _copied(
     part: dict[str, torch.Tensor], memory: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    # Each by itself and contiguous, as safetensors wants them: the views share their vector.
+    # One contiguous copy per tensor, as safetensors requires: the views share a vector.
     copies = {}
     for name, tensor in part.items():
         copy = memory.get(name)

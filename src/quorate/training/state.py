@@ -1,4 +1,4 @@
-"""The state of training: what the coordinator holds, and what a checkpoint saves."""
+"""The state of training, held by the coordinator and saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ from quorate.training.user_changes import UserChanges
 
 
 class State:
-    """Parameters, buffers, optimizer, schedule and average of one model, after some updates.
+    """Parameters, buffers, optimizer, schedule and average of a model after some updates.
 
     Args:
-        model: the user's; its trainable parameters become views of flat vectors on ``device``.
+        model: the user's model; its trainable parameters become views of flat vectors on
+            ``device``.
         mutable_frozen: see ``Buffers``.
-        written: names of trained parameters that the forward pass writes; see ``Writes``.
-        by_rows: names of those whose gradient is kept by rows.
-        shared: whether other processes are to map the vectors; ``device`` must be the CPU.
+        written: names of trained parameters written by the forward pass; see ``Writes``.
+        by_rows: names of parameters whose gradient is kept by rows.
+        shared: whether other processes map the vectors; ``device`` must be the CPU.
         optimize: how updates are made.
-        notes: for the user.
-        exchanging: gives the exchange of vectors of a layout, if ranks make updates together.
+        notes: messages for the user.
+        exchanging: returns the exchange of vectors of a layout, if ranks make updates together.
         served: whether servers make updates, in slices.
-        parts: processes that make updates, each of its part of the parameters.
+        parts: number of processes that make updates, each of its part of the parameters.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class State:
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
-        self.left_open: set[int] = set()  # steps that are not applied, though later ones are
+        self.left_open: set[int] = set()  # steps not applied, though later steps are
         self.tally = Tally()
-        self.dropped_rows = 0  # of the epoch under way
-        self.not_finite = 0  # updates that were not made for that
-        self.evaluated_at = 0  # updates, when the validation set was evaluated last
-        self.best: dict[str, Any] | None = None  # by a named metric: its value and global_step
-        self.callbacks: dict[str, dict[str, Any]] = {}  # what each keeps, by name, as is saved
-        self.callbacks_saved: dict[str, dict[str, Any]] = {}  # likewise, and not taken back yet
+        self.dropped_rows = 0  # of the current epoch
+        self.not_finite = 0  # updates not made because of a non-finite gradient
+        self.evaluated_at = 0  # number of updates at the last evaluation of the validation set
+        self.best: dict[str, Any] | None = None  # value and global_step by a named metric
+        self.callbacks: dict[str, dict[str, Any]] = {}  # saved state of each callback, by name
+        self.callbacks_saved: dict[str, dict[str, Any]] = {}  # loaded, not given to callbacks yet
         parameters = trainable(model)
         layout = Layout(parameters.items(), by_rows)
         self.parameters = layout.shared() if shared else layout.new(device)
@@ -95,7 +96,7 @@ class State:
                 name = min(written)
                 expected = f"none, as the forward pass writes parameters: {name!r}"
                 raise SettingError("servers", "some", expected, "leave them out")
-            assert isinstance(optimize, Optimize)  # servers are refused with phases
+            assert isinstance(optimize, Optimize)  # phases refuse servers
             is_clipped = optimize.clip_norm is not None
             self.serving = Serving(
                 self.parameters, ema_decay=optimize.ema_decay, wants_norm=is_clipped
@@ -106,7 +107,7 @@ class State:
         self.notes = notes = notes or Notes()
         making = Making(model, self.parameters, self.exchange, self.serving, parts, notes)
         self.optimize = optimize = self._choose(optimize, making)
-        self.saves: Saves | None = None  # of a loop whose ranks each have a part of this
+        self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
         self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
         if isinstance(self.optimizer, FlatOptimizer):
@@ -122,7 +123,7 @@ class State:
             self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 
     def _choose(self, optimize: Optimize | OptimizeByPhase, making: Making) -> Optimize:
-        """Make the optimizer and the average, those of phases too; return how updates are made."""
+        """Make the optimizer and the average, also of phases; return how updates are made."""
         if isinstance(optimize, Optimize):
             self.optimizer = making.optimizer(
                 optimize.optimizer, is_sharded=optimize.shard_optimizer
@@ -138,7 +139,7 @@ class State:
         return next(iter(optimize.by_name.values()))  # until a phase begins
 
     def load_optimizer(self, saved: LoadableOptimizer | LoadablePhases) -> None:
-        """Take what ``loadable`` of ``optimizer_state`` gave."""
+        """Load the result of ``loadable`` of ``optimizer_state``."""
         if isinstance(self.optimizer_state, PhaseStates):
             assert isinstance(saved, LoadablePhases)
             self.optimizer_state.load(saved)
@@ -147,21 +148,21 @@ class State:
             self.optimizer_state.load(saved)
 
     def begin_phase(self, phase: str | None) -> None:
-        """Make the next update one of a phase, if there are phases."""
+        """Select the phase of the next update, if there are phases."""
         if isinstance(self.update, PhaseUpdates):
             self.optimize = self.update.begin(phase)
 
     def bring_home(self) -> None:
-        """Bring here what servers have of parameters and averages. Blocks.
+        """Fetch parameters and averages from servers. Blocks.
 
         Raises:
-            ServerError: one of them is gone.
+            ServerError: a server is gone.
         """
         if self.serving is not None:
             self.serving.bring_home()
 
     def end_parts(self) -> None:
-        """End the processes that make updates, if there are some. All of the state is here."""
+        """End the processes that make updates, if there are some. The whole state is here."""
         if isinstance(self.optimizer, FlatOptimizer):
             self.optimizer.close()
 
@@ -177,7 +178,7 @@ class State:
         say: Callable[[str], None] = lambda _: None,
         naming: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Saves | None:
-        """Have all ranks save this together, if each has a part of it. All ranks call it.
+        """Let all ranks save this state together, if each has a part. All ranks call the method.
 
         Args:
             say, naming: see ``Saves``.
@@ -187,16 +188,16 @@ class State:
         return self.saves
 
     def leave_ranks(self) -> None:
-        """Go on without the other ranks: all of the state comes here. Blocks."""
+        """Gather all of the state here, and go on without the other ranks. Blocks."""
         if isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers)):
             self.optimizer.stay_alone()
             self.update.take_whole()
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
-        """Return the model's state dict under the user's own names: tensors only, in its order.
+        """Return the tensors of the model's state dict, in its order, by the user's names.
 
         Args:
-            parameters: others of the same layout in the place of the plain ones.
+            parameters: parameters of the same layout, to be used instead of the plain ones.
         """
         tensors = {n: t for n, t in self.model.state_dict().items() if isinstance(t, torch.Tensor)}
         if parameters is None:
@@ -208,18 +209,18 @@ class State:
         }
 
     def averaged_names(self) -> list[str]:
-        """Return the names in the state dict of what is averaged."""
+        """Return the state dict names of averaged parameters."""
         own = {_place(view) for view in self.parameters.views.values()}
         return [name for name, tensor in self.tensors().items() if _place(tensor) in own]
 
     def rest(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
-        """Return what the model's state dict leaves out: parameters and buffers by their names.
+        """Return parameters and buffers left out by the model's state dict, by name.
 
-        Buffers that are not persistent, and whatever a state dict of the user's own does not have,
-        or has only a copy of.
+        Left out are buffers that are not persistent, and any tensor missing from a state dict of
+        the user's own, or present as a copy only.
 
         Args:
-            parameters: others of the same layout: then only those that are left out.
+            parameters: parameters of the same layout: then only parameters are returned.
         """
         held = {_place(tensor) for tensor in self.tensors(parameters).values()}
         named: Iterable[tuple[str, torch.Tensor]]
@@ -238,8 +239,8 @@ class State:
         return as_given(self.model, model)
 
     def count_update(self, step: int) -> None:
-        """Note that the update of a step is made."""
-        end = self.global_step + len(self.left_open)  # the step after the last that is applied
+        """Count the update of a step."""
+        end = self.global_step + len(self.left_open)  # the step after the last applied step
         if step < end:
             self.left_open.remove(step)
         else:
@@ -247,7 +248,7 @@ class State:
         self.global_step += 1
 
     def account(self) -> dict[str, Any]:
-        """Return what became of the shards so far, and which are left, for JSON."""
+        """Return the counts of shards, rows and updates so far, and the open steps, for JSON."""
         return {
             "left_open": sorted(self.left_open),
             "tally": self.tally.to_json(),
@@ -258,7 +259,7 @@ class State:
         }
 
     def load_account(self, account: dict[str, Any]) -> None:
-        """Take what ``account`` gave."""
+        """Load the result of ``account``."""
         self.left_open = {*account["left_open"]}
         self.tally = Tally(account["tally"])
         self.dropped_rows = account["dropped_rows"]
@@ -268,5 +269,5 @@ class State:
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return where a tensor lies: two of the same place are one."""
+    """Return the place of a tensor in memory: equal places hold the same tensor."""
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,8 +1,8 @@
-"""Stops: one object that whoever wants a run to end tells, and the signals that do.
+"""Stops: the requests to end a run, and the signals that make such requests.
 
-Ctrl-C, SIGTERM and SIGHUP (a closed terminal) ask for an orderly end, a second one ends at once;
-SIGUSR1 asks for a save. A time limit, ``Trainer.stop`` and callbacks ask in the same way. The first
-reason counts.
+Ctrl-C, SIGTERM and SIGHUP (a closed terminal) request an orderly end; a second signal ends the run
+at once; SIGUSR1 requests a save. A time limit, ``Trainer.stop`` and callbacks request an end in the
+same way. The first reason counts.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import SIGNALLED_EXIT_S
 from quorate.machine.signal_handlers import LeftError
 
-# They ask for a stop; SIGHUP is not everywhere.
+# Signals that request a stop; some systems lack SIGHUP.
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 
 
 class Stops:
-    """Whether a run is to end, and why. Any thread, also a signal handler, may ask.
+    """Requests to end a run, from any thread or signal handler, with a reason.
 
-    It takes no lock: a signal handler may run in the middle of another call of the same thread.
+    No lock is taken: a signal handler may run in the middle of another call of the same thread.
     """
 
     def __init__(self) -> None:
-        self.reason: str | None = None  # the first one
-        self.exit_code: int | None = None  # with which to leave after it; None: as it comes
+        self.reason: str | None = None  # the first reason
+        self.exit_code: int | None = None  # exit code after the stop; None: the usual one
         self._listeners: list[Callable[[str], None]] = []
         self._waiting: list[threading.Timer] = []  # for ``begin``
 
     def ask(self, reason: str) -> None:
-        """Finish what is under way, then end."""
+        """Finish the current step, then end."""
         if self.reason is None:
             self.reason = reason
         for tell in tuple(self._listeners):
@@ -47,9 +47,9 @@ class Stops:
 
     @contextmanager
     def telling(self, listener: Callable[[str], None]) -> Iterator[None]:
-        """Within the block the listener is told; at once, if there is a reason already.
+        """Call the listener at a stop inside the block; at once, if there is a reason already.
 
-        It may be told more than once.
+        The listener may be called more than once.
         """
         self._listeners.append(listener)
         try:
@@ -61,7 +61,7 @@ class Stops:
 
     @contextmanager
     def after(self, seconds: float | None, reason: str) -> Iterator[None]:
-        """Within the block, ask when so much time has passed since ``begin``."""
+        """Request a stop inside the block, after a time in seconds since ``begin``."""
         if seconds is None:
             yield
             return
@@ -79,20 +79,20 @@ class Stops:
                 timer.join()
 
     def begin(self) -> None:
-        """Have time limits count from now on: the first shard is about to be computed."""
+        """Start the time limits: the first shard is about to be computed."""
         while self._waiting:
             self._waiting.pop().start()
 
 
 class Signals:
-    """While it is entered, signals are what a run is told with.
+    """A context in which signals request stops and saves.
 
-    The first SIGINT, SIGTERM or SIGHUP asks for a stop, the second raises; SIGUSR1 calls ``save``.
-    As long as nothing is ``under_way`` there is nothing to finish, and the first one raises. A
-    SIGHUP that is ignored (nohup) stays so. Python delivers signals to the main thread alone; in
-    another thread this does nothing.
+    The first SIGINT, SIGTERM or SIGHUP requests a stop, the second raises; SIGUSR1 calls ``save``.
+    Unless ``under_way``, there is nothing to finish, and the first signal raises. An ignored SIGHUP
+    (nohup) stays ignored. Python delivers signals to the main thread alone; in another thread this
+    context does nothing.
 
-    Python calls a handler when the main thread is back from what it calls, which may be never. So
+    Python calls a handler when the main thread returns from foreign code, which may be never. So
     the process ends ``SIGNALLED_EXIT_S`` after the second signal in any case, and with the third.
     """
 
@@ -105,11 +105,12 @@ class Signals:
         self._insistence: _Insistence | None = None
 
     def leave(self) -> None:
-        """Leave the process as the signal that was received would have; return if none was.
+        """Leave the process in the way of the received signal; return without a signal.
 
         Raises:
             KeyboardInterrupt: SIGINT was received.
-            SystemExit: another was, here or on another rank, with the status a shell expects.
+            SystemExit: another signal was received, on this rank or another, with a shell's exit
+                status.
         """
         if self.received is signal.SIGINT:
             raise KeyboardInterrupt
@@ -125,7 +126,7 @@ class Signals:
                 if not (ignored and number not in (signal.SIGINT, signal.SIGTERM)):
                     self._handlers[number] = self._stop
             self._insistence = _Insistence(frozenset(self._handlers))
-            with suppress(AttributeError):  # a system without it
+            with suppress(AttributeError):  # a system without SIGUSR1
                 self._handlers[signal.SIGUSR1] = lambda _number, _frame: self._save()
             for number, handler in self._handlers.items():
                 signal_handlers.handle(number, handler)
@@ -151,20 +152,20 @@ _CLOSES = b"\0"  # no signal has this number
 
 
 class _Insistence:
-    """Ends the process after a second signal, whatever the main thread is in. ``close`` it.
+    """A watchdog: ends the process after a second signal, whatever code the main thread runs.
 
-    The interpreter writes the number of each signal to a pipe when it comes, and not when its
-    handler is called. A thread reads them.
+    The interpreter writes the number of each signal to a pipe when the signal arrives, before its
+    handler is called. A thread reads the numbers. ``close`` ends the thread.
 
     Args:
-        numbers: the signals that are meant.
+        numbers: the signals to watch.
     """
 
     def __init__(self, numbers: frozenset[int]) -> None:
         self._numbers = numbers
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        # An event loop of asyncio has one too, which gets its numbers on.
+        # An event loop of asyncio has such a pipe too: numbers are passed on to it.
         self._other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._is_open = True
         self._forget_forks = signal_handlers.in_forks(self._leave_to_parent)
@@ -176,8 +177,8 @@ class _Insistence:
             raise
 
     def close(self) -> None:
-        """Leave signals to their handlers, as before."""
-        if self._is_open:  # else this is a fork
+        """Leave signals to their former handlers."""
+        if self._is_open:  # False in a fork
             signal.set_wakeup_fd(self._other)
             os.set_blocking(self._write, True)
             os.write(self._write, _CLOSES)
@@ -191,7 +192,7 @@ class _Insistence:
         os.close(self._read)
 
     def _leave_to_parent(self) -> None:
-        """In a fork: the pipe is the parent's, who would take the fork's signals for its own."""
+        """Leave the pipe to the parent: a fork's signals would be counted as the parent's."""
         self._is_open = False
         with suppress(ValueError):  # another thread than the main one forked
             signal.set_wakeup_fd(-1)

@@ -1,7 +1,7 @@
-"""What callbacks keep and no checkpoint has: a resume would lose it, and nobody would notice.
+"""State of callbacks outside of checkpoints: a resume would lose such state silently.
 
-A callback with a ``state_dict`` says itself what is saved. Of all others the attributes are
-compared as training goes on, by bounded hashes: a scheduler in an attribute that moves on begins
+A callback with a ``state_dict`` chooses itself what is saved. The attributes of all further
+callbacks are compared during training, by bounded hashes: a schedule in an attribute would begin
 anew after a resume.
 """
 
@@ -21,11 +21,11 @@ _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.monotonic, time.perf
 
 
 class UnsavedAttributes:
-    """Finds attributes of callbacks that change and are not saved, and notes each once.
+    """A detector of callback attributes that change and are not saved; notes each once.
 
     Args:
-        callbacks: of the run.
-        state: that is trained.
+        callbacks: callbacks of the run.
+        state: the trained state.
     """
 
     def __init__(self, callbacks: Iterable[Callback], state: State) -> None:
@@ -36,10 +36,10 @@ class UnsavedAttributes:
         self._known: Mapping[str, Attribute] = {}
 
     def updated(self, *, is_last: bool) -> None:
-        """Compare attributes, after all callbacks took notice of an update.
+        """Compare attributes after an update, when all callbacks have been called.
 
-        The first update is left out: callbacks set up what they need. Then the second, the fourth,
-        the eighth, ... and the last are looked at: looks are few, and the first one is soon.
+        The first update is skipped: callbacks set themselves up. Then attributes are compared at
+        updates 2, 4, 8, ... and at the last: comparisons are few, and the first comes soon.
         """
         self._updates += 1
         if not self._callbacks or not (self._updates & (self._updates - 1) == 0 or is_last):
@@ -66,13 +66,13 @@ class UnsavedAttributes:
             f"{name} of a callback changes during training, and no checkpoint saves it: after a "
             f"resume it has its first value; give {kind} a state_dict() and a load_state_dict()"
         )
-        if is_doubt:  # a schedule, a generator: training goes by it
+        if is_doubt:  # a schedule or a generator: training depends on it
             self._state.notes.doubt(line)
         else:
             self._state.notes.add(line)
 
     def _carried(self) -> dict[int, str]:
-        """Return what checkpoints have already, by ``id``."""
+        """Return objects already saved in checkpoints, by ``id``."""
         carried: dict[int, str] = {}
         state = self._state
         if isinstance(state.update, PhaseUpdates):
@@ -87,18 +87,18 @@ class UnsavedAttributes:
         return carried
 
     def _is_time(self, value: object) -> bool:
-        """Return whether a value is what a clock said in this run: nobody needs that later."""
+        """Return whether a value is a clock time of this run, useless after a resume."""
         return isinstance(value, float) and any(
             begun <= value <= clock() for begun, clock in zip(self._begun, _CLOCKS, strict=True)
         )
 
     def _is_global_step(self, callback: Callback, value: object) -> bool:
-        """Return whether a value follows ``global_step``, and does not count updates by itself."""
+        """Return whether a value is a copy of ``global_step``, and no counter of its own."""
         return type(value) is int and value == self._state.global_step and _names_step(callback)
 
 
 def _names_step(callback: Callback) -> bool:
-    """Return whether the methods of a callback read ``global_step`` of a report or the trainer."""
+    """Return whether a method of a callback reads ``global_step`` of a report or the trainer."""
     methods = [method for kind in type(callback).__mro__ for method in vars(kind).values()]
     return any(
         "global_step" in method.__code__.co_names

@@ -1,8 +1,8 @@
-"""User changes: what callbacks and loop bodies did to the model, found and kept for all workers.
+"""User changes: changes to the model by callbacks and loop bodies, found and sent to all workers.
 
-Between two updates user code may change the model as it could in a loop of plain torch: ``p.data =
-...``, ``copy_``, ``load_state_dict``, ``requires_grad_``, ``model.beta = 0.3``. Before shards are
-dealt, one look over tensors' addresses and versions finds what a vector does not have.
+Between two updates user code may change the model as in a loop of plain torch: ``p.data = ...``,
+``copy_``, ``load_state_dict``, ``requires_grad_``, ``model.beta = 0.3``. Before shards are dealt,
+one pass over the addresses and versions of tensors finds changes that a vector does not have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quorate.replica.witness.attributes import Attributes
 from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
 
-# What every module has: hooks, tables, and the mode, which replicas have of their own.
+# Attributes of every module: hooks, tables, and the mode, which replicas set themselves.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
@@ -37,15 +37,15 @@ _READ: tuple[Callable[[torch.Tensor], object], ...] = (
 
 
 class _Place(NamedTuple):
-    """A parameter with its home, and who has it."""
+    """A parameter with its home and its owning module."""
 
     home: Home
-    owner: Mapping[str, object]  # the table of parameters of the module that has it
+    owner: Mapping[str, object]  # the owning module's table of parameters
     attribute: str
 
     @property
     def name(self) -> str:
-        """The parameter's, as the user knows it."""
+        """The user's name of the parameter."""
         return self.home.name
 
     @property
@@ -55,12 +55,12 @@ class _Place(NamedTuple):
 
 
 class UserChanges:
-    """What is compared, and what was found.
+    """The record of changes to the model, with the values to compare to.
 
     Args:
-        model: the coordinator's; its trained parameters are views of ``parameters``.
-        mutable_frozen: see ``Buffers``: these go with every shard.
-        notes: for the user: what cannot be carried.
+        model: the coordinator's model; its trained parameters are views of ``parameters``.
+        mutable_frozen: see ``Buffers``; these are sent with every shard.
+        notes: messages for the user, on changes that cannot be sent.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class UserChanges:
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
         for prefix, module in self._modules:
-            # A scripted module has none, or something that stands for it.
+            # A scripted module has no such table, or a substitute.
             table = vars(module).get("_parameters")
             owner = table if isinstance(table, Mapping) else {}
             for attribute, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in seen:
-                    continue  # a tied one is known under its first name
+                    continue  # a tied parameter is known by its first name
                 seen.add(id(parameter))
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 home = parameters.views.get(name)
@@ -95,9 +95,11 @@ class UserChanges:
                 elif numbers[id(parameter)] not in mutable_frozen:
                     self._frozen.append(_place(name, owner, attribute, parameter))
         self._parameters = [place.parameter for place in (*self._trained, *self._frozen)]
-        self._at_home: tuple[list[object], ...] | None = None  # ``_where`` they are if all are
-        self._made = self._simple()  # as the script made them
-        self._attributes: dict[str, dict[str, Any]] = {}  # as they are known
+        self._at_home: tuple[list[object], ...] | None = (
+            None  # ``_where`` they are if all are at home
+        )
+        self._made = self._simple()  # as made by the script
+        self._attributes: dict[str, dict[str, Any]] = {}  # as known so far
         self._others: dict[str, dict[str, Any]] = {}
         self._objects = Attributes([module for _, module in self._modules], but=_INTERNAL)
         self.settle()
@@ -107,9 +109,9 @@ class UserChanges:
     # --- around loops -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Take the model as it is: frozen parameters may lie elsewhere, for workers to map them.
+        """Accept the present model: frozen parameters may have moved, for workers to map them.
 
-        What the forward passes of ours left behind in attributes is no change of the user's.
+        Attributes left behind by quorate's forward passes are no changes of the user.
         """
         self._frozen = [
             _place(place.name, place.owner, place.attribute, place.parameter)
@@ -117,20 +119,20 @@ class UserChanges:
         ]
         self._at_home = None
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
-        self._objects.forget()  # also what was deleted
+        self._objects.forget()  # also deleted attributes
         self.overlook()
         self._built = [built(module) for _, module in self._modules]
         self._tables = Tables(self._modules)
         self._outline = self._tables.outline()
 
     def overlook(self) -> None:
-        """Take attributes as they are: shards that were computed with the model itself set them."""
+        """Accept the present attributes: they were set by shards computed with the model itself."""
         for number in self._objects.changed():
             prefix, module = self._modules[number]
             self._attributes[prefix], self._others[prefix] = _simple(module), _others(module)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
-        """Return the parameters that lie in the flat vectors, also those that are switched off."""
+        """Return the parameters in the flat vectors, including those that are switched off."""
         return {place.name: place.parameter for place in self._trained}
 
     def frozen(self) -> Mapping[str, torch.Tensor]:
@@ -139,14 +141,15 @@ class UserChanges:
 
     @property
     def original(self) -> Original:
-        """Return the model as towers follow it."""
+        """Return the model in the form that towers follow."""
         return Original(lambda: self.model_changes, self.frozen, self.count)
 
     def require_fitting(self, saved: Mapping[str, Any]) -> None:
-        """Compare what a checkpoint says with the model. Nothing is changed.
+        """Compare the changes saved in a checkpoint with the model. Nothing is changed.
 
         Raises:
-            CheckpointError: it is of another model, or sets what no user code does.
+            CheckpointError: the changes are of another model, or set attributes that no user code
+                sets.
         """
         modules = dict(self._modules)
         if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
@@ -164,7 +167,7 @@ class UserChanges:
                     raise CheckpointError("amendments", f"{attribute!r:.80} is no plain attribute")
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Amend the model as it was when a checkpoint was written."""
+        """Apply the changes saved in a checkpoint to the model."""
         found, known = ModelChanges.from_json(saved), self.model_changes
         number, frozen = known.number + 1, known.frozen + 1
         self.model_changes = replace(found, number=number, frozen=frozen, shared=known.shared)
@@ -173,7 +176,7 @@ class UserChanges:
             self._attributes[prefix].update(attributes)  # no new change
 
     def undo(self) -> None:
-        """Give the model the attributes and switches that the script gave it."""
+        """Restore the attributes and switches that the script gave the model."""
         ModelChanges().apply(self._model, self.trained())
         modules = dict(self._modules)
         for prefix, attributes in self.model_changes.attributes.items():
@@ -186,9 +189,9 @@ class UserChanges:
         self.model_changes = ModelChanges(shared=self.model_changes.shared)
 
     def count(self) -> int:
-        """Return another number if user code has changed what is no trained parameter, no buffer.
+        """Return a number that differs after a change outside of trained parameters and buffers.
 
-        One pass over the frozen parameters: a write through ``.data`` leaves no other trace.
+        Makes one pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
         sums = [sum_of_bits(place.home.tensor) for place in self._frozen]
         return hash((self.model_changes.number, self.model_changes.shared.number, *sums))
@@ -196,17 +199,17 @@ class UserChanges:
     # --- between two updates ----------------------------------------------------------------------
 
     def refuse(self) -> None:
-        """Refuse to go on from what cannot be carried.
+        """Raise the error for a change that cannot be sent to workers, if there is such a change.
 
         Raises:
-            UserError: there is such a change. The state is as before it, and can be saved.
+            UserError: there is such a change. The state is as before the change, and can be saved.
         """
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             raise refusal
 
     def look(self) -> None:
-        """Find what changed since the last look, and see to it that all workers get it."""
+        """Find the changes since the last call, and record them for all workers."""
         moved = self._bring_home()
         switched_off = self._look_at_trained()
         frozen = self._look_at_frozen(moved)
@@ -228,13 +231,13 @@ class UserChanges:
             self.model_changes = replace(self.model_changes, shared=shared)
 
     def look_at_draws(self, *, first: bool = False) -> None:
-        """Doubt numbers that were drawn outside of shards since the last look: nothing keys them.
+        """Report numbers drawn outside of shards since the last call as a doubt: they have no key.
 
         Args:
-            first: there is no last look.
+            first: whether this is the first call.
         """
         before, self._drawn = self._drawn, drawn_outside()
-        # A shard that draws for the first time moves the generators before it is found out.
+        # The first shard that draws moves the generators before the draw is detected.
         by_shards, self._disturbances = self._disturbances, disturbances()
         is_of_a_shard = by_shards != self._disturbances
         if self._drawn != before and not (first or is_of_a_shard):
@@ -245,7 +248,7 @@ class UserChanges:
             )
 
     def _look_at_trained(self) -> frozenset[str]:
-        """Return who wants no gradient."""
+        """Return the names of trained parameters that are switched off."""
         off = []
         for (name, parameter, _), owner, attribute in self._trained:
             if not parameter.requires_grad:
@@ -261,10 +264,10 @@ class UserChanges:
         return frozenset(off)
 
     def _look_at_frozen(self, moved: Collection[str]) -> bool:
-        """Return whether any changed.
+        """Return whether a frozen parameter changed.
 
         Args:
-            moved: names of parameters that were given other memory.
+            moved: names of parameters in new memory.
         """
         changed = False
         for place in self._frozen:
@@ -286,7 +289,7 @@ class UserChanges:
         return changed
 
     def _look_at_attributes(self) -> dict[str, dict[str, Simple]]:
-        """Return the simple ones that changed, by module; note what cannot be carried."""
+        """Return the changed simple attributes by module; note values that cannot be sent."""
         changed: dict[str, dict[str, Simple]] = {}
         for number in self._objects.changed():
             prefix, module = self._modules[number]
@@ -298,7 +301,7 @@ class UserChanges:
                     before = known.get(name, _MISSING)
                     if value is before or (value == before and type(value) is type(before)):
                         continue
-                    if value != value and before != before:  # both are no number
+                    if value != value and before != before:  # both are NaN
                         continue
                     known[name] = value
                     sent = self.model_changes.attributes.get(prefix, {})
@@ -315,7 +318,7 @@ class UserChanges:
         return changed
 
     def _look_at_structure(self) -> None:
-        """Refuse modules that were exchanged, and doubt hooks: workers' models have neither."""
+        """Refuse exchanged modules, and report hooks as a doubt: workers' models have neither."""
         before, self._outline = self._outline, self._tables.outline()
         if before == self._outline:
             return
@@ -343,11 +346,11 @@ class UserChanges:
         return {prefix: _simple(module) for prefix, module in self._modules}
 
     def _where(self) -> tuple[list[object], ...]:
-        """Return what differs once a parameter reads other memory, or reads it otherwise."""
+        """Return values that change with a parameter's memory, strides, shape, dtype or device."""
         return tuple([[*map(read, self._parameters)] for read in _READ])
 
     def _bring_home(self) -> set[str]:
-        """Bring moved values back to where workers read them; return the names."""
+        """Copy moved values to the memory that workers read; return the names."""
         where = self._where()
         if where == self._at_home:
             return set()
@@ -368,7 +371,7 @@ class UserChanges:
                     f"{home.tensor.dtype}, as when training began"
                 )
         bring_home(left(homes))
-        for home in homes:  # those of another shape are as they were
+        for home in homes:  # parameters of another shape are restored
             home.parameter.data = home.tensor
         if not homes:
             self._at_home = where

@@ -16,13 +16,13 @@ DIRECTIONS = ("min", "max")
 
 
 class Best:
-    """A named metric, and whether more of it is better.
+    """A named metric, and whether higher or lower values are better.
 
     Args:
         text: ``min:loss``, ``max:accuracy``.
 
     Raises:
-        SettingError: it is something else.
+        SettingError: the text has another form.
     """
 
     def __init__(self, text: str) -> None:
@@ -35,11 +35,11 @@ class Best:
         self._sign = 1.0 if direction == "max" else -1.0
 
     def entry(self, metrics: dict[str, float], global_step: int) -> dict[str, Any]:
-        """Return what a checkpoint notes of the best evaluation."""
+        """Return the entry of the best evaluation for a checkpoint."""
         return {"metric": self.name, "value": metrics[self.name], "global_step": global_step}
 
     def is_better(self, metrics: dict[str, float], best: dict[str, Any] | None) -> bool:
-        """Return whether these beat the ``entry`` of the best so far; NaN never does.
+        """Return whether metrics beat the ``entry`` of the best so far; NaN never does.
 
         Raises:
             SettingError: there is no metric of this name.
@@ -55,12 +55,12 @@ class Best:
 
 
 class LossTrend:
-    """Notes the losses of a fit's evaluations, and says at the end if they have risen."""
+    """The losses of a fit's evaluations, with a warning at the end if the loss has risen."""
 
-    RISE = 1.1  # of the last loss over the lowest one: less may be noise
+    RISE = 1.1  # of the last loss over the lowest: a smaller rise may be noise
 
     def __init__(self) -> None:
-        self._losses: list[tuple[str, float]] = []  # "epoch 3", and the loss then
+        self._losses: list[tuple[str, float]] = []  # "epoch 3", and the loss of that time
 
     def add(self, when: str, loss: float) -> None:
         """Note the loss of an evaluation."""
@@ -81,7 +81,7 @@ class LossTrend:
         )
 
 
-# Where settings are that were keywords of ``fit`` once, or are known from other trainers.
+# Places of settings that once were keywords of ``fit``, or are known from other trainers.
 ELSEWHERE_IN_FIT = {
     **ELSEWHERE_HERE,
     "evaluate_every_epochs": "Validation(every_epochs=)",
