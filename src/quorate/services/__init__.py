@@ -1,7 +1,7 @@
-"""Services run beside training and never in its way; this is what all of them have.
+"""Services: background work beside training, each with a thread and a clock of its own.
 
-A service has a thread and a clock of its own. The loop tells it what happens, which must take no
-time; what takes time it does in ``tick``.
+The training loop reports events to a service by calls that must take no time. Slow work, such as
+writing to a disk, is done in ``tick``, on the service's thread, and so never delays training.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from quorate.services.report import Report
 
 
 class Service(Protocol):
-    """What a supervisor runs beside training."""
+    """The protocol of the services that a ``Supervisor`` runs beside training."""
 
     name: str
-    every_s: float  # between the ends of two ticks and the next
+    every_s: float  # pause between the end of a tick and the start of the next tick
 
     def updated(self, report: Report) -> None:
-        """Take note of an update. Called in the loop."""
+        """Note an update. Called by the training loop."""
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """Take note of an evaluation of the validation set. Called in the loop."""
+        """Note an evaluation of the validation set. Called by the training loop."""
 
     def tick(self) -> None:
-        """Do what is to be done now and then. Called in the service's own thread; it may block.
+        """Do the periodic work. Called in the service's own thread; may block.
 
-        Once at the start, then every ``every_s`` seconds, and once more at the end.
+        Called once at the start, then every ``every_s`` seconds, and once more at the end.
         """
 
     def close(self) -> None:
-        """Free what it holds. Called in its own thread, after the last tick."""
+        """Free the service's resources. Called in the service's thread, after the last tick."""

@@ -1,4 +1,4 @@
-"""How much workers' devices and the host are used: NVML for GPUs, psutil for the rest."""
+"""The use of workers' devices and of the host: read by NVML for GPUs, by psutil for the rest."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from quorate.machine.gpu_identity import Found, Nvml
 
 
 class DeviceUse(NamedTuple):
-    """What a worker's device does."""
+    """The use of a worker's device."""
 
     worker: int
-    device: str  # as torch names it
-    physical: str | None  # which one it is whatever is visible: "physical 3"; None on a CPU
-    use: float | None  # GPU: share of time with a kernel, 0 to 1; CPU: cores that the worker uses
-    memory_bytes: int | None  # GPU: in use on it by anyone; CPU: resident, of the worker's process
+    device: str  # torch's name
+    physical: str | None  # the GPU regardless of visibility: "physical 3"; None on a CPU
+    use: float | None  # GPU: share of time with a kernel, 0 to 1; CPU: cores used by the worker
+    memory_bytes: int | None  # GPU: used by all processes; CPU: resident, of the worker
     memory_total_bytes: int | None
 
 
 class HostUse(NamedTuple):
-    """What this machine does."""
+    """The use of the host."""
 
-    cpu: float  # share of all cores that is in use, 0 to 1
+    cpu: float  # share of all cores in use, 0 to 1
     memory_bytes: int  # in use
     memory_total_bytes: int
 
 
 class Gauges:
-    """What is used, to be read by any thread; ``close`` it.
+    """Gauges of devices and the host. Any thread may read; call ``close`` at the end.
 
-    Use of a CPU is measured from one read to the next, whoever reads: who wants intervals of its
-    own has gauges of its own. What cannot be read is None, never an exception: a worker may end at
-    any moment, and a GPU may be one that NVML does not know.
+    The use of a CPU is measured between two reads, by any caller: a caller with its own interval
+    needs its own gauges. An unreadable value is None, never an exception: a worker may end at any
+    moment, and NVML may not know a GPU.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._spent: dict[Any, _Spent] = {}  # by process or thread, at the last read
+        self._spent: dict[Any, _Spent] = {}  # by process or thread, at the previous read
         self._host = _host_times()
         self._host_cpu = 0.0
         self._gpus: _Gpus | None = None
 
     def read(self, workers: Sequence[WorkerStatus]) -> tuple[list[DeviceUse], HostUse]:
-        """Return what every worker's device does, in their order, and the host.
+        """Return the use of every worker's device, in the order of the workers, and of the host.
 
-        Takes some 0.1 ms per worker on a CPU. The first use of a CPU that a worker has is None.
+        Takes about 0.1 ms per worker on a CPU. The first value of a worker's CPU use is None.
         """
         with self._lock:
-            spent, self._spent = self._spent, {}  # whoever is not read now is forgotten
+            spent, self._spent = self._spent, {}  # workers absent from this read are forgotten
             towers = any(worker.pid is None and worker.thread is not None for worker in workers)
             threads = _threads() if towers else {}
             uses = [self._use(worker, spent, threads) for worker in workers]
             return uses, self._host_use()
 
     def close(self) -> None:
-        """Leave NVML. Reads after it are without GPUs."""
+        """Close NVML. Later reads return no values of GPUs."""
         with self._lock:
             if self._gpus is not None:
                 self._gpus.close()
@@ -72,7 +72,7 @@ class Gauges:
         nothing = DeviceUse(worker.number, worker.device, None, None, None, None)
         if worker.is_elsewhere:
             return nothing
-        if worker.device.startswith("cuda"):  # NVML knows no others
+        if worker.device.startswith("cuda"):  # NVML knows no other devices
             self._gpus = self._gpus or _Gpus()
             return self._gpus.use(nothing)
         if worker.device != "cpu":
@@ -105,7 +105,7 @@ class Gauges:
 
 
 class _Spent(NamedTuple):
-    """CPU time that a process or a thread has used so far."""
+    """The CPU time used by a process or a thread so far."""
 
     at: float  # time.monotonic()
     cpu_s: float
@@ -116,7 +116,7 @@ class _Spent(NamedTuple):
 
 
 class _HostTimes(NamedTuple):
-    """Seconds of all cores together, since the machine started."""
+    """Times in seconds, summed over all cores, since the machine started."""
 
     busy_s: float
     all_s: float
@@ -127,24 +127,24 @@ def _host_times() -> _HostTimes:
         times = psutil.cpu_times()._asdict()
     except OSError:  # there is no /proc
         return _HostTimes(0.0, 0.0)
-    for name in ("guest", "guest_nice"):  # Linux counts them in user and nice too
+    for name in ("guest", "guest_nice"):  # Linux includes these in user and nice too
         times.pop(name, None)
     idle = times["idle"] + times.get("iowait", 0.0)
     return _HostTimes(sum(times.values()) - idle, sum(times.values()))
 
 
 def _process(pid: int) -> tuple[tuple[int, float], float, int] | None:
-    """Return which process it is, its CPU seconds, its resident bytes; None if it is gone."""
+    """Return a process's identity, CPU seconds and resident bytes; None if the process is gone."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times, resident = process.cpu_times(), process.memory_info().rss
-            # With the time at which it began: another may have the number by now.
+            # The identity includes the start time: a new process may have the same number.
             which = (pid, process.create_time())
     except (psutil.Error, OSError):
         return None
     if not resident:
-        return None  # it has ended and nobody has waited for it yet
+        return None  # a zombie: ended, and its parent has not waited for the process yet
     return which, times.user + times.system, resident
 
 
@@ -158,14 +158,14 @@ def _threads() -> dict[int, float]:
 
 
 class _Gpus:
-    """GPUs as the driver sees them."""
+    """The GPUs as seen by the driver."""
 
     def __init__(self) -> None:
         self._nvml = Nvml()
         self._gpus: dict[str, Found | None] = {}  # by torch's name
 
     def use(self, nothing: DeviceUse) -> DeviceUse:
-        """Fill in what is known. Each of the values may be missing on its own."""
+        """Return the use of a GPU. Each value may be None on its own."""
         nvml, name = self._nvml.module, nothing.device
         if nvml is None:
             return nothing

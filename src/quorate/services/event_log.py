@@ -1,13 +1,12 @@
 """The events of a run as lines of JSON: ``events.jsonl`` in the run directory.
 
-Each line that a run shows is an event, and so is each checkpoint and each shard that another worker
-takes over. A resumed run continues the file: unlike metrics, events of steps that are computed
-again stay.
+Events are the lines shown by a run, its checkpoints, and shards taken over by another worker. A
+resumed run continues the file: unlike metrics, events of recomputed steps stay.
 
     {"at": 1795559878.2951, "global_step": 404, "kind": "lost", "worker": 1, "text": "worker 1 ..."}
 
 The first event of a fit has the kind "start", the script and the settings; the last one has the
-kind "end" and the state in which the run ended. A fit that is killed has no "end".
+kind "end" and the final state of the run. A killed fit has no "end".
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ NAME = "events.jsonl"
 
 
 class EventLog:
-    """A log of one JSON object per event. Any thread may add events; ``close`` the log.
+    """A log of one JSON object per event. Any thread may add events; call ``close`` at the end.
 
     Events wait in memory until the log is opened: before that, the run directory may turn out to
     belong to another run.
     """
 
     def __init__(self) -> None:
-        # A signal handler may add an event while its own thread is adding another one.
+        # reentrant: a signal handler may add an event while its own thread adds one
         self._lock = threading.RLock()
-        # Time of day at the start, continued by a clock that nobody sets.
+        # Time of day at the start, continued by the monotonic clock: nobody can set that clock.
         self._begun_at, self._begun = time.time(), time.monotonic()
         self._waiting: list[dict[str, Any]] = []
         self._global_step: Callable[[], int] = lambda: 0
@@ -47,7 +46,7 @@ class EventLog:
         """Add an event; a plain line is a warning.
 
         Args:
-            line: its text.
+            line: the text of the event.
             more: further entries of the event, as JSON.
         """
         event = line if isinstance(line, RunEvent) else RunEvent(line, WARNING)
@@ -70,14 +69,15 @@ class EventLog:
         say: Callable[[str], None],
         renew: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write the start of the fit, then the events that wait.
+        """Write the start of the fit, then the waiting events.
 
         Args:
-            run_dir: of the run, locked by this process.
+            run_dir: the run directory, locked by this process.
             global_step: returns the updates applied so far.
-            started: text of the event of the start, whose time is when this log was made.
-            facts: further entries of that event.
-            say: shows a line about this file to the user, and does not add the line here.
+            started: text of the start event; the time of the event is the creation time of this
+                log.
+            facts: further entries of the start event.
+            say: shows a line about this file to the user, without adding the line to the log.
             renew: ``RunLock.renew``, called before the file is made again.
         """
         path = run_dir / NAME

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from quorate.errors import UserError
 
-MOST_WAITING_BYTES = 16 << 20  # while nothing can be written; what is newer is lost
-LOOK_EVERY_S = 1.0  # whether the file still has its name
+MOST_WAITING_BYTES = 16 << 20  # while writing fails; newer lines are lost
+LOOK_EVERY_S = 1.0  # interval of the check that the file still has its name
 
 
 class LineFile:
-    """Appends lines to a file; ``close`` it.
+    """A file to which lines are appended. Call ``close`` at the end.
 
-    What cannot be written waits in memory, on a disk that is full or a directory that was removed,
-    and is tried again with each line. Nothing of that raises.
+    On a full disk or in a removed directory, lines wait in memory, and are written again with the
+    next line. No such failure raises an exception.
 
     Args:
-        path: of the file, in a folder that is there.
+        path: the path of the file, in an existing folder.
         say: shows a line to the user.
         renew: ``RunLock.renew``, called before the file is made again.
         ends_in_a_line: whether the last line in the file has no line end.
@@ -40,17 +40,17 @@ class LineFile:
         self._path = path
         self._say = say
         self._renew = renew
-        # Whole lines, or the rest of one and whole lines.
+        # Whole lines, possibly after the rest of a line.
         self._waiting = bytearray(b"\n" if ends_in_a_line else b"")
-        self._is_in_a_line = False  # the first of them was begun in the file
-        self._lost = 0  # lines
+        self._is_in_a_line = False  # whether the first waiting line is partly written
+        self._lost = 0  # number of lines
         self._failing: OSError | UserError | None = None
         self._descriptor: int | None = None
         self._looked_at = time.monotonic()
         self.write(b"")
 
     def close(self) -> None:
-        """Close the file. If something could not be written, that is said."""
+        """Close the file, and report lines that could not be written."""
         self.write(b"")
         lost = self._lost + self._waiting.count(b"\n")
         if lost:
@@ -59,7 +59,7 @@ class LineFile:
         self._close()
 
     def write(self, line: bytes) -> None:
-        """Append a line, with its line end."""
+        """Append a line; the line includes its line end."""
         if len(self._waiting) + len(line) <= MOST_WAITING_BYTES:
             self._waiting += line
         else:
@@ -70,7 +70,7 @@ class LineFile:
                 written = os.write(self._descriptor, self._waiting)
                 self._is_in_a_line = not self._waiting.endswith(b"\n", 0, written)
                 del self._waiting[:written]
-        except (OSError, UserError) as error:  # the latter: the directory is another run's now
+        except (OSError, UserError) as error:  # UserError: the directory belongs to another run now
             if self._failing is None:
                 self._say(f"{self._path.name} cannot be written, training continues: {error}")
             self._failing = error
@@ -81,7 +81,7 @@ class LineFile:
             self._failing, self._lost = None, 0
 
     def _opened(self) -> int:
-        """Return a descriptor of the file that has the name, which may have been removed."""
+        """Return a descriptor of the file under the path, which is made again if it was removed."""
         now = time.monotonic()
         if self._descriptor is not None:
             if now - self._looked_at < LOOK_EVERY_S and self._failing is None:
@@ -91,7 +91,7 @@ class LineFile:
                 return self._descriptor
             self._close()
         self._renew()
-        # O_NONBLOCK: a FIFO in its place would wait for a reader.
+        # O_NONBLOCK: opening a FIFO in the file's place would block until there is a reader.
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         descriptor = os.open(self._path, how, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -109,8 +109,8 @@ class LineFile:
     def _close(self) -> None:
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            if self._is_in_a_line:  # its rest belongs to no other file
+            if self._is_in_a_line:  # drop the rest of a line: the rest must not go to a new file
                 del self._waiting[: self._waiting.find(b"\n") + 1]
                 self._is_in_a_line = False
-            with suppress(OSError):  # of what is on its way to a server; it was said, or never is
+            with suppress(OSError):  # a network file system reports late errors
                 os.close(descriptor)

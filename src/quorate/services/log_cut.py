@@ -1,7 +1,8 @@
-"""The cut of a log at a resume: lines of steps that are computed again go, and damaged ones.
+"""The cut of a log at a resume: removes damaged lines, and lines of steps computed again.
 
-A log has a JSON object per line, with its step first. It is read once, a block at a time, and as a
-rule cut off at its end, in place: its mode and a link to it stay, and a full disk is no matter.
+A log has a JSON object per line, beginning with the step. The log is read once, block by block, and
+is usually truncated in place: so the file keeps its mode and its links, and a full disk does no
+harm.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from quorate.machine.regular_file import open_regular
 
 BLOCK_BYTES = 1 << 18
 
-# What is longer is no line of ours. It bounds what is held of a file that is something else.
+# A longer line is not quorate's. The bound limits the memory for a file of another program.
 MOST_LINE_BYTES = 4 << 20
 
-# Of so much at its end every line is parsed, which takes 0.05 s; before that only its form is
-# looked at. A kill and a full disk damage the end.
+# Every line in the last so many bytes is parsed, which takes 0.05 s; of earlier lines only the form
+# is checked. Kills and full disks damage the end of a file.
 PARSED_BYTES = 1 << 20
 
-# What lies further back is not looked at: some three million steps, which takes a second or two.
+# Only the last so many bytes are checked: some three million steps, which takes a second or two.
 MOST_BYTES = 1 << 30
 
 START = b'{"global_step": '
-MOST_DIGITS = 15  # of a step, which then is less than 2^63
+MOST_DIGITS = 15  # of a step, so that a step is less than 2^63
 HEAD_BYTES = len(START) + MOST_DIGITS + 1
 
 
 class _Lines(NamedTuple):
-    """Lines that follow each other, and what is to become of them."""
+    """Successive lines of a log with a common fate."""
 
     begin: int  # bytes from the start of the file
     data: bytes
@@ -47,26 +48,26 @@ KEPT, LATER, DAMAGED = "kept", "later", "damaged"
 
 
 class Cut(NamedTuple):
-    """What became of a log."""
+    """The outcome of cutting a log."""
 
-    damaged: int = 0  # lines that were taken out
-    kept_in: Path | None = None  # where those are now; None: they could not be kept
-    is_a_log: bool = True  # else it was left as it is
-    ends_in_a_line: bool = False  # its last line is whole, and has no line end
+    damaged: int = 0  # number of lines removed
+    kept_in: Path | None = None  # file with the damaged lines; None: the lines could not be saved
+    is_a_log: bool = True  # False: the file was left unchanged
+    ends_in_a_line: bool = False  # whether the last line is complete except for its line end
 
 
 def cut(path: Path, global_step: int) -> Cut:
-    """Take lines of later steps and damaged ones out of a log. In constant memory.
+    """Remove damaged lines and lines of later steps from a log. In constant memory.
 
     Args:
-        path: of a regular file. Half a line at its end goes too.
-        global_step: the last step that stays.
+        path: the path of a regular file. A partial line at its end is removed too.
+        global_step: the last step to keep.
 
     Raises:
-        OSError: it cannot be read or written. If there is no room to leave lines out of its
-            middle, it is as it was.
+        OSError: the file cannot be read or written. If the disk has no room for removing lines from
+            the middle, the file is unchanged.
     """
-    # 1. Where the first line is that has to go, and whether one after it has to stay.
+    # 1. Find the first line to remove, and whether any later line has to stay.
     with open_regular(path) as file:
         first, is_mixed, damaged, last = None, False, 0, b"\n"
         for lines in _read(file, global_step):
@@ -81,10 +82,10 @@ def cut(path: Path, global_step: int) -> Cut:
     ends_in_a_line = not last.endswith(b"\n")
     if first is None:
         return Cut(ends_in_a_line=ends_in_a_line)
-    # 2. Damaged lines are put beside it: somebody may read them yet.
+    # 2. Save the damaged lines in a file beside the log: the user may still read them.
     beside = path.with_name(f"{path.name}.damaged")
     is_kept = damaged > 0 and _put_beside(path, beside, first, global_step)
-    # 3. The cut.
+    # 3. Cut the log.
     if is_mixed:
         real = path.resolve()
         write_atomically(real, _kept(real, first, global_step), like=real.stat())
@@ -94,9 +95,9 @@ def cut(path: Path, global_step: int) -> Cut:
 
 
 def _read(file: IO[bytes], global_step: int, begin: int = 0) -> Iterator[_Lines | None]:
-    """Yield all lines from a byte on; many at once where nothing has to go, else each alone.
+    """Yield all lines from a byte on: in blocks if all lines of a block stay, else one by one.
 
-    None is yielded, and nothing after it, if this is no log: something in it is longer than a line.
+    Yields None, and nothing more, if the file is not a log: a line is too long.
     """
     size = os.fstat(file.fileno()).st_size
     begin = max(begin, size - MOST_BYTES)
@@ -119,16 +120,16 @@ def _read(file: IO[bytes], global_step: int, begin: int = 0) -> Iterator[_Lines 
         if len(rest) > MOST_LINE_BYTES:
             yield None
             return
-    if rest:  # torn by a kill: its step is computed again, or was after the checkpoint
+    if rest:  # torn by a kill: the step is computed again, or came after the checkpoint
         fate = _fate(rest, global_step)
         yield _Lines(begin, rest, LATER if fate == DAMAGED else fate)
 
 
 def _is_kept(lines: bytes, global_step: int) -> bool:
-    """Whether all lines have the form of ours and none is of a later step. 0.3 s per 10^6 lines.
+    """Return whether all lines have a log's form and none is of a later step. 0.3 s per 10^6 lines.
 
-    L lines; of each the first bytes are ``START``, digits and a comma, the last ones ``}`` and a
-    line end.
+    L lines; each line begins with ``START``, digits and a comma, and ends with ``}`` and a line
+    end.
     """
     data = np.frombuffer(lines, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))  # (L,) int64
@@ -166,7 +167,7 @@ def _after(path: Path, first: int, global_step: int) -> Iterator[_Lines]:
 
 
 def _kept(path: Path, first: int, global_step: int) -> Iterator[bytes]:
-    """Yield what stays of a log."""
+    """Yield the parts of a log to keep."""
     with open_regular(path) as file:
         left = first
         while left and (block := file.read(min(BLOCK_BYTES, left))):

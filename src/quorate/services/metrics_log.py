@@ -14,26 +14,27 @@ from quorate.services.line_file import LineFile
 from quorate.services.log_cut import cut
 from quorate.services.report import Report
 
-TIMES = ("at", "begun_at", "spent")  # fields that only some lines have: no metric's names
-SPENT_EVERY_S = 10.0  # what workers' time went into; at first more often, as runs may be short
-SPENT_PER_WORKER_S = 0.1  # and less often with very many, whose figures are long
+TIMES = ("at", "begun_at", "spent")  # fields of some lines only: no metric may use these names
+SPENT_EVERY_S = 10.0  # between notes of the workers' time; less at first, as runs may be short
+SPENT_PER_WORKER_S = 0.1  # fewer notes with very many workers, whose notes are long
 
 
 class MetricsLog:
-    """A log of one JSON object per update and per evaluation; ``close`` it.
+    """A log of one JSON object per update and per evaluation. Call ``close`` at the end.
 
-    A number that is not finite is a string in it: "NaN", "Infinity" or "-Infinity".
+    A number that is not finite is written as a string: "NaN", "Infinity" or "-Infinity".
 
-    Lines of steps after ``global_step``, which a run that was cut off may have left, are dropped:
-    those steps are computed again. What cannot be written waits in memory, on a disk that is full
-    or a directory that was removed, and is tried again with each line. Nothing of that raises.
+    Lines of steps after ``global_step``, left by an interrupted run, are removed: the resumed run
+    computes these steps again. On a full disk or in a removed directory, lines wait in memory, and
+    are written again with the next line. No such failure raises an exception.
 
     Args:
-        run_dir: is there.
-        global_step: where the run goes on.
+        run_dir: an existing directory.
+        global_step: the step at which the run resumes.
         say: shows a line to the user.
         renew: ``RunLock.renew``, called before the file is made again.
-        status: of the workers, whose time is noted now and then; None: there is none.
+        status: returns the status of the workers, whose times are noted now and then; None: no
+            workers.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class MetricsLog:
         self._path = run_dir / "metrics.jsonl"
         self._say = say
         self._status = status
-        # Of the day, as runs go on elsewhere; and by a clock that is never set, from here on.
+        # The time of day, since a run may resume on another host; continued by the monotonic clock.
         self._begun_at, self._begun = time.time(), time.monotonic()
         self._is_first = True
         self._spent_at = self._begun
@@ -55,10 +56,10 @@ class MetricsLog:
         self._lines = LineFile(self._path, say, renew, ends_in_a_line=ends_in_a_line)
 
     def update(self, report: Report, slow: Sequence[str] = ()) -> None:
-        """Write what an update was. A kill after that loses no line.
+        """Write the report of an update. A later kill does not lose the line.
 
         Args:
-            slow: workers that were named as slow since the last one, and how.
+            slow: descriptions of workers named as slow since the previous update.
         """
         record = dict(vars(report))
         if slow:
@@ -73,19 +74,19 @@ class MetricsLog:
         self._log(record | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()})
 
     def evaluation(self, global_step: int, metrics: dict[str, float]) -> None:
-        """Write what the validation set gave."""
+        """Write the metrics of an evaluation of the validation set."""
         times = {"at": self._now()}
         self._log({"global_step": global_step, "validation": metrics, **times})
 
     def close(self) -> None:
-        """Close the file. If something could not be written, that is said."""
+        """Close the file, and report lines that could not be written."""
         self._lines.close()
 
     def _now(self) -> float:
         return round(self._begun_at + time.monotonic() - self._begun, 4)
 
     def _times(self) -> dict[str, Any]:
-        """Return when it is, and now and then what the workers' time went into so far."""
+        """Return the time and, now and then, the seconds that workers spent in each phase."""
         times: dict[str, Any] = {"at": self._now()}
         if self._is_first:
             self._is_first, times["begun_at"] = False, round(self._begun_at, 4)
@@ -106,7 +107,7 @@ class MetricsLog:
     # --- a resume ---------------------------------------------------------------------------------
 
     def _cut(self, global_step: int) -> bool:
-        """Take lines of later steps out; return whether the last line that stays has no end."""
+        """Remove lines of later steps; return whether the last line kept has no line end."""
         path = self._path
         try:
             if not path.exists():
@@ -129,7 +130,7 @@ class MetricsLog:
 
 
 def spent(workers: Sequence[WorkerStatus]) -> dict[str, list[float]]:
-    """Return what the time of each worker went into so far: shards, and seconds by phase."""
+    """Return the shards and the seconds in each phase, of each worker so far."""
     sums: dict[str, list[float]] = {"shards": [worker.shards for worker in workers]}
     for phase in PHASES:
         sums[phase] = [round(worker.seconds[phase], 4) for worker in workers]

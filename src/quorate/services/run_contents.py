@@ -1,7 +1,7 @@
-"""What a run directory holds: seen, or said why not; tried for writing; moved aside.
+"""The content of a run directory: checks of reading and writing, and moving a run aside.
 
-What cannot be seen may be there all the same, on a disk that is not mounted: nothing is begun anew
-in its place.
+Data that cannot be seen may exist all the same, on a disk that is not mounted: quorate never starts
+a new run in their place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from quorate.errors import SettingError
 from quorate.machine.text import printable
 
-# What of a run directory is ours, and of which kind it is.
+# The names of a run directory that belong to quorate, and their kinds.
 LOGS = (
     *("metrics.jsonl", "events.jsonl", "summaries", "display.txt", "status.json"),
     *("wandb.id", "mlflow.id"),
@@ -34,41 +34,40 @@ KINDS: dict[str, Callable[[int], bool]] = {
     "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
 }
 
-# There is no room now, and may be later: training does not depend on it.
+# Errors of a full disk, which may have room later: training does not depend on saving.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# What a kill in the middle of ``write_atomically`` left, or in the middle of a try for writing.
+# Leftovers of a kill during ``write_atomically``, or during a test of writing.
 LEFT_BY_A_KILL = re.compile(r"\.quorate-\w+")
 
 
 def require_seen(run_dir: Path) -> None:
-    """Look whether a run directory and its checkpoints can be read, if they are there.
+    """Check that a run directory and its checkpoints, if they exist, can be read.
 
     Raises:
-        SettingError: a link leads nowhere, something else is in their place, or they cannot be
-            read.
+        SettingError: a link is dangling, something else is in their place, or they cannot be read.
     """
     if _is_there(run_dir, run_dir, "a directory"):
         folder = run_dir / "checkpoints"
         if _is_there(run_dir, folder, "a directory"):
             try:
-                with os.scandir(folder) as entries:  # its names, and ...
+                with os.scandir(folder) as entries:  # the folder's names are readable, and ...
                     next(entries, None)
-                os.stat(f"{folder}/.")  # noqa: PTH116  ... what they name
+                os.stat(f"{folder}/.")  # noqa: PTH116  ... its entries
             except OSError as error:
                 raise _refused(run_dir, folder, error.strerror or str(error)) from error
 
 
 def require_usable(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Look whether a run directory, which is there and locked, can be trained in.
+    """Check that an existing, locked run directory can be used for training.
 
     Args:
-        run_dir: what a kill left of files that were being written is removed from it.
-        say: is told that a disk is full.
+        run_dir: the run directory; leftovers of files being written during a kill are removed.
+        say: receives a message if a disk is full.
 
     Raises:
-        SettingError: as ``require_seen``; or the directory cannot be written to, or there is
-            something else in the place of a log.
+        SettingError: as ``require_seen``; or the directory is not writable, or something else is in
+            the place of a log.
     """
     require_seen(run_dir)
     there = {
@@ -85,15 +84,15 @@ def require_usable(run_dir: Path, say: Callable[[str], None]) -> None:
                 raise _refused(run_dir, folder, f"it cannot be written to: {reason}") from error
             say(f"{folder}: {reason}; training begins, and nothing is saved until there is room")
     for folder in (run_dir, *(run_dir / name for name in FOLDERS)):
-        if not folder.is_symlink() and folder.is_dir():  # a link's target may be others' too
+        if not folder.is_symlink() and folder.is_dir():  # a link's target may be shared
             _remove_left(folder)
 
 
 def _is_there(run_dir: Path, path: Path, expected: str) -> bool:
-    """Whether there is something, which then is of a kind.
+    """Return whether a path exists, with the expected kind.
 
     Raises:
-        SettingError: nobody can tell, or it is of another kind.
+        SettingError: the path cannot be examined, or is of another kind.
     """
     try:
         mode = path.stat().st_mode
@@ -136,12 +135,12 @@ def _remove_left(folder: Path) -> None:
 
 
 def set_aside(run_dir: Path, names: Sequence[str] = OURS) -> Path | None:
-    """Move what an earlier run left into a folder of its own there; None if there is nothing.
+    """Move an earlier run into a new subfolder of the run directory; None if there is no run.
 
-    A link is moved as it is, wherever it leads.
+    A link is moved itself, not its target.
 
     Raises:
-        SettingError: it cannot be moved.
+        SettingError: the run cannot be moved.
     """
     there = [path for name in names if os.path.lexists(path := run_dir / name)]
     if not there:
@@ -166,12 +165,12 @@ def set_aside(run_dir: Path, names: Sequence[str] = OURS) -> Path | None:
 
 
 def set_log_aside(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Move the logs of a run aside that has no checkpoint: one begins that would cut them.
+    """Move the logs of a run without a checkpoint aside: a new run would truncate them.
 
-    The checkpoints may be on a disk that is not mounted where they are expected.
+    The missing checkpoints may be on a disk that is not mounted now.
 
     Raises:
-        SettingError: they cannot be moved.
+        SettingError: the logs cannot be moved.
     """
     log = run_dir / "metrics.jsonl"
     if log.exists() and log.stat().st_size and (folder := set_aside(run_dir, LOGS)) is not None:

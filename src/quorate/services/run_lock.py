@@ -1,14 +1,16 @@
-"""The lock of a run directory: one run trains in it at a time, and its death ends that.
+"""The lock of a run directory: one run at a time trains there; the run's death frees the directory.
 
-It is ``flock`` on the file ``run.lock``, which stays when the run is over: removing it would let a
-second run lock a new file while a third holds the old one. The kernel releases the lock when the
-process is gone, whatever it died of. Over NFS, Linux asks the server for it (a lock of the whole
-file, since 2.6.12), so that it holds between machines; a machine that vanishes keeps it until the
-server's lease is over. With the mount option ``local_lock=flock`` or ``nolock`` it holds within a
-machine alone. File systems without locks are said, and trained on.
+The lock is ``flock`` on the file ``run.lock``. The file stays after the run: removing the file
+would let a second run lock a new file while a third run holds the old file. The kernel releases the
+lock at the end of the process, whatever the cause. Over NFS, Linux forwards the lock to the server
+(as a lock of the whole file, since 2.6.12), so that the lock holds between machines; a machine that
+vanishes keeps the lock until the server's lease ends. With the mount option ``local_lock=flock`` or
+``nolock`` the lock holds within a machine alone. On a file system without locks, quorate warns and
+trains.
 
-Whoever may open the file may lock it: the file is open to those who may write to the directory, and
-to nobody who may read there alone. A process that has the lock and is no run is named all the same.
+Any process that may open the file may lock it. The file's mode therefore admits the users who may
+write to the directory, and excludes users who may only read there. An error message names the
+process that holds the lock, even if the process is no run.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ if sys.platform != "win32":
 
 NAME = "run.lock"
 
-# How long the owner of a lock may take to write who it is; it does so at once.
+# Seconds for the owner of a lock to write its signature, which it does at once.
 OWNER_S = 1.0
 
 MOST_SIGNATURE_BYTES = 4096
@@ -47,10 +49,10 @@ NOT_SUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 
 
 class RunLock:
-    """The right to train in a run directory, and to write there.
+    """The right of a run to train and write in a run directory.
 
     Args:
-        run_dir: made when it is locked; None: nothing is to be locked.
+        run_dir: created when the lock is taken; None: there is nothing to lock.
     """
 
     def __init__(self, run_dir: Path | None) -> None:
@@ -60,13 +62,13 @@ class RunLock:
 
     @contextmanager
     def held(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Within the block no other run can have it; again by the same one is no matter.
+        """Hold the lock within the block; a nested call on the same object does nothing.
 
         Args:
             say: shows a line to the user.
 
         Raises:
-            SettingError: another run has it, or the directory cannot be made or locked.
+            SettingError: another run has the lock, or the directory cannot be made or locked.
         """
         if self._run_dir is None or self._descriptor is not None:
             yield
@@ -93,16 +95,16 @@ class RunLock:
             self._forget()
 
     def renew(self, *, make: bool = False) -> None:
-        """Hold on to what has the directory's name now: it may have been removed, and made again.
+        """Take the lock again if the directory was removed, or removed and made again.
 
-        Any thread may call it while the lock is held.
+        Any thread may call while the lock is held.
 
         Args:
-            make: make the directory again where it is gone.
+            make: make the directory again if it is gone.
 
         Raises:
-            OSError: the directory is not there.
-            SettingError: it is another run's now.
+            OSError: the directory does not exist.
+            SettingError: the directory belongs to another run now.
         """
         with self._renewing:
             if self._run_dir is not None and self._descriptor is not None and not self._is_ours():
@@ -122,7 +124,7 @@ class RunLock:
         assert self._descriptor is not None
         try:
             return _is_still(self._run_dir / NAME, self._descriptor)
-        except OSError:  # nobody can tell; what is to be written will show
+        except OSError:  # unknown; a failing write will show the cause
             return True
 
     def _keep(self, descriptor: int) -> None:
@@ -131,7 +133,7 @@ class RunLock:
         _held.add(self)
 
     def _forget(self) -> None:
-        """Release it: no other descriptor shares it, see ``_close_in_forks``."""
+        """Release the lock by closing its only descriptor, see ``_close_in_forks``."""
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
         if descriptor is not None:
@@ -142,7 +144,7 @@ class RunLock:
 
 
 def _locked(run_dir: Path) -> tuple[int, str | None]:
-    """Return a descriptor that has the lock; and, if there can be none here, why.
+    """Return a descriptor with the lock; and the reason if the file system has no locks.
 
     Raises:
         OSError: the file cannot be opened.
@@ -150,8 +152,8 @@ def _locked(run_dir: Path) -> tuple[int, str | None]:
     """
     path = run_dir / NAME
     while True:
-        # For reading: a file system with a file open for writing cannot be remounted read-only.
-        # NFS wants it open for writing, and says so by EBADF.
+        # Open for reading: a file system with a file open for writing cannot be remounted
+        # read-only. NFS requires a file open for writing, and reports EBADF otherwise.
         for how in (os.O_RDONLY, os.O_RDWR):
             descriptor = _open(path, how)
             try:
@@ -172,11 +174,11 @@ def _locked(run_dir: Path) -> tuple[int, str | None]:
         if is_there:
             _sign(path)
             return descriptor, lacking
-        os.close(descriptor)  # the directory was removed, and made again, in between
+        os.close(descriptor)  # the directory was removed and made again after the file was opened
 
 
 def _open(path: Path, how: int) -> int:
-    # O_NONBLOCK: a FIFO would wait for somebody. An exec closes what Python opens.
+    # O_NONBLOCK: opening a FIFO would block. Python's descriptors are closed by an exec.
     descriptor = os.open(path, how | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -185,7 +187,7 @@ def _open(path: Path, how: int) -> int:
 
 
 def _close_to_readers(run_dir: Path, descriptor: int) -> None:
-    """Let nobody open the lock who may not write to the directory: it was 0644 once."""
+    """Deny opening the lock to users who may not write to the directory: old locks have 0644."""
     file, folder = os.fstat(descriptor), run_dir.stat()
     mode = 0o600
     if folder.st_mode & stat.S_IWGRP and folder.st_gid == file.st_gid:
@@ -193,15 +195,15 @@ def _close_to_readers(run_dir: Path, descriptor: int) -> None:
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         mode |= 0o006
     if stat.S_IMODE(file.st_mode) != mode:
-        with suppress(OSError):  # another user's, or a file system without modes
+        with suppress(OSError):  # the file belongs to another user, or the file system has no modes
             os.fchmod(descriptor, mode)
 
 
 def _lock(descriptor: int) -> tuple[bool, str | None]:
-    """Lock a file; return whether another has it, and why it cannot be locked. Does not block.
+    """Lock a file without blocking; return whether another process has the lock, and why it cannot.
 
-    With ``flock``, and not with ``fcntl``: that would be the process's, so that two trainers of one
-    process could both have it, and whoever closes another descriptor of the file would release it.
+    Uses ``flock``, not ``fcntl``: an ``fcntl`` lock belongs to the process, so two trainers of a
+    process could both hold the lock, and closing any descriptor of the file would release the lock.
     """
     if sys.platform == "win32":
         return False, "this system has no flock"
@@ -217,7 +219,7 @@ def _lock(descriptor: int) -> tuple[bool, str | None]:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether a file has this name, and not one that replaced it."""
+    """Return whether a path still names an open file, and not a replacement."""
     try:
         return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError):
@@ -225,7 +227,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _sign(path: Path) -> None:
-    """Write whose it is, for others' messages. On a full disk it is a lock without a name."""
+    """Write the owner into the lock, for messages of other runs. Not possible on a full disk."""
     signature = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -236,14 +238,14 @@ def _sign(path: Path) -> None:
 
 
 def _in_use(run_dir: Path, path: Path, descriptor: int) -> SettingError:
-    """Return the error that names who has a lock."""
+    """Return the error that names the holder of a lock."""
     deadline = time.monotonic() + OWNER_S
     while (owner := _owner(path)) is None and time.monotonic() < deadline:
         time.sleep(0.01)
     holders = _holders(descriptor)
     if holders and (owner is None or owner.pid not in holders):
-        # Whoever signed is a run, and is not who has it: a process that is none, or the signature
-        # could not be written.
+        # A signature of a process that does not hold the lock: the holder is no run, or could not
+        # write its signature.
         named = " and ".join(_process(pid) for pid in holders)
         fix = f"{named} has {path} locked; wait for its end, stop it, or choose another run_dir"
     else:
@@ -253,7 +255,7 @@ def _in_use(run_dir: Path, path: Path, descriptor: int) -> SettingError:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """Return the processes of this host that have a file locked, as far as Linux tells.
+    """Return the processes of this host that hold a lock on a file, as far as Linux reveals them.
 
     A line of /proc/locks: ``1: FLOCK  ADVISORY  WRITE 4711 fd:00:131092 0 EOF``.
     """
@@ -271,7 +273,7 @@ def _holders(descriptor: int) -> list[int]:
 
 
 def _process(pid: int) -> str:
-    """``process 4711 (flock, of user ann)``: as much as is known of a process of this host."""
+    """Return ``process 4711 (flock, of user ann)``: the known facts about a local process."""
     known = []
     with suppress(psutil.Error, OSError):
         known = [printable(psutil.Process(pid).name(), 40)]
@@ -280,14 +282,14 @@ def _process(pid: int) -> str:
 
 
 class _Owner(NamedTuple):
-    """A run that says that a lock is its own."""
+    """A run that signed a lock as its owner."""
 
     pid: int
     words: str
 
 
 def _owner(path: Path) -> _Owner | None:
-    """Return who says that a lock is his; None if nobody says it, or somebody who is gone."""
+    """Return the owner named in a lock's signature; None without one, or if the owner is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:
@@ -301,8 +303,8 @@ def _owner(path: Path) -> _Owner | None:
         if pid == os.getpid() and host == socket.gethostname():
             return _Owner(pid, f"another Trainer of this process (pid {pid}, since {when})")
         if host == socket.gethostname():
-            with suppress(PermissionError):  # another user's process: it is there
-                os.kill(pid, 0)  # raises: it is what an earlier run left
+            with suppress(PermissionError):  # another user's process, which therefore exists
+                os.kill(pid, 0)  # raises for a signature left by an earlier run
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return _Owner(pid, f"process {pid} on {printable(host)} (since {when})")
@@ -315,10 +317,10 @@ _forks_are_told = False
 
 
 def _close_in_forks() -> None:
-    """Have every fork of this process close its copies: a lock is held as long as one is open.
+    """Make every fork of this process close its copies: a lock is held while any copy is open.
 
-    Loader processes of towers are forks, and may outlive a coordinator that is killed. What is
-    started by an exec (workers, the fork server) has none in any case.
+    Loader processes of towers are forks, and may outlive a killed coordinator. Processes started by
+    an exec (workers, the fork server) never inherit a copy.
     """
     global _forks_are_told
     if not _forks_are_told and hasattr(os, "register_at_fork"):

@@ -1,8 +1,8 @@
-"""The status of a run: ``status.json`` in its directory says whether it goes on, and how it ended.
+"""The status of a run: ``status.json`` in its directory, with the state and the end of the run.
 
-It is written when a run begins and when it ends. Of a run that was killed it says that the run goes
-on, with which process: whoever reads it looks whether that process is there. It is for people and
-tools who ask; nothing of a run depends on it.
+The file is written when a run begins and when a run ends. After a kill the file still says
+"running", with the process: a reader checks whether the process exists. The file serves people and
+tools; no run depends on it.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ NAME = "status.json"
 MOST_BYTES = 1 << 16
 MOST_REASON = 500  # characters
 MOST_SCRIPT = 4096
-BORN_WITHIN_S = 1.0  # two readings of when a process began are apart by less
+BORN_WITHIN_S = 1.0  # greatest difference between two readings of a process's start time
 
 RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
-KILLED = "killed"  # it is said to run, and its process is gone
-ELSEWHERE = "elsewhere"  # it is said to run, on a host or in a container that cannot be seen here
+KILLED = "killed"  # the status says running, and the process is gone
+ELSEWHERE = "elsewhere"  # the status says running, on a host or in a container invisible from here
 
 
 class Status(NamedTuple):
-    """What is known of a run."""
+    """The known status of a run."""
 
     state: str
-    at: float  # seconds since the epoch, when that was written
+    at: float  # time of writing, in seconds since the epoch
     global_step: int
-    last_step: int  # updates at its end
-    reason: str  # why it ended; where it is, if that is elsewhere; else empty
-    script: str | None = None  # the path of the script; None: it was typed, or is not known
+    last_step: int  # number of updates at the end of the run
+    reason: str  # why the run ended; or where the run is, if elsewhere; else empty
+    script: str | None = None  # path of the script; None: typed code, or unknown
 
 
 class RunStatus:
-    """Writes the status of a run. What cannot be written is not: training does not depend on it.
+    """The writer of a run's status. Failures are ignored: training does not depend on the file.
 
     Args:
-        run_dir: None: nothing is written.
+        run_dir: the run directory; None: nothing is written.
         last_step: updates at the end of the run.
-        renew: ``RunLock.renew``, called before anything is written.
+        renew: ``RunLock.renew``, called before every write.
     """
 
     def __init__(self, run_dir: Path | None, last_step: int, renew: Callable[[], None]) -> None:
@@ -63,15 +63,15 @@ class RunStatus:
         self._last_step = last_step
 
     def begun(self, global_step: int) -> None:
-        """Write that the run goes on."""
+        """Write that the run is in progress."""
         self._write(RUNNING, global_step, "")
 
     def ended(self, global_step: int, reason: str | None, raised: BaseException | None) -> None:
         """Write that the run is over.
 
         Args:
-            reason: who asked for that, if somebody did.
-            raised: what it ended with, if it was an exception.
+            reason: the source of a stop request, if there was one.
+            raised: the exception that ended the run, if any.
         """
         state, why = self.ending(global_step, reason, raised)
         self._write(state, global_step, why)
@@ -79,7 +79,7 @@ class RunStatus:
     def ending(
         self, global_step: int, reason: str | None, raised: BaseException | None
     ) -> tuple[str, str]:
-        """Return the state in which the run ends, and why; arguments as of ``ended``."""
+        """Return the state in which the run ends, and the reason; arguments as for ``ended``."""
         if isinstance(raised, Exception):
             return FAILED, f"{type(raised).__name__}: {raised}"
         if raised is not None or global_step < self._last_step:  # a second Ctrl-C, sys.exit()
@@ -101,13 +101,13 @@ class RunStatus:
             "host": this_host.name(),
             "mark": this_host.mark(),
         }
-        with suppress(OSError, UserError):  # the latter: the directory is another run's now
+        with suppress(OSError, UserError):  # UserError: the directory belongs to another run now
             self._renew()
             write_atomically(self._path, json.dumps(record) + "\n")
 
 
 def status_of(run_dir: Path) -> Status | None:
-    """Return the status of a run; None where it is not written, or by somebody else."""
+    """Return the status of a run; None without a valid status.json of quorate."""
     try:
         record = parsed_json(read_regular(run_dir / NAME, MOST_BYTES))
         if not isinstance(record, dict) or record["state"] not in WRITTEN:
@@ -128,14 +128,14 @@ WRITTEN = (RUNNING, FINISHED, STOPPED, FAILED)
 
 
 def _script() -> str | None:
-    """Return the path of this process's script; None: there is none, as in a notebook's cell."""
+    """Return the path of this process's script; None without one, as in a notebook."""
     path = sys.argv[0] if sys.argv else ""
-    # Not ``Path.is_file``, which raises where this user may not look into the folder.
+    # Not ``Path.is_file``: it raises if the user may not enter the folder.
     return os.path.abspath(path) if os.path.isfile(path) else None  # noqa: PTH100, PTH113
 
 
 def _looked_for(record: dict[str, Any]) -> tuple[str, str]:
-    """Return whether a run that is said to go on does, and where it is if that cannot be told."""
+    """Return the actual state of a run marked as running, and the place of a run elsewhere."""
     if record["mark"] != this_host.mark():
         return ELSEWHERE, f"process {_count(record['pid'])} on {printable(record['host'], 80)}"
     pid, born = _count(record["pid"]), record["born"]
@@ -147,7 +147,7 @@ def _looked_for(record: dict[str, Any]) -> tuple[str, str]:
 
 
 def _born(pid: int) -> float | None:
-    """Return when a process began, in seconds since the epoch; None: nobody can tell."""
+    """Return the start time of a process, in seconds since the epoch; None if unknown."""
     try:
         return float(psutil.Process(pid).create_time())
     except (psutil.Error, OSError):

@@ -1,6 +1,6 @@
 """The supervisor: runs services beside training, each in a thread and on a clock of its own.
 
-What TF1's Supervisor did. A service that fails is reported, and training goes on.
+The same task as TF1's Supervisor. A failing service is reported, and training continues.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from quorate.services.report import Report
 
 
 class Supervisor:
-    """Services that run while this is entered.
+    """A context manager that runs services while it is entered.
 
     Args:
-        services: in no order.
+        services: the services, in any order.
         say: shows a line to the user; any thread may call it.
     """
 
@@ -26,12 +26,12 @@ class Supervisor:
         self._clocks = [_Clock(service, say) for service in services]
 
     def updated(self, report: Report) -> None:
-        """Tell all that an update was made."""
+        """Report an update to all services."""
         for clock in self._clocks:
             clock.guarded(lambda service: service.updated(report))
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """Tell all that the validation set was evaluated."""
+        """Report an evaluation of the validation set to all services."""
         for clock in self._clocks:
             clock.guarded(lambda service: service.evaluated(global_step, metrics))
 
@@ -44,7 +44,7 @@ class Supervisor:
         for clock in self._clocks:
             clock.over.set()
         for clock in self._clocks:
-            if clock.ident is None:  # no thread could be started for it
+            if clock.ident is None:  # no thread could be started for the service
                 clock.run()
                 continue
             clock.join(BUSY_EXIT_S)
@@ -55,17 +55,17 @@ class Supervisor:
 
 
 class _Clock(threading.Thread):
-    """The thread of one service, and what may fail in it or in the loop."""
+    """The thread of one service, and the guard against its failures in any thread."""
 
     def __init__(self, service: Service, say: Callable[[str], None]) -> None:
         super().__init__(name=f"quorate-{service.name}", daemon=True)
         self.over = threading.Event()
         self._service = service
         self._say = say
-        self._shown: str | None = None  # the failure that was shown last
+        self._shown: str | None = None  # the last failure shown
 
     def begin(self) -> None:
-        """Start the thread. Where that cannot be, the service has its turn at the end alone."""
+        """Start the thread. If no thread can be started, the service ticks once, at the end."""
         self.guarded(lambda _: self.start())
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class _Clock(threading.Thread):
         self.guarded(lambda service: service.close())
 
     def guarded(self, work: Callable[[Service], None]) -> None:
-        """Have the service do something; show what goes wrong, the same only once in a row."""
+        """Run a call of the service; show its failure, unless the previous failure was the same."""
         try:
             work(self._service)
         except Exception as error:  # the edge of a service: training does not depend on it

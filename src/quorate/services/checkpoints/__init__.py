@@ -1,1 +1,1 @@
-"""Checkpoints: what is on disk, when it is written, what stays, and weights to begin from."""
+"""Checkpoints: the format on disk, when to save, which to keep, and initial weights."""

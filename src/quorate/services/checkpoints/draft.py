@@ -1,11 +1,13 @@
-"""Drafts: checkpoints that are being written, in a temporary directory until they are whole.
+"""Drafts: checkpoints that are being written, in a temporary directory until they are complete.
 
-A file of tensors is made in its full size, with its header, before any tensor is in it. So several
-processes can write one: each puts what it has where it belongs. The rest is done once: files are
-flushed to the disk, read for their checksums, and get their marker and their place.
+A file of tensors is created at full size, with its header, before any tensor is written. Several
+processes can therefore write one file, each process its own tensors at their offsets. The remaining
+steps run once: flush the files to disk, compute the checksums, write the marker, and rename the
+directory.
 
-A kill or a power cut at any instant of a save leaves every older sound checkpoint, also one of the
-same step: a step is saved twice where its checkpoint is the best and a due one.
+A kill or a power cut at any instant of a save keeps every older sound checkpoint, including a
+checkpoint of the same step: a step is saved twice if its checkpoint is both the best and a due
+checkpoint.
 """
 
 from __future__ import annotations
@@ -38,55 +40,58 @@ from quorate.services.checkpoints.files import (
 from quorate.services.checkpoints.tensor_bytes import write_at
 from quorate.services.checkpoints.tensor_file import Stored
 
-# Whoever begins a draft deletes what other drafts have left. Held from its beginning to its end.
+# A new draft deletes the leftovers of earlier drafts, so two drafts must never overlap. The lock is
+# held from the creation of a draft to the end of ``finish``.
 _ONE_AT_A_TIME = threading.Lock()
 
-Flush = Callable[[], None]  # brings the files of a draft to the disk; raises OSError
+Flush = Callable[[], None]  # flushes the files of a draft to disk; raises OSError
 
 
 class Contents(NamedTuple):
-    """What goes into a checkpoint: a state after some update."""
+    """The content of a checkpoint: the training state after an update."""
 
-    # By file, tensors under the user's names: in memory of their own, or as long as ``fill`` takes.
-    # Those on "meta" are elsewhere.
+    # Per file: tensors under the user's names, in memory that nobody else changes, or unchanged
+    # until ``fill`` returns. The values of tensors on "meta" are held by other processes.
     files: dict[str, dict[str, torch.Tensor]]
-    record: dict[str, Any]  # state.json but for the checksums
-    # Has all who have tensors that are not here write them; returns what flushes all their files,
-    # given what flushes those of this process, and is called once, by any thread. Both raise
-    # OSError. None: all are here, and nobody changes them.
+    record: dict[str, Any]  # state.json without the checksums
+    # Makes every process that holds tensors missing from ``files`` write them. Returns a function
+    # that flushes the files of all processes; its argument flushes the files of this process. The
+    # returned function is called once, by any thread. Both functions raise OSError. None: ``files``
+    # is complete and nobody changes the tensors.
     fill: Callable[[Draft], Callable[[Flush], None]] | None = None
 
     @property
     def global_step(self) -> int:
-        """Updates applied to the state."""
+        """The number of updates applied to the state."""
         step: int = self.record["global_step"]
         return step
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """The size of all tensors, in bytes."""
         return sum(t.nbytes for part in self.files.values() for t in part.values())
 
 
 def write(run_dir: Path, saved: Contents) -> Path:
-    """Write a checkpoint and return its directory. Blocks until it is on the disk.
+    """Write a checkpoint and return its directory. Blocks until the checkpoint is on disk.
 
     Raises:
-        OSError: the disk is full, or the directory cannot be written to. It names the path and
-            the bytes; the older checkpoints are as they were.
-        ValueError: the record could not be read again.
+        OSError: the disk is full, or the directory is not writable. The error names the path and
+            the number of bytes; the older checkpoints are unchanged.
+        ValueError: the record could not be read back.
     """
     return Draft(run_dir, saved).finish()
 
 
 class Draft:
-    """A checkpoint that is being written. ``finish`` it. There is one at a time: others wait.
+    """A checkpoint that is being written. Call ``finish``. A second draft waits for the first.
 
-    When it is made all tensors have been written, though maybe not to the disk: they may change.
+    After the constructor, all tensors are written, though maybe not yet flushed to disk: the caller
+    may change them.
 
     Args:
-        run_dir: of the run.
-        saved: what goes into it.
+        run_dir: the run directory.
+        saved: the content of the checkpoint.
 
     Raises:
         OSError, ValueError: see ``write``.
@@ -97,7 +102,7 @@ class Draft:
         self._checkpoints = run_dir / "checkpoints"
         self._final = checkpoint_of(run_dir, saved.global_step)
         self._nbytes = saved.nbytes
-        self.stored: dict[str, dict[str, Stored]] = {}  # where tensors lie, by file
+        self.stored: dict[str, dict[str, Stored]] = {}  # positions of the tensors, by file
         self._flush_all: Callable[[Flush], None] = lambda flush: flush()
         _ONE_AT_A_TIME.acquire()
         with self._one_that_fails_is_dropped():
@@ -114,26 +119,28 @@ class Draft:
                 self._flush_all = saved.fill(self)
 
     def finish(self) -> Path:
-        """Bring it to the disk and to its place, and return its directory. Blocks. Any thread.
+        """Flush the checkpoint, rename it into place and return its directory. Blocks. Any thread.
 
         Raises:
             OSError, ValueError: see ``write``.
         """
         with self._one_that_fails_is_dropped():
-            # 1. The files, and a record that has their checksums.
+            # 1. Flush the files, and write a record with their checksums.
             self._flush_all(self._flush)
             self._record["files"] = {
                 name: tensor_file.sha256(self.folder / name) for name in self.stored
             }
             text = (json.dumps(self._record, indent=1) + "\n").encode()
-            records.parsed(text)  # what could not be read again is not saved
+            records.parsed(text)  # refuses to save a record that cannot be read back
             write_atomically(self.folder / RECORD, text)
-            # 2. The marker, which has the record's checksum: without it there is no checkpoint.
+            # 2. Write the marker with the checksum of the record: a directory without a marker is
+            # no checkpoint.
             write_atomically(self.folder / MARKER, marker(text))
-            # 3. The place. A checkpoint of this step that is there stays whole beside it until the
-            # new one's name is on the disk: after a kill in between ``clear_up`` puts it back.
+            # 3. Rename the draft to its final name. An existing checkpoint of the same step stays
+            # complete under another name until the new name is on disk: after a kill in between,
+            # ``clear_up`` restores it.
             replaced = replaced_by(self._final)
-            if os.path.lexists(replaced):  # ``clear_up`` found nothing sound in its place
+            if os.path.lexists(replaced):  # ``clear_up`` left it: the final name has no sound one
                 remove(self._final)
             elif os.path.lexists(self._final):
                 self._final.rename(replaced)
@@ -151,7 +158,7 @@ class Draft:
 
     @contextmanager
     def _one_that_fails_is_dropped(self) -> Iterator[None]:
-        """Have nothing be left of it when something is raised in the block."""
+        """Delete the draft and release the lock if the block raises an exception."""
         try:
             yield
         except BaseException as error:
@@ -167,7 +174,7 @@ class Draft:
 def _write_tensors(
     path: Path, part: dict[str, torch.Tensor], metadata: dict[str, str]
 ) -> dict[str, Stored]:
-    """Make a file of tensors with those that are here in it; return where each lies."""
+    """Create a file of tensors, write the tensors of this process, return all positions."""
     begin, stored = tensor_file.laid_out(
         {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in part.items()},
         metadata,

@@ -1,25 +1,25 @@
-"""Checkpoints on disk: tensors and a record, whole or not at all.
+"""Checkpoints on disk: tensors and a record, complete or not at all.
 
     RUN_DIR/checkpoints/step-000000001234/
         model.safetensors       parameters and buffers under the user's names
         averaged.safetensors    the same with the averaged parameters, if there are any
-        rest.safetensors        parameters and buffers that the model's state dict leaves out
+        rest.safetensors        parameters and buffers missing from the model's state dict
         shared.safetensors      tensors of ``Shared``, if there are any
         optimizer.safetensors   per-parameter optimizer state: "exp_avg.conv1.weight", ...
-        callbacks.safetensors   tensors that callbacks keep, if there are any
-        state.json              the rest, and the SHA-256 of each file
+        callbacks.safetensors   tensors of callbacks, if there are any
+        state.json              everything else, and the SHA-256 of each file
         complete                the SHA-256 of state.json; written last
 
-A checkpoint is written into a temporary directory, gets its marker, is flushed to the disk, and is
-renamed. One of the same step is ".replaced-step-..." until then: a kill between the two renames
-leaves that one, which is read in its place. Nothing is pickled. Reading checks every byte, and
-believes nothing of what checksums cover either: the record is compared with its schema
-(``record``), tensor files with their headers (``tensor_file``), and both with each other. Each
-tensor file has the checksum of the record in its header, so that files of two checkpoints are not
-taken for one.
+A checkpoint is written into a temporary directory, gets its marker, is flushed to disk, and is
+renamed. An older checkpoint of the same step is renamed to ".replaced-step-..." for the
+duration: after a kill between the two renames, the replaced checkpoint is read instead. Nothing is
+pickled. Reading verifies every byte, and does not trust content merely because its checksum
+matches: the record is compared with its schema (``record``), tensor files with their headers
+(``tensor_file``), and both with each other. Each tensor file has the checksum of the record in its
+header, so that files of two checkpoints cannot be mixed up.
 
-Here they are read: ``draft`` writes them. What the tensors are to a training is in
-``training/saved_state.py``. Nothing here needs torch.
+This module reads checkpoints; ``draft`` writes them. ``training/saved_state.py`` maps the tensors
+to the state of a training. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -47,52 +47,52 @@ if TYPE_CHECKING:
     import torch
 
 TEMPORARY = ".saving-"
-REPLACED = ".replaced-"  # before the name of a checkpoint that another one takes the place of
+REPLACED = ".replaced-"  # prefix of the name of a checkpoint while a new checkpoint replaces it
 RECORD, MARKER = "state.json", "complete"
-# In the header of each tensor file: the checksum of the record that it was saved with.
+# Key in the header of each tensor file: the checksum of the record saved together with the file.
 RECORD_SHA256 = "record_sha256"
 
 
 class Sound(NamedTuple):
-    """A checkpoint that is sound."""
+    """A sound checkpoint, found by ``find``."""
 
     path: Path
-    record: dict[str, Any]  # its state.json
-    passed_over: list[str]  # what is wrong with newer ones
+    record: dict[str, Any]  # the content of its state.json
+    passed_over: list[str]  # the faults of newer checkpoints, one text each
 
 
 class Listed(NamedTuple):
-    """A directory that is a checkpoint, or should be one."""
+    """A directory in ``checkpoints/`` with the name of a checkpoint, sound or not."""
 
     path: Path
     global_step: int
     nbytes: int
-    saved_at: float | None  # seconds since the epoch; None: nobody can tell
-    wrong: str | None  # None: it is sound
+    saved_at: float | None  # seconds since the epoch; None: unknown, the checkpoint is damaged
+    wrong: str | None  # the fault; None: the checkpoint is sound
 
 
 def checkpoint_of(run_dir: Path, global_step: int) -> Path:
-    """Return the directory that the checkpoint of a step has, if there is one."""
+    """Return the directory of the checkpoint of a step, whether or not the directory exists."""
     return run_dir / "checkpoints" / f"step-{global_step:012d}"
 
 
 def replaced_by(path: Path) -> Path:
-    """Return where the checkpoint is kept that another one takes the place of."""
+    """Return the path of a checkpoint while a new checkpoint of the same step replaces it."""
     return path.with_name(f"{REPLACED}{path.name}")
 
 
 def clear_up(run_dir: Path) -> None:
-    """Remove what a kill in a save left, and put back what it replaced.
+    """Remove the leftovers of killed saves, and restore the checkpoints that were being replaced.
 
-    The caller holds the run's lock, and no save is under way. A replaced checkpoint gets its name
-    back if nothing has that name, is deleted if the checkpoint of that name is sound, and else
-    stays where it is.
+    The caller holds the run's lock, and no save is in progress. A replaced checkpoint gets its name
+    back if the name is free, is deleted if the checkpoint under the name is sound, and is left
+    alone otherwise.
     """
     folder = run_dir / "checkpoints"
     for replaced, step in _with_steps(folder.glob(f"{REPLACED}step-*")):
         final = checkpoint_of(run_dir, step)
         if replaced != replaced_by(final):
-            continue  # somebody else's
+            continue  # not a name that quorate writes: another program's file
         with suppress(OSError, CheckpointError):
             if os.path.lexists(final):
                 _check_at(final, step)
@@ -105,7 +105,7 @@ def clear_up(run_dir: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. A kill in between leaves none that looks like one."""
+    """Delete a checkpoint. A kill during the deletion leaves no directory that looks like one."""
     with suppress(OSError):
         temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
         path.rename(temporary / "removed")
@@ -113,15 +113,16 @@ def remove(path: Path) -> None:
 
 
 def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = None) -> Sound | None:
-    """Return the newest checkpoint that is sound; None if there is none at all.
+    """Return the newest sound checkpoint; None if there is no checkpoint.
 
     Args:
-        fits: raises ``MisfitError`` for one (its directory and record) that is sound and of another
-            run. It is passed over too, if an older one fits.
+        fits: called with the directory and record of a sound checkpoint; raises ``MisfitError`` if
+            the checkpoint belongs to another run. Such a checkpoint is skipped if an older one
+            fits.
 
     Raises:
-        CheckpointError: there are checkpoints, and each is damaged: it says what is wrong. Or none
-            of those that are sound fits: it is what ``fits`` raised for the newest.
+        CheckpointError: there are checkpoints, and all are damaged; the error lists the faults. Or
+            no sound checkpoint fits; the error is the ``MisfitError`` of the newest.
     """
     wrong: list[str] = []
     misfit: MisfitError | None = None
@@ -129,7 +130,7 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
         try:
             record = _check_at(path, step)
         except CheckpointError as error:
-            if os.path.lexists(path):  # else it was one too many for the run that is under way here
+            if os.path.lexists(path):  # else the run deleted the checkpoint meanwhile
                 wrong.append(str(error))
             continue
         try:
@@ -152,9 +153,9 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
 
 
 def listing(run_dir: Path) -> list[Listed]:
-    """Check all checkpoints of a run, and list them, the newest first.
+    """Verify all checkpoints of a run and list them, newest first.
 
-    The run may go on meanwhile: a checkpoint that it deletes is not listed.
+    The run may continue meanwhile: a checkpoint deleted by the run is not listed.
     """
     listed: list[Listed] = []
     for path, step in newest_first(run_dir):
@@ -164,24 +165,24 @@ def listing(run_dir: Path) -> list[Listed]:
         except CheckpointError as error:
             wrong = str(error)
         if listed and listed[-1].global_step == step and listed[-1].wrong is None:
-            continue  # replaced by a sound one
+            continue  # a leftover: a sound checkpoint of the same step is already listed
         if os.path.lexists(path):
             listed.append(Listed(path, step, _nbytes(path), saved_at, wrong))
     return listed
 
 
 def _nbytes(path: Path) -> int:
-    """Return the bytes of a checkpoint's files, as far as they can be seen."""
+    """Return the size of a checkpoint's files in bytes, as far as the files are readable."""
     with suppress(OSError):
         return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     return 0
 
 
 def record_of(path: Path) -> dict[str, Any]:
-    """Read the record of a checkpoint that is sound.
+    """Read the record of a checkpoint that was verified before.
 
     Raises:
-        CheckpointError: it is not any more.
+        CheckpointError: the checkpoint was damaged since.
     """
     try:
         return records.parsed(read_regular(path / RECORD, records.MOST_BYTES))
@@ -192,13 +193,14 @@ def record_of(path: Path) -> dict[str, Any]:
 def tensors(
     path: Path, name: str, elsewhere: Callable[[str], bool] = lambda _: False
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors in a file of a checkpoint that is sound.
+    """Read the tensors in a file of a checkpoint that was verified before.
 
     Args:
-        elsewhere: of which others read the values: they are on "meta".
+        elsewhere: returns True for the name of a tensor whose values another process reads: the
+            returned tensor is on "meta".
 
     Raises:
-        CheckpointError: it is not any more.
+        CheckpointError: the checkpoint was damaged since, or the tensors do not fit into memory.
     """
     import torch
 
@@ -224,16 +226,16 @@ def tensors(
 
 
 def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
-    """Return the digest of the tensors in a file, without torch.
+    """Return the digest of the tensors in a file, without importing torch.
 
-    It is ``quorate.replica.digest.digest`` of the same tensors: equal digests, equal bits. Memory
-    does not depend on their size.
+    Equals ``quorate.replica.digest.digest`` of the same tensors: equal digests mean equal bits.
+    Memory use does not depend on the size of the tensors.
 
     Args:
-        order: their names, as the checkpoint's record has them under "order".
+        order: the names of the tensors, as in the entry "order" of the checkpoint's record.
 
     Raises:
-        CheckpointError: the checkpoint is not sound any more.
+        CheckpointError: the checkpoint was damaged since its verification.
     """
     file = path / name
     try:
@@ -252,43 +254,46 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
-    """List what has the name of a checkpoint, sound or not, with the steps that the names say.
+    """List all paths with the name of a checkpoint, sound or not, with the steps in the names.
 
-    A checkpoint whose replacement was cut off comes behind the one that has its name, if one has.
+    A checkpoint whose replacement was interrupted comes after the checkpoint that has its name, if
+    any.
 
     Raises:
-        SettingError: nobody can tell what there is.
+        SettingError: the directory cannot be read.
     """
     require_seen(run_dir)
     folder = run_dir / "checkpoints"
-    # Whatever it is: a link that leads nowhere is a checkpoint that cannot be seen, and not none.
+    # No check of the kind of a path: a dangling link is an unreadable checkpoint, not a missing
+    # one.
     paths = [*folder.glob("step-*"), *folder.glob(f"{REPLACED}step-*")]
     return sorted(_with_steps(paths), key=lambda item: -item[1])
 
 
 def _with_steps(paths: Iterable[Path]) -> list[tuple[Path, int]]:
-    """Return those paths whose names say a step, with the steps."""
+    """Return the paths whose names contain a step, with the steps."""
     digits = [(path, path.name.removeprefix(REPLACED).removeprefix("step-")) for path in paths]
     return [(path, int(step)) for path, step in digits if step.isdecimal()]
 
 
 def is_ours(path: Path, step: int) -> bool:
-    """Whether a directory has the name that the checkpoint of a step has.
+    """Return whether a directory has exactly the name of the checkpoint of a step.
 
-    There is one form: "step-7", or digits of another script, are somebody else's.
+    Any other spelling, such as "step-7" or digits of another script, is another program's
+    directory.
     """
     return path.name == checkpoint_of(path.parent.parent, step).name
 
 
 def check(path: Path, step: int | None) -> dict[str, Any]:
-    """Read every byte of a checkpoint, and return its record.
+    """Read and verify every byte of a checkpoint, and return its record.
 
     Args:
-        step: what its directory's name says; None: nothing.
+        step: the step in the directory's name; None: the name contains no step.
 
     Raises:
-        CheckpointError: something is missing, is not what was written, is of another step, or
-            contradicts the rest.
+        CheckpointError: a file is missing, differs from its checksum, belongs to another step, or
+            contradicts the other files.
     """
     try:
         return _check(path, step)
@@ -305,15 +310,16 @@ def _check_at(path: Path, step: int) -> dict[str, Any]:
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             raise CheckpointError(path, "not a directory")
-    except OSError as error:  # a link that leads nowhere
+    except OSError as error:  # a link to a missing target
         raise CheckpointError(path, _reason(error)) from error
     return check(path, step)
 
 
 def check_named(path: Path) -> dict[str, Any]:
-    """Check a directory that is said to be a checkpoint, whatever its name.
+    """Verify a checkpoint in a directory of any name.
 
-    Whoever copied it may have renamed it. If the name says a step, it is compared too.
+    A user may have copied and renamed the directory. A step in the name is compared with the
+    record.
 
     Raises:
         CheckpointError: see ``check``.
@@ -325,7 +331,7 @@ def check_named(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, step: int | None) -> dict[str, Any]:
-    # 1. The record: its checksum, then what it says.
+    # 1. Verify the record: first its checksum, then its content.
     try:
         expected = read_regular(path / MARKER, len(marker(b"")))
     except FileNotFoundError:
@@ -349,13 +355,14 @@ def _check(path: Path, step: int | None) -> dict[str, Any]:
             path,
             f"it holds step {record['global_step']}, and its name says {step}",
         )
-    # 2. The tensor files: what their headers say, which bounds what is read; then each byte.
+    # 2. Verify the tensor files: first the headers, whose sizes bound the amount to read; then each
+    # byte.
     body = records.body_sha256(record)
     for name, sha256 in record["files"].items():
         header = tensor_file.header(path / name)
         if (got := tensor_file.sha256(path / name)) != sha256:
             raise CheckpointError(path / name, got=f"SHA-256 {got}", expected=sha256)
-        if (bound := header.metadata.get(RECORD_SHA256, body)) != body:  # none: of before there was
+        if (bound := header.metadata.get(RECORD_SHA256, body)) != body:  # none in old files
             raise CheckpointError(
                 path / name,
                 f"it was saved with a record of SHA-256 {records.abridged(bound)}, and this one "
@@ -367,7 +374,7 @@ def _check(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def marker(record: bytes) -> bytes:
-    """Return what the marker of a record says."""
+    """Return the content of the marker file for a record."""
     return f"{hashlib.sha256(record).hexdigest()}\n".encode()
 
 

@@ -1,17 +1,18 @@
-"""The record of a checkpoint: what state.json may say, and what in it has to agree.
+"""The record of a checkpoint: the schema of state.json, and the consistency of its entries.
 
-A checksum says that a record is the one that was written, and not that this program wrote it. So
-it is compared with a schema, at every key and level, before anything in it is used, and with what
-follows from its other entries. What was not understood is not used: an unknown entry is an error.
+A matching checksum proves that a record is unchanged since the save, not that quorate wrote the
+record. Before any use, the record is therefore compared with a schema, at every key and level, and
+its entries are compared with each other. An unknown entry is an error, because quorate would
+otherwise ignore a part of the state.
 
-**To save more**, declare it here and nowhere else: a field of ``Record`` or ``Account``, optional
-if checkpoints of before it have to stay readable::
+**To save more**, declare the entry in this module and nowhere else: a field of ``Record`` or
+``Account``, optional if older checkpoints have to stay readable::
 
     same_bits: SameBits | None = None  # SameBits: a Struct of its own, forbid_unknown_fields=True
 
-and if it has to agree with other entries, a line in ``_contradictions``. A record is checked when
-it is written too, so that an entry that was forgotten here fails the first save. A further file of
-tensors is a name in ``File``, and a comparison in ``files.py``.
+and, if the entry has to agree with other entries, a line in ``_contradictions``. A record is also
+checked on writing, so a missing declaration makes the first save fail. A further file of tensors is
+a name in ``File``, and a comparison in ``files.py``.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from quorate.machine.text import printable
 
 FORMAT = 2
 MOST_BYTES = 64 << 20  # of a record: 200,000 parameters with 100 bytes each are 20 MB
-MOST_DEPTH = 32  # of brackets in brackets
-# What 64 MB of JSON that quorate writes stay below: an object has at least 20 bytes.
+MOST_DEPTH = 32  # nesting of brackets
+# Upper bounds for 64 MB of JSON written by quorate: an object has at least 20 bytes.
 MOST_OBJECTS, MOST_VALUES = 3 << 20, 8 << 20
-_SAVED_BY = 253_402_300_799.0  # seconds since the epoch: the end of the year 9999
+_SAVED_BY = 253_402_300_799.0  # latest time, seconds since the epoch: end of the year 9999
 
-MOST_COUNT = 1 << 53  # of steps, rows, bytes
+MOST_COUNT = 1 << 53  # of steps, rows or bytes
 Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
 Positive = Annotated[int, Meta(ge=1, le=MOST_COUNT)]
-# Of a setting, or found out by us: never with control characters.
+# A setting's value, or a text produced by quorate: never with control characters.
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
 Key = Annotated[str, Meta(max_length=4096, pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z")]  # of a ``Shared``
@@ -54,11 +55,11 @@ File = Literal[
     "shared.safetensors",
     "callbacks.safetensors",
 ]
-Number = bool | int | float | str | None  # what an optimizer keeps beside tensors
+Number = bool | int | float | str | None  # optimizer state that is not a tensor
 
 
 class Tally(Struct, forbid_unknown_fields=True):
-    """What became of the shards of each worker; see ``quorate.coordination.tally``."""
+    """The shards of each worker, by outcome; see ``quorate.coordination.tally``."""
 
     fresh: list[Count]
     stale: list[Count]
@@ -68,7 +69,7 @@ class Tally(Struct, forbid_unknown_fields=True):
 
 
 class Best(Struct, forbid_unknown_fields=True):
-    """The best evaluation so far."""
+    """The best evaluation of the run."""
 
     metric: str
     value: float
@@ -76,7 +77,7 @@ class Best(Struct, forbid_unknown_fields=True):
 
 
 class Account(Struct, forbid_unknown_fields=True):
-    """What became of the shards so far, and which are left; see ``State.account``."""
+    """The outcome of all shards of the run, and the steps still open; see ``State.account``."""
 
     left_open: list[Count]
     tally: Tally
@@ -87,7 +88,7 @@ class Account(Struct, forbid_unknown_fields=True):
 
 
 class Group(Struct, forbid_unknown_fields=True):
-    """A group of parameters of the optimizer; see ``OptimizerState``."""
+    """A parameter group of the optimizer; see ``OptimizerState``."""
 
     names: list[str]
     values: dict[str, Any]  # trees, see ``trees.py``
@@ -96,15 +97,15 @@ class Group(Struct, forbid_unknown_fields=True):
 class Round(Struct, forbid_unknown_fields=True):
     """The updates of a round; see ``quorate.coordination.epochs``."""
 
-    phases: list[Word]  # of each, in order
-    takes: list[Count]  # which of the round's batches
+    phases: list[Word]  # the phase of each update, in order
+    takes: list[Count]  # the batch of each update, as a position in the round
 
 
 class PhaseState(Struct, forbid_unknown_fields=True):
-    """What a phase has of its own; see ``by_phase.py``, and ``Record`` for entries of the name."""
+    """The state of a phase; see ``by_phase.py``, and ``Record`` for the meaning of equal names."""
 
     name: Word
-    updates: Count  # of this phase
+    updates: Count  # number of updates of this phase
     optimizer: Word
     optimizer_numbers: dict[str, dict[str, Number]]
     optimizer_state: Any = None
@@ -118,7 +119,7 @@ class PhaseState(Struct, forbid_unknown_fields=True):
 
 
 class Amended(Struct, forbid_unknown_fields=True):
-    """What user code changed in the model; see ``quorate.engines.model_changes``."""
+    """The changes that user code made to the model; see ``quorate.engines.model_changes``."""
 
     number: Count
     switched_off: list[str]
@@ -127,7 +128,7 @@ class Amended(Struct, forbid_unknown_fields=True):
 
 
 class Record(Struct, forbid_unknown_fields=True):
-    """state.json. What has a default may be missing: in records of before it was saved."""
+    """The schema of state.json. A field with a default may be missing in older records."""
 
     format: Literal[2]
     global_step: Count
@@ -144,22 +145,22 @@ class Record(Struct, forbid_unknown_fields=True):
     optimizer_numbers: dict[str, dict[str, Number]]  # by parameter and entry
     saved_at: Annotated[float, Meta(ge=0, le=_SAVED_BY)]  # seconds since the epoch
     files: dict[File, Sha256]
-    optimizer_state: Any = None  # a tree: what its own state_dict gave, if it works on no vector
-    optimizer_attributes: dict[str, Any] = {}  # trees, of what it keeps elsewhere
+    optimizer_state: Any = None  # a tree: the state_dict of an optimizer without vectors
+    optimizer_attributes: dict[str, Any] = {}  # trees: state that the optimizer keeps in attributes
     optimizer_groups: list[Group] = []
-    schedule_state: Any = None  # a tree; None: it is stepped through from its beginning
-    callbacks: dict[str, Any] = {}  # trees, of what callbacks keep, by their names
+    schedule_state: Any = None  # a tree; None: the schedule is replayed from its start
+    callbacks: dict[str, Any] = {}  # trees: the state of callbacks, by name
     amendments: Amended | None = None
-    shared: dict[Key, dict[Key, Number]] = {}  # what is no tensor of each ``Shared``
+    shared: dict[Key, dict[Key, Number]] = {}  # values of each ``Shared`` other than tensors
     is_ordered: bool = False
-    order_sha256: Sha256 | None = None  # of an order that says what it depends on
+    order_sha256: Sha256 | None = None  # of an order with declared dependencies
     is_augmented: bool = False
     last: Literal["short", "drop", "join"] = "short"
-    sampling: Sha256 | None = None  # of the weights by which rows are drawn
-    sampled_rows: Positive | None = None  # that an epoch has, if they are drawn
-    last_step: Count = 0  # updates that were asked for in all; 0: it was not saved
-    progress: bool = False  # whether code asked how much of them is done
-    slow: list[Word] = []  # workers, as they were named: the newest last
+    sampling: Sha256 | None = None  # of the weights for drawing rows
+    sampled_rows: Positive | None = None  # rows per epoch, if rows are drawn
+    last_step: Count = 0  # total number of updates requested; 0: not saved
+    progress: bool = False  # whether user code asked for the progress of the run
+    slow: list[Word] = []  # descriptions of slow workers, newest last
     engine: Word = ""
     devices: list[Word] = []
     device_types: list[Word] = []
@@ -168,8 +169,8 @@ class Record(Struct, forbid_unknown_fields=True):
     precision: Word = ""
     compile: bool = False
     deterministic: bool | None = None
-    kernels: Literal["torch", "onednn"] = "torch"  # of products of float32 on a CPU
-    random: Literal["device", "host"] = "device"  # where accelerators' numbers are drawn
+    kernels: Literal["torch", "onednn"] = "torch"  # for float32 products on a CPU
+    random: Literal["device", "host"] = "device"  # where random numbers of accelerators are drawn
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
@@ -178,17 +179,17 @@ class Record(Struct, forbid_unknown_fields=True):
     processors: list[Word] = []
     row_sample: dict[RowNumber, str | None] | None = None  # hashes; see data.row_sample
     hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
-    round: Round | None = None  # of phases, if there are some
-    phases: list[PhaseState] | None = None  # in the order in which each comes first
-    doubts: list[str] = []  # why the bits may not be those of another number of workers
+    round: Round | None = None  # the round, if the run has phases
+    phases: list[PhaseState] | None = None  # in the order of their first update
+    doubts: list[str] = []  # reasons why the bits may depend on the number of workers
 
 
 def parsed(text: bytes) -> dict[str, Any]:
     """Return the record in a state.json.
 
     Raises:
-        ValueError: it is no JSON, has a key twice, or is not a record that could have been saved;
-            the message is one line.
+        ValueError: the text is not JSON, has a key twice, or is not a record that quorate could
+            have saved; the message is one line.
     """
     record = parsed_json(text)
     if isinstance(record, dict) and (found := record.get("format")) != FORMAT:
@@ -199,15 +200,16 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def parsed_json(text: bytes) -> Any:
-    """Parse JSON that anybody may have written.
+    """Parse JSON from an untrusted source.
 
     Raises:
-        ValueError: it is no JSON, is too deep or has too many values, has a key twice, or a number
-            of too many digits.
+        ValueError: the text is not JSON, is nested too deeply, has too many values, a key twice, or
+            a number with too many digits.
     """
     _require_bounded(text)
     try:
-        # Decoded here: the parser would take UTF-16 too, in which brackets were not counted.
+        # Decode before parsing: json.loads would also accept UTF-16, whose brackets were not
+        # counted.
         return json.loads(text.decode(), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as error:
         raise ValueError(f"got bytes that are no UTF-8 at byte {error.start:,}") from error
@@ -216,10 +218,10 @@ def parsed_json(text: bytes) -> Any:
 
 
 def require_valid(record: Any) -> None:
-    """Check a record, as it is written and as it is read.
+    """Check a record, both before writing and after reading.
 
     Raises:
-        ValueError: it does not fit the schema, or contradicts itself.
+        ValueError: the record violates the schema, or contradicts itself.
     """
     try:
         valid = convert(record, Record, strict=True)
@@ -230,21 +232,21 @@ def require_valid(record: Any) -> None:
 
 
 def body_sha256(record: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record but for its "files": each tensor file has it in its header."""
+    """Return the SHA-256 of a record without "files", as stored in each tensor file's header."""
     body = {name: value for name, value in record.items() if name != "files"}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> str:
-    """Return what is wrong with the names of a file's tensors, or an empty text.
+    """Return the fault in the names of a file's tensors, or an empty text.
 
     Args:
-        record: a valid one.
+        record: a valid record.
     """
     if file == "optimizer.safetensors":  # "exp_avg.conv1.weight"
         odd = [name for name in names if not all(name.partition("."))]
         return f"got {abridged(odd[0])}, expected entry.parameter" if odd else ""
-    if file == "shared.safetensors":  # "mean.teacher.0.weight": of which Shared, under which key
+    if file == "shared.safetensors":  # "mean.teacher.0.weight": name of the Shared, key
         odd = [name for name in names if name.partition(".")[0] not in record.get("shared", {})]
         odd += [name for name in names if not all(name.split(".")[:2]) or "." not in name]
         return f"got {abridged(odd[0])}, expected the name of a Shared and a key" if odd else ""
@@ -267,9 +269,9 @@ def abridged(value: object, most: int = 60) -> str:
 
 
 def _contradictions(record: Record) -> Iterator[str]:
-    """Yield what in a record cannot be, as it has the right types."""
+    """Yield the contradictions between the entries of a record whose types are valid."""
     step, account = record.global_step, record.account
-    # 1. The settings, and the position that follows from them.
+    # 1. The settings, and the position implied by the settings.
     try:
         rule = rules.parse(record.update)
     except SettingError as error:
@@ -277,7 +279,7 @@ def _contradictions(record: Record) -> Iterator[str]:
         return
     if (record.sampling is None) != (record.sampled_rows is None):
         yield f"got sampling={record.sampling} and sampled_rows={record.sampled_rows}"
-    dealt = record.sampled_rows or record.rows  # in an epoch
+    dealt = record.sampled_rows or record.rows  # rows per epoch
     batch_size = min(record.batch_size, dealt)
     if not rule.least_shards <= record.shards <= batch_size:
         yield (
@@ -297,20 +299,20 @@ def _contradictions(record: Record) -> Iterator[str]:
             f"got epoch {record.epoch:,} at step {step:,}, expected {step // per_epoch:,}: "
             f"an epoch has {per_epoch:,} steps"
         )
-    # 2. The steps left open: none but under rules that apply steps out of their order, and never
-    # the last one that was begun.
+    # 2. The open steps: only rules that apply steps out of order have any, and the last step begun
+    # is never open.
     left, end = account.left_open, step + len(account.left_open)
     if left and not rule.staleness:
         yield f"got left_open={abridged(left)}, expected none under {rule.name}"
     if left != sorted(set(left)) or (left and left[-1] >= end - 1):
         yield f"got left_open={abridged(left)}, expected steps before {end - 1:,} in order"
-    # 3. What became of shards and evaluations.
+    # 3. The outcomes of shards and evaluations.
     tally = account.tally
     if len({len(tally.fresh), len(tally.stale), len(tally.dropped), len(tally.copies)}) != 1:
         yield "got a tally of other workers in each column"
     if tally.staleness[1] > tally.staleness[0]:
         yield f"got a greatest staleness above their sum: {abridged(tally.staleness)}"
-    if account.not_finite > step + 1:  # one may be counted before its step is
+    if account.not_finite > step + 1:  # a skipped update may be counted before its step
         yield f"got not_finite={account.not_finite:,}, expected at most {step:,}"
     if account.evaluated_at > step:
         yield f"got evaluated_at={account.evaluated_at:,}, expected at most {step:,}"
@@ -353,7 +355,7 @@ def _round(found: Round) -> epochs.Round:
 
 
 def _wrong_round(found: Round, phases: list[PhaseState]) -> str:
-    """Return what is wrong with a round, or an empty text."""
+    """Return the fault of a round, or an empty text."""
     names, takes = list(dict.fromkeys(found.phases)), found.takes
     steps = [later - take for take, later in itertools.pairwise(takes)]
     if not takes or takes[0] or not set(steps) <= {0, 1} or len(takes) != len(found.phases):
@@ -377,22 +379,23 @@ _STRETCH = re.compile(
     rb'(?:[^"]{0,1000000}+"[^"\\]*+(?:\\.?[^"\\]*+)*+"){1,20000}+|[^"]{1,1000000}+|".*+', re.DOTALL
 )
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = [1 if mark in b"[{" else -1 for mark in range(256)]  # by bracket: deeper, or out again
+_STEPS = [1 if mark in b"[{" else -1 for mark in range(256)]  # change of depth per bracket
 
 
 def _require_bounded(text: bytes) -> None:
-    """Refuse JSON whose parsing would take long, much memory, or the stack, however it goes on.
+    """Refuse JSON whose parsing would take too much time, memory or stack. Stops reading early.
 
     Raises:
-        ValueError: it is too deep, or has too many values for a text that quorate writes.
+        ValueError: the text is nested too deeply, or has more values than any text written by
+            quorate.
     """
     if (quotes := text.count(b'"')) > 2 * MOST_VALUES:
         raise ValueError(f"got {quotes:,} quotes, expected at most {2 * MOST_VALUES:,}")
     depth = opened = commas = 0
-    # A stretch at a time: what is too much is not looked at to its end. None ends in a string, but
-    # for one without an end.
+    # Scan stretch by stretch, to stop early at a text beyond the bounds. No stretch ends inside a
+    # string, except in an unterminated string.
     for stretch in _STRETCH.finditer(text):
-        bare = _STRINGS.sub(b"", stretch[0])  # brackets and commas in strings are none
+        bare = _STRINGS.sub(b"", stretch[0])  # brackets and commas inside strings do not count
         brackets = bare.translate(None, _OTHERS)
         opened += brackets.count(b"[") + brackets.count(b"{")
         commas += bare.count(b",")
@@ -402,7 +405,7 @@ def _require_bounded(text: bytes) -> None:
                 f"{MOST_OBJECTS:,} and {MOST_VALUES:,}"
             )
         depths = [*itertools.accumulate(map(_STEPS.__getitem__, brackets), initial=depth)]
-        if (deepest := max(depths)) > MOST_DEPTH:  # the parser is recursive: the process would end
+        if (deepest := max(depths)) > MOST_DEPTH:  # the parser recurses: the process would crash
             raise ValueError(
                 f"got {deepest:,} or more brackets in each other, expected at most {MOST_DEPTH}"
             )

@@ -1,6 +1,6 @@
-"""Which checkpoints stay. Pure.
+"""The choice of the checkpoints to keep. Pure.
 
-As TF1's Saver did: the newest few, and one every so many hours for ever.
+The rule of TF1's Saver: keep the newest few, and one checkpoint per so many hours for good.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class Saved(NamedTuple):
-    """A checkpoint that is on the disk."""
+    """A checkpoint on disk."""
 
     global_step: int
-    at: float  # seconds since the epoch, when it was written
+    at: float  # time of writing, in seconds since the epoch
 
 
 def surplus(
@@ -25,16 +25,16 @@ def surplus(
     every_s: float | None,
     best: int | None,
 ) -> set[int]:
-    """Return the steps whose checkpoints are to be deleted.
+    """Return the steps whose checkpoints have to be deleted.
 
     Args:
-        saved: all of them.
-        newest: the step of the one that was just written. Those of later steps were passed over as
-            damaged: the run will come by and replace them.
-        keep: how many of the newest stay.
-        every_s: seconds; the first one stays for ever, and each that was written so long after the
-            last that does. None: none does.
-        best: the step of the best one, which stays until another is better; None: there is none.
+        saved: all checkpoints.
+        newest: the step of the checkpoint just written. Checkpoints of later steps were skipped as
+            damaged: the run will reach those steps again and replace them.
+        keep: number of newest checkpoints to keep.
+        every_s: seconds; the first checkpoint is kept for good, and so is each checkpoint written
+            at least so long after the last one kept for good. None: no checkpoint is kept for good.
+        best: the step of the best checkpoint, kept until a better one exists; None: there is none.
     """
     past = sorted(checkpoint for checkpoint in saved if checkpoint.global_step <= newest)
     stay = {best, *(checkpoint.global_step for checkpoint in past[-keep:])}

@@ -1,8 +1,9 @@
-"""The service that saves: a copy of the state between two updates, written in the background.
+"""The service that saves: copies the state between two updates and writes it in the background.
 
-Training waits for the copy, a pass over the state's memory, and not for the disk. A state that lies
-on several ranks is not copied: all write it to its files, which the system brings to the disk
-later. Saves by steps training does wait for: no kill costs more steps than were asked for.
+Training waits for the copy, a pass over the memory of the state, and not for the disk. State spread
+over several ranks is not copied: all ranks write their parts to the files, and the system flushes
+the files to disk later. Training does wait for saves by steps: so a kill never costs more steps
+than the user allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from quorate.services.run_contents import NO_ROOM
 
 
 class Policy(NamedTuple):
-    """When to save, and what stays."""
+    """The settings of when to save, and which checkpoints to keep."""
 
     every_s: float | None = 600.0
     every_steps: int | None = None
@@ -35,19 +36,19 @@ class Policy(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a save."""
+    """The outcome of a save."""
 
     global_step: int
-    path: Path | None  # None: it failed
+    path: Path | None  # None: the save failed
     error: str
 
 
 class Checkpoints:
-    """Saves a run. Its methods are for the thread of the loop, but for ``ask``.
+    """The saver of a run. All methods except ``ask`` belong to the thread of the loop.
 
     Args:
-        run_dir: of the run.
-        policy: when, and what stays.
+        run_dir: the run directory.
+        policy: when to save, and which checkpoints to keep.
         renew: ``RunLock.renew``, called before each save: the directory may have been removed.
     """
 
@@ -57,28 +58,28 @@ class Checkpoints:
         self._run_dir = run_dir
         self._policy = policy
         self._renew = renew
-        self._copied_at = time.monotonic()  # the state that was saved last
-        self._took_s = 0.0  # to write it
+        self._copied_at = time.monotonic()  # time of the last copy of the state
+        self._took_s = 0.0  # seconds from the copy to the checkpoint on disk, in the last save
         self._last: Contents | None = None
         self._asked = False
-        # With what was begun of it, where its tensors may change from now on.
+        # With the draft already begun, where the tensors may change from now on.
         self._waiting: SimpleQueue[tuple[Contents, Draft | None] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._thread: threading.Thread | None = None
-        self._trace = current()  # of the run, whose thread this one's is not
+        self._trace = current()  # the trace of the run: the writing thread does not inherit it
 
     def ask(self) -> None:
-        """Save at the end of the update under way. Any thread, also a signal handler, may."""
+        """Request a save at the end of the current update. For any thread or signal handler."""
         self._asked = True
 
     def is_due(self, global_step: int) -> bool:
-        """Whether the state after this update is to be saved now."""
+        """Return whether the state after this update has to be saved now."""
         every_s = self._policy.every_s
         is_time = False
         if every_s is not None:
-            # So early that it is on the disk when it has to be.
+            # Start early enough for the checkpoint to be on disk in time.
             early_s = min(2 * self._took_s, every_s / 4)
             is_time = time.monotonic() - self._copied_at >= every_s - early_s
         return self._is_due_by_steps(global_step) or (
@@ -87,13 +88,14 @@ class Checkpoints:
 
     @property
     def spare(self) -> Contents | None:
-        """The last copy of the state, if its memory may be used again."""
+        """The last copy of the state, if its memory may be overwritten; else None."""
         return self._last if self._idle.is_set() else None
 
     def save(self, contents: Contents) -> None:
-        """Write these in the background. Waits for an earlier save that is under way.
+        """Write a checkpoint in the background. Waits for an earlier save in progress.
 
-        Where no thread can be started, these are on the disk when it returns, or cannot be.
+        If no thread can be started, the checkpoint is written, or has failed, before the call
+        returns.
         """
         self._idle.wait()
         self._asked, self._last = False, contents if contents.fill is None else None
@@ -115,7 +117,7 @@ class Checkpoints:
             self._idle.wait()
 
     def outcomes(self) -> list[Outcome]:
-        """Return what became of saves since the last call. Does not block."""
+        """Return the outcomes of all saves since the last call. Does not block."""
         outcomes = []
         with suppress(Empty):
             while True:
@@ -123,25 +125,25 @@ class Checkpoints:
         return outcomes
 
     def finish(self) -> None:
-        """Wait until what is under way is on the disk."""
+        """Wait until the save in progress is on disk."""
         self._idle.wait()
 
     def close(self) -> None:
-        """Finish, and end the thread."""
+        """Finish the save in progress and end the thread."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
             self._thread = None
 
     def write(self, contents: Contents) -> Path:
-        """Write these, and return their directory when they are on the disk.
+        """Write a checkpoint and return its directory when it is on disk.
 
         Raises:
-            SaveError: they cannot be written.
+            SaveError: the checkpoint cannot be written.
         """
         self.finish()
         try:
-            self._renew(make=True)  # nobody may come back to save it later
+            self._renew(make=True)  # make the directory again: this may be the last save of the run
             with self._spanning("writing a checkpoint"):
                 path = write(self._run_dir, contents)
                 self._tidy(contents)
@@ -163,12 +165,12 @@ class Checkpoints:
         )
 
     def _has_thread(self) -> bool:
-        """Start the thread that writes, unless there is one; return whether there is one now."""
+        """Start the writing thread if necessary; return whether the thread runs."""
         if self._thread is None:
             thread = threading.Thread(target=self._write_all, name="quorate-checkpoints")
             try:
                 thread.start()
-            except RuntimeError:  # the system starts none at present: too many, or no memory
+            except RuntimeError:  # the system has too many threads, or no memory
                 return False
             self._thread = thread
         return True
@@ -176,7 +178,7 @@ class Checkpoints:
     def _spanning(self, name: str, track: str = "") -> AbstractContextManager[None]:
         return nullcontext() if self._trace is None else self._trace.span(name, track)
 
-    # --- in its own thread ------------------------------------------------------------------------
+    # --- in the writing thread ----------------------------------------------------------------
 
     def _write_all(self) -> None:
         _give_way()
@@ -185,7 +187,7 @@ class Checkpoints:
             self._idle.set()
 
     def _write_one(self, contents: Contents, draft: Draft | None) -> None:
-        """Write a checkpoint, and put what became of it where the loop finds it."""
+        """Write a checkpoint, and queue its outcome for the loop."""
         try:
             with self._spanning("writing a checkpoint", "checkpoints"):
                 if draft is None:
@@ -195,7 +197,7 @@ class Checkpoints:
                 self._tidy(contents)
             self._took_s = time.monotonic() - self._copied_at
             outcome = Outcome(contents.global_step, path, "")
-        except Exception as error:  # the edge of the thread: the loop tells the user
+        except Exception as error:  # the edge of the thread: the loop reports the error to the user
             outcome = Outcome(contents.global_step, None, str(error))
         self._outcomes.put(outcome)
 
@@ -204,7 +206,7 @@ class Checkpoints:
         return every_steps is not None and global_step % every_steps == 0
 
     def _tidy(self, contents: Contents) -> None:
-        """Delete what need not stay."""
+        """Delete the surplus checkpoints."""
         listed = files.newest_first(self._run_dir)
         paths = {step: path for path, step in listed if files.is_ours(path, step)}
         every_h = self._policy.keep_every_h
@@ -222,11 +224,11 @@ class Checkpoints:
 def _written_at(path: Path) -> float:
     with suppress(OSError):
         return (path / files.MARKER).stat().st_mtime
-    return 0.0  # damaged
+    return 0.0  # a damaged checkpoint
 
 
 def _give_way() -> None:
-    """Let workers have the core first, where a thread can have a priority of its own."""
+    """Lower the priority of this thread below the workers', where threads have priorities."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,4 +1,4 @@
-"""Shared values in a checkpoint: compared before anything is changed, and set again."""
+"""Shared values in a checkpoint: compared with the script's before any value is changed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FILE = "shared.safetensors"
 
 
 class SavedShared(NamedTuple):
-    """What a checkpoint has of the ``Shared`` that the script made."""
+    """The saved values of the ``Shared`` objects of a script."""
 
     plain: Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
-    tensors: Mapping[str, torch.Tensor]  # by name.key, of modules name.key.parameter
+    tensors: Mapping[str, torch.Tensor]  # by "name.key", or "name.key.parameter" for a module
 
     def load(self) -> None:
-        """Set all of it, as user code would."""
+        """Set all values, as user code would."""
         for name, shared in everyone().items():
             for key, value in live(shared).items():
                 if key in self.plain.get(name, {}):
@@ -40,10 +40,11 @@ NONE = SavedShared({}, {})
 
 
 def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]:
-    """Read what a sound checkpoint has, and return it with lines for the user. Sets nothing.
+    """Read the shared values of a sound checkpoint; return the values and messages. Sets nothing.
 
     Raises:
-        MisfitError: a value is of another kind than the script makes it, or a module another one.
+        MisfitError: a saved value has another kind than the script's value, or belongs to a
+            different module.
     """
     plain = record.get("shared", {})
     stored = tensors(path, FILE) if FILE in record["files"] else {}
@@ -69,7 +70,7 @@ def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]
 
 
 def _misfit(where: str, value: Any, is_plain: bool, stored: Mapping[str, torch.Tensor]) -> str:
-    """Return how a value that was saved is another than the script's, or nothing."""
+    """Return how a saved value differs in kind from the script's value, or an empty text."""
     if isinstance(value, SIMPLE) is not is_plain:
         was = "a number or a text" if is_plain else "tensors"
         return f"Shared {where}: the checkpoint has {was}, the script a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""The bytes of tensors: from memory to a file and back, wherever the memory is."""
+"""The bytes of tensors: from memory to a file and back, on any device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quorate.replica.digest import flat_bytes
 
 
 def write_at(descriptor: int, values: torch.Tensor, start: int) -> None:
-    """Write the elements of a tensor, row by row, to an open file from byte ``start`` on.
+    """Write the elements of a tensor in row-major order to an open file, from byte ``start`` on.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     left = flat_bytes(values.detach().cpu()).numpy().data
     while left:
@@ -25,8 +25,8 @@ def read_at(descriptor: int, into: torch.Tensor, start: int) -> None:
     """Read the elements of a contiguous tensor from byte ``start`` of an open file on.
 
     Raises:
-        OSError: it cannot be read.
-        EOFError: the file ends before.
+        OSError: the file cannot be read.
+        EOFError: the file is too short.
     """
     here = into.detach() if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
     left = flat_bytes(here).numpy().data

@@ -1,13 +1,13 @@
-"""Tensor files: what the header of a .safetensors file says, checked before its data are read.
+"""Tensor files: the header of a .safetensors file, checked before the data are read.
 
     8 bytes   n, little-endian uint64
     n bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
-    data      the tensors' elements, one behind the other, row-major, little-endian
+    data      the tensors' elements, contiguous, row-major, little-endian
 
-So the size of a file follows from its header, and a file of another size is none: a sparse one of a
-terabyte is found before it is read. And where each tensor lies follows from names, dtypes and
-shapes, so that several processes can write one file. No torch: its import takes longer than a look
-at a run.
+The size of a file follows from its header, so a file of another size is refused before its data are
+read: a sparse file of a terabyte costs nothing. The position of each tensor follows from names,
+dtypes and shapes, so several processes can write one file. This module does not import torch: the
+import takes longer than inspecting a run.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from quorate.machine.text import printable
 from quorate.services.checkpoints.record import abridged, parsed_json
 
 MOST_HEADER_BYTES = 64 << 20
-_MOST_DIMENSIONS = 64  # what torch's kernels can take
+_MOST_DIMENSIONS = 64  # the maximum of torch's kernels
 _MOST_TENSORS = 3 << 19  # in a header: the shortest entry has 43 bytes
 _PIECE_BYTES = 1 << 20
 
-# From safetensors' names of dtypes to torch's, and how many bytes an element has.
+# From safetensors' names of dtypes to torch's names, and the bytes per element.
 TORCH_NAMES = {
     **{"BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"},
     **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "C64": "complex64"},
@@ -47,7 +47,7 @@ _BYTES = {
     **{"U64": 8, "I64": 8, "F64": 8, "C64": 8},
 }
 _NAMES = {name: stored for stored, name in TORCH_NAMES.items()}
-# As safetensors' own writer has them: the widest first, so that each tensor is aligned.
+# The order of safetensors' own writer: the widest dtype first, so that each tensor is aligned.
 _ORDER = (
     *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
     *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"),
@@ -55,7 +55,7 @@ _ORDER = (
 
 
 class Stored(NamedTuple):
-    """A tensor in a file."""
+    """A tensor in a file: dtype, shape and position."""
 
     dtype: str  # torch's name: "float32"
     shape: tuple[int, ...]
@@ -64,23 +64,23 @@ class Stored(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file holds."""
+    """The content of a file's header."""
 
     tensors: dict[str, Stored]
     metadata: dict[str, str]
-    nbytes: int  # of the file
+    nbytes: int  # size of the file
 
 
 def laid_out(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, Stored]]:
-    """Return how a file of tensors begins, and where each of them lies.
+    """Return the first bytes of a file of tensors, and the position of each tensor.
 
     Args:
-        tensors: dtypes, as torch names them, and shapes by name.
+        tensors: dtypes, in torch's names, and shapes by name.
 
     Raises:
-        ValueError: there is no such dtype in a file.
+        ValueError: safetensors has no such dtype.
     """
     for name, (dtype, _) in tensors.items():
         if dtype not in _NAMES:
@@ -94,7 +94,7 @@ def laid_out(
         entries[name] = {"dtype": _NAMES[dtype], "shape": [*shape], **offsets}
         at = end
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that data are aligned
+    text += b" " * (-len(text) % 8)  # pad, so that the data are aligned
     begin = len(text).to_bytes(8, "little") + text
     stored = {
         name: Stored(*tensors[name], len(begin) + start, len(begin) + stop)
@@ -104,31 +104,31 @@ def laid_out(
 
 
 def header(path: Path) -> Header:
-    """Read the header of a file, and check it against the file's size.
+    """Read the header of a file, and check the header against the file's size.
 
     Raises:
-        CheckpointError: it is no safetensors file, or a damaged one.
-        OSError: it cannot be read, or is no regular file.
+        CheckpointError: the file is not a safetensors file, or is damaged.
+        OSError: the file cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         return _header(path, file)
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a regular file. Memory does not depend on its size.
+    """Return the SHA-256 of a regular file. Memory use does not depend on the file's size.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: the file cannot be read, or is not a regular file.
     """
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def pieces(path: Path, stored: Stored) -> Iterator[bytes]:
-    """Yield the bytes of a tensor, a piece at a time.
+    """Yield the bytes of a tensor, piece by piece.
 
     Raises:
-        CheckpointError: the file ends before it.
+        CheckpointError: the file ends before the end of the tensor.
     """
     with open_regular(path) as file:
         file.seek(stored.start)
@@ -164,7 +164,8 @@ def _header(path: Path, file: BufferedReader) -> Header:
         tensors = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
     except ValueError as error:
         raise CheckpointError(path, f"its header: {error}") from error
-    # The data are the tensors, one behind the other: no gap, nothing twice, nothing behind them.
+    # The data consist of exactly the tensors, one after another: no gap, no overlap, no trailing
+    # bytes.
     at = 8 + length
     for name, stored in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if stored.start != at:
@@ -179,10 +180,10 @@ def _header(path: Path, file: BufferedReader) -> Header:
 
 
 def _require_entries(text: bytes) -> None:
-    """Refuse a text that is no object of objects, before there is memory for all of it.
+    """Refuse a text other than an object of objects, before memory for all entries is allocated.
 
     Raises:
-        ValueError: it is none, or has more tensors than a header can describe.
+        ValueError: the text has another structure, or more tensors than a header can describe.
     """
     if (most := text.count(b"{")) > _MOST_TENSORS:
         raise ValueError(f"got {most:,} braces, expected at most {_MOST_TENSORS:,}")
@@ -191,7 +192,7 @@ def _require_entries(text: bytes) -> None:
     except msgspec.ValidationError as error:
         raise ValueError(f"got no tensors by name: {printable(error)}") from error
     except (msgspec.DecodeError, RecursionError):
-        return  # the other parser says what is wrong
+        return  # the strict parser reports the fault
 
 
 def _is_size(number: object) -> bool:
@@ -199,7 +200,7 @@ def _is_size(number: object) -> bool:
 
 
 def _stored(name: str, entry: object, data_at: int) -> Stored:
-    """Return a tensor that a header describes. Raises ``ValueError``."""
+    """Return the tensor described by a header's entry. Raises ``ValueError``."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{abridged(name)}: got {abridged(entry)}, expected dtype, shape, offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -209,7 +210,7 @@ def _stored(name: str, entry: object, data_at: int) -> Stored:
     for numbers, most in ((shape, _MOST_DIMENSIONS), (offsets, 2)):
         if not isinstance(numbers, list) or len(numbers) > most or not all(map(_is_size, numbers)):
             raise ValueError(f"{abridged(name)}: got {abridged(numbers)}, expected whole numbers")
-    # Strides are computed with sizes of 0 taken as 1, so an empty shape can overflow too.
+    # torch computes strides with sizes of 0 taken as 1, so an empty shape can overflow too.
     if not _is_size(math.prod(max(size, 1) for size in shape) * _BYTES[dtype]):
         raise ValueError(f"{abridged(name)}: got {abridged(shape)}, expected fewer elements")
     if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * _BYTES[dtype]:

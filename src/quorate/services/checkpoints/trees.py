@@ -1,9 +1,8 @@
-"""Trees: nested values of Python as JSON and named tensors, and back. Nothing is pickled.
+"""Trees: nested Python values as JSON and named tensors, and back. Nothing is pickled.
 
-What optimizers and schedulers of any maker give as their state: numbers, strings, None, lists,
-tuples, sets, dicts with keys of these, tensors, NumPy arrays and numbers, and references to
-parameters. A number or string is itself in JSON; all else is an object whose first key says what it
-is.
+A tree holds the state of any optimizer or scheduler: numbers, strings, None, lists, tuples, sets,
+dicts with such keys, tensors, NumPy arrays and numbers, and references to parameters. In JSON, a
+number or string stands for itself; every other value is an object whose first key names the kind.
 """
 
 from __future__ import annotations
@@ -18,34 +17,35 @@ import torch
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import tensor_file
 
-MOST_NAME = 512  # characters of a tensor's name, but for its number
-MOST_DEEP = 8  # of a tree: a level takes up to three of the record's ``MOST_DEPTH`` brackets
+MOST_NAME = 512  # characters of a tensor's name, without its number
+MOST_DEEP = 8  # levels of a tree: a level takes up to three of the record's ``MOST_DEPTH`` brackets
 _NUMBERS: Mapping[str, float] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Encoder:
-    """Makes JSON of trees, and collects their tensors.
+    """An encoder of trees as JSON, which collects the tensors of the trees.
 
     Args:
-        parameters: the names of parameters by ``id``: they are saved elsewhere.
+        parameters: the names of the model's parameters by ``id``: parameters are saved elsewhere.
     """
 
     def __init__(self, parameters: Mapping[int, str]) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._named = parameters
-        # By the ``id`` of a tensor or an array, the object and its tree: one that is there twice is
-        # saved once. The object is kept: else its id could become another one's.
+        # By the ``id`` of a tensor or an array: the object and its tree, so that a shared object is
+        # saved once. The reference keeps the object alive: a new object could get the id of a dead
+        # one.
         self._encoded: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Any:
         """Return a tree for JSON.
 
         Args:
-            path: where the value is: for the name of a tensor, and for an error message. Two
-                values may have the same path.
+            path: the position of the value: used as the name of a tensor, and in error messages.
+                Two values may have the same path.
 
         Raises:
-            CheckpointError: there is something in it that is no such value.
+            CheckpointError: the tree contains a value of an unsupported type.
         """
         if depth > MOST_DEEP:
             raise CheckpointError(path, f"nested more than {MOST_DEEP} deep, which is not saved")
@@ -83,7 +83,7 @@ class Encoder:
         )
 
     def _once(self, value: object, encode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the tree of a tensor or an array, the same one each time."""
+        """Return the tree of a tensor or an array, the same object for repeated calls."""
         if id(value) not in self._encoded:
             self._encoded[id(value)] = value, encode()
         return self._encoded[id(value)][1]
@@ -98,13 +98,13 @@ class Encoder:
                 expected="a dense tensor, which can be saved",
                 fix="use another optimizer, or pass no run_dir",
             )
-        # What is complex lies in memory as it is, and not as its conjugate.
+        # Resolve lazy conjugation and negation: the file stores plain elements.
         plain = plain.resolve_conj().resolve_neg()
         dense = plain.is_contiguous() or plain.numel() != _span(plain)
         strides: dict[str, Any] = {} if dense else {"stride": list(plain.stride())}
         dtype = str(plain.dtype).removeprefix("torch.")
         if dtype not in tensor_file.DTYPES:
-            # Files of tensors have no such elements: those of complex128 are saved as pairs.
+            # safetensors has no complex128: store pairs of float64.
             if plain.dtype is not torch.complex128:
                 raise CheckpointError(
                     path, got=f"a tensor of {dtype}", expected="a dtype that safetensors has"
@@ -126,12 +126,12 @@ class Encoder:
                 expected="numbers of a dtype that torch has, which can be saved",
                 fix="keep such values",
             ) from None
-        # Without dimensions, an array and a number are two things.
+        # Distinguish a zero-dimensional array from a NumPy number.
         is_array = {"is_array": True} if isinstance(value, np.ndarray) and not copy.ndim else {}
         return {"numpy": self._tensor(tensor, path), **is_array}
 
     def _name(self, path: str) -> str:
-        """Return a name for a tensor that no other has: its path, and a number where needed."""
+        """Return a unique name for a tensor: its path, and a number where needed."""
         name = start = path.encode(errors="backslashreplace").decode()[:MOST_NAME]
         number = len(self.tensors)
         while name in self.tensors:
@@ -140,11 +140,11 @@ class Encoder:
 
 
 class Decoder:
-    """Makes trees of JSON and tensors.
+    """A decoder of trees from JSON and tensors.
 
     Args:
-        tensors: by name.
-        parameters: by name.
+        tensors: the saved tensors, by name.
+        parameters: the model's parameters, by name.
     """
 
     def __init__(
@@ -153,16 +153,16 @@ class Decoder:
         self._tensors = tensors
         self._named = parameters
         self._made: dict[str, torch.Tensor] = {}
-        self._arrays: dict[str, Any] = {}  # NumPy's, by the names of their tensors
+        self._arrays: dict[str, Any] = {}  # NumPy arrays, by the names of their tensors
 
     def decode(self, tree: Any, depth: int = 0) -> Any:
-        """Return what ``encode`` was given.
+        """Return the value that ``encode`` turned into a tree.
 
         Raises:
-            CheckpointError: it is no tree.
+            CheckpointError: the JSON is not a tree.
         """
         if isinstance(tree, float) and not math.isfinite(tree):
-            raise CheckpointError("no tree of values", f"{tree!r}")  # it is written as text
+            raise CheckpointError("no tree of values", f"{tree!r}")  # ``encode`` writes text
         if tree is None or isinstance(tree, bool | int | float | str):
             return tree
         if depth > MOST_DEEP or not isinstance(tree, dict) or not tree:
@@ -227,17 +227,17 @@ _KINDS: Mapping[str, Callable[[Decoder, dict[str, Any], Any, int], Any]] = {
 
 
 def _span(value: torch.Tensor) -> int:
-    """Return how many elements of memory lie between a tensor's first and last one."""
+    """Return the number of elements of memory from a tensor's first element to its last."""
     if value.numel() == 0:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
 
 
 def require_like(value: Any, example: Any, where: str) -> None:
-    """Compare a value with one that has its place: are they of one kind, at every level?
+    """Check that a value has the same structure and types as an example, at every level.
 
     Raises:
-        CheckpointError: a key is missing, or there is a text in the place of a number, say.
+        CheckpointError: a key is missing, or a type differs: a text instead of a number, say.
     """
     if isinstance(example, dict) and isinstance(value, dict):
         for key, inner in example.items():
@@ -261,7 +261,7 @@ def _is_like(value: Any, example: Any) -> bool:
     if isinstance(example, bool) or isinstance(value, bool):
         return type(value) is type(example)
     if isinstance(example, int | float):
-        # What is infinite may be finite later: the best loss so far.
+        # An infinite value may become finite later: the best loss of a run, say.
         return isinstance(value, int | float) and (value in _ENDS or abs(value) < _MOST)
     return isinstance(value, type(example))
 

@@ -1,4 +1,4 @@
-"""Weights to begin from: those that plain torch, another run or a checkpoint of ours saved."""
+"""Initial weights: from plain torch, another run or a checkpoint of quorate."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from quorate.services.checkpoints import files, tensor_file
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-# What DataParallel, DDP and torch.compile put before every name.
+# The prefixes of DataParallel and DDP, and of torch.compile, before every name.
 PREFIXES = ("module.", "_orig_mod.")
 
-# Under which many scripts save the state dict among other things.
+# Keys under which many scripts save the state dict beside other values.
 NESTED = ("state_dict", "model_state_dict", "model")
 
 LOG = logging.getLogger("quorate").warning
@@ -55,10 +55,10 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
     """
     path = Path(path)
     own = {n: v for n, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-    own_prefix = "".join(_prefixes_of(own))  # a compiled model's, which is given plain weights
+    own_prefix = "".join(_prefixes_of(own))  # a compiled model accepts plain weights
     own = {name.removeprefix(own_prefix): value for name, value in own.items()}
     file = _file_in(path, say) if is_folder(path) else path
-    # 1. Which tensors there are: by the header alone, where there is one.
+    # 1. Compare names and shapes: from the header alone, if the file has a header.
     weights = _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
     names = {name: name for name in weights}
     for prefix in _prefixes_of(weights):
@@ -79,7 +79,7 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
             f"{'; '.join(wrong[:5])}{more}",
             fix="give weights of this model",
         )
-    # 2. Their values.
+    # 2. Copy the values.
     if file.suffix == ".safetensors":
         with _readable(file):
             read = load_file(file)
@@ -93,7 +93,10 @@ def load_weights(model: Model, path: str | Path, say: Callable[[str], None] = LO
 
 
 def _file_in(folder: Path, say: Callable[[str], None]) -> Path:
-    """Return the weights' file in a checkpoint's directory, or in that of a run: checked."""
+    """Return the path of the weights in a verified checkpoint of a directory.
+
+    The directory is a checkpoint's own or a run directory, whose newest sound checkpoint is used.
+    """
     file = "model.safetensors"
     if exists(folder / files.MARKER) or exists(folder / files.RECORD):
         files.check_named(folder)
@@ -112,11 +115,11 @@ def _file_in(folder: Path, say: Callable[[str], None]) -> Path:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn whatever a reader raises into one line.
+    """Turn any exception of a reader into an error of one line.
 
     Raises:
-        CheckpointError: it raised. Readers of damaged files raise KeyError, IndexError,
-            AssertionError, UnicodeDecodeError, ... : there is no list of them.
+        CheckpointError: the reader raised an exception. Readers of damaged files raise KeyError,
+            IndexError, AssertionError, UnicodeDecodeError, ...; no list of the types is complete.
     """
     try:
         yield
@@ -134,7 +137,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Return tensors without memory, of the names, shapes and dtypes that a file has."""
+    """Return tensors on "meta" with the names, shapes and dtypes of a file."""
     with _readable(path):
         return {
             name: torch.empty(stored.shape, dtype=getattr(torch, stored.dtype), device="meta")
@@ -152,22 +155,22 @@ def _pickled(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _require_bounded(path: Path, file: BufferedReader) -> None:
-    """Refuse what a file makes more memory of than it has bytes, or than there is.
+    """Refuse a file whose reading would take more memory than its size, or than is available.
 
     Raises:
-        CheckpointError: it does.
+        CheckpointError: reading the file would take too much memory.
     """
     size = size_of(file)
     if reason := too_large(size):
         raise CheckpointError(f"weights of {path}", f"reading it takes {reason}")
-    if not is_zipfile(file):  # as torch.save wrote it before 1.6: pickles, then the elements
+    if not is_zipfile(file):  # the format of torch.save before 1.6: pickles, then the elements
         file.seek(0)
         pickles: list[IO[bytes]] = [file] * 5
     else:
         with ZipFile(file) as archive:
             parts = archive.infolist()
-            # torch.save stores; a part of zeros that is compressed is a thousandth of them, and
-            # one that many names refer to is read as often.
+            # torch.save writes uncompressed parts. A compressed part of zeros is a thousandth of
+            # its content, and a part under many names is read once per name.
             if any(part.compress_type != ZIP_STORED for part in parts) or size < sum(
                 part.file_size for part in parts
             ):
@@ -181,7 +184,7 @@ def _require_bounded(path: Path, file: BufferedReader) -> None:
             ]
     for pickle in pickles:
         for operation, argument, _ in genops(pickle):
-            # It takes a number of bytes, which weights_only lets through.
+            # bytearray(n) allocates n bytes, and weights_only lets the call through.
             if operation.name == "GLOBAL" and str(argument).endswith(" bytearray"):
                 raise CheckpointError(
                     f"weights of {path}",
@@ -193,7 +196,7 @@ def _require_bounded(path: Path, file: BufferedReader) -> None:
 def _conversions(
     weights: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
 ) -> Iterator[str]:
-    """Yield what is said of tensors of another dtype; raise for those that cannot be copied."""
+    """Yield a message per dtype conversion; raise for a tensor that cannot be copied."""
     others: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
     for name in own:
         value = weights[name]
@@ -235,7 +238,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _prefixes_of(names: Mapping[str, Any]) -> list[str]:
-    """List the known prefixes that all names have, from the outside in."""
+    """List the known prefixes shared by all names, outermost first."""
     left, prefixes = list(names), []
     while prefix := next((p for p in PREFIXES if left and all(n.startswith(p) for n in left)), ""):
         prefixes.append(prefix)

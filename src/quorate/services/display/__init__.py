@@ -1,1 +1,1 @@
-"""The display: what a run shows of itself on a terminal or in a log file."""
+"""The display: the output of a run on a terminal or in a log file."""

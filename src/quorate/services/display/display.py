@@ -1,4 +1,4 @@
-"""The display: a run that a person can follow, by a live bar on a terminal, by lines elsewhere."""
+"""The display: the progress of a run, as a live bar on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from quorate.services.report import Report
 from quorate.settings import resolved
 
 LINE_EVERY_S = 5.0
-TABLE_EVERY_S = 60.0  # where the table makes a log longer
-TABLE_AFTER_S = 10.0  # of a run that ends before a first table: a shorter one has few figures
+TABLE_EVERY_S = 60.0  # elsewhere than on a terminal, where each table lengthens the log
+TABLE_AFTER_S = 10.0  # shortest run with a table at its end: a shorter run has few figures
 
 
 class Display(Protocol):
-    """Shows a run as it goes. The loop's thread and a service's may call it at the same time."""
+    """The display of a run. The loop's thread and a service's thread may call it simultaneously."""
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
 
     def mention(self, text: str) -> None:
-        """Show a line that stays, unless the run is to be quiet."""
+        """Show a line that stays, unless the user wants a quiet run."""
 
     def update(self, report: Report) -> None:
-        """Take note of an update; how often something is shown, the display decides."""
+        """Note an update. The display decides how often to show one."""
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
-        """Show what all workers are at.
+        """Show the state of all workers.
 
-        To be called every few seconds, by one thread: what is shown of their speed is over the time
-        since the call before.
+        Call every few seconds, from one thread: the speeds shown cover the time since the previous
+        call.
         """
 
     def close(self) -> None:
-        """Show what is left to show: the run is over."""
+        """Show the final state: the run is over."""
 
 
 def display(stream: TextIO | Steady | None = None) -> Display:
-    """Return the display that fits a stream, standard output by default, and what was asked for.
+    """Return the display that fits a stream (default: standard output) and the settings.
 
-    Where nothing can be written any more it falls silent.
+    A stream that cannot be written any more is ignored from then on.
     """
     stream = sys.stdout if stream is None else stream
     out = stream if isinstance(stream, Steady) else Steady(stream)
     shown = resolved(Shown, None)
     if out.isatty() and not shown.quiet and shown.log_format != JSON:
-        # What the user's code prints without an end of line is shown by it as it is: [b] is no tag.
+        # markup=False: the output of user code, such as "[b]", is no markup and is shown unchanged.
         console = Console(file=cast(TextIO, out), markup=False, highlight=False, emoji=False)
-        if not console.is_dumb_terminal:  # one that cannot go back shows a bar at the end alone
+        if not console.is_dumb_terminal:  # a dumb terminal shows a bar at the end alone
             return Bar(console, shown)
     return Lines(out, shown)
 
@@ -69,18 +69,19 @@ def display(stream: TextIO | Steady | None = None) -> Display:
 class Lines:
     """A display of one line every few seconds, at the end of an epoch, and at the end.
 
-    The table of workers comes once a minute, and at the end of a run of ``TABLE_AFTER_S``.
+    The table of workers is shown once a minute, and at the end of a run of at least
+    ``TABLE_AFTER_S``.
     """
 
     def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
         self._stream = stream
         self._shown = shown or Shown()
-        self._writing = threading.RLock()  # again by a signal handler of the thread that has it
+        self._writing = threading.RLock()  # reentrant: a signal handler of its thread may print
         self._begun_at = self._shown_at = self._table_at = time.monotonic()
         self._first = True
         self._table = WorkerRows()
-        self._rows: list[Row] = []  # the newest ones, not shown yet
-        self._shows_tables = False  # it has shown one
+        self._rows: list[Row] = []  # the newest rows, not shown yet
+        self._shows_tables = False  # whether a table was shown before
         self._newest = Newest()
 
     def say(self, text: str) -> None:
@@ -88,7 +89,7 @@ class Lines:
         self._print(self._shown.line(text))
 
     def mention(self, text: str) -> None:
-        """Show a line that stays, unless the run is to be quiet."""
+        """Show a line that stays, unless the user wants a quiet run."""
         if not self._shown.quiet:
             self.say(text)
 
@@ -111,7 +112,7 @@ class Lines:
         return is_time or report.ends_epoch
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
-        """Show what all workers are at."""
+        """Show the state of all workers."""
         now = time.monotonic()
         self._rows = self._table.rows(workers, uses, now)
         if now - self._table_at >= TABLE_EVERY_S and not self._shown.quiet:
@@ -130,9 +131,9 @@ class Lines:
 
 
 class Bar:
-    """A progress bar with the newest numbers, and the table of workers below it.
+    """A progress bar with the newest numbers, above a table of workers.
 
-    Other lines scroll above it.
+    Other lines scroll above the bar.
     """
 
     def __init__(self, console: Console, shown: Shown | None = None) -> None:
@@ -147,7 +148,7 @@ class Bar:
         self._print(self._shown.line(text))
 
     def mention(self, text: str) -> None:
-        """Show a line that stays, unless the run is to be quiet."""
+        """Show a line that stays, unless the user wants a quiet run."""
         if not self._shown.quiet:
             self.say(text)
 
@@ -164,11 +165,11 @@ class Bar:
         what = numbers(report, metrics)
         self._view.update(position(report), what, eta, report.global_step, report.last_step)
         if not self._live.is_started:
-            with suppress(RuntimeError):  # no thread can be started: it is drawn at each update
+            with suppress(RuntimeError):  # no thread can be started: each update draws the bar
                 self._live.start()
 
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
-        """Show what all workers are at."""
+        """Show the state of all workers."""
         self._view.workers(self._table.rows(workers, uses, time.monotonic()))
 
     def close(self) -> None:
@@ -177,18 +178,18 @@ class Bar:
 
 
 def line_of(report: Report, shown: Mapping[str, float], *, dated: bool) -> str:
-    """Return the line of an update, without what is left of the run.
+    """Return the line of an update, without the remaining time.
 
     Args:
-        shown: its metrics, maybe with those of other phases.
-        dated: whether it has the units that a person infers.
+        shown: the metrics of the update, possibly with metrics of other phases.
+        dated: whether to add the units that a person infers.
     """
     unit = " updates" if dated else ""
     return f"{position(report)}{unit}  {numbers(report, shown)}"
 
 
 def position(report: Report) -> str:
-    """Return where a run is: ``epoch 2/5  step 300/1,175``."""
+    """Return the position of a run: ``epoch 2/5  step 300/1,175``."""
     return (
         f"epoch {report.epoch + 1}/{report.epochs}  "
         f"step {report.global_step:,}/{report.last_step:,}"
@@ -196,13 +197,13 @@ def position(report: Report) -> str:
 
 
 class Newest:
-    """The newest metrics of all phases: an update has those of its own."""
+    """The newest metrics of all phases: an update has only the metrics of its own phase."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, float] = {}
 
     def of(self, report: Report) -> Mapping[str, float]:
-        """Return what to show of an update, in the order in which metrics came first."""
+        """Return the metrics to show for an update, in the order of their first appearance."""
         if report.phase is None:
             return report.metrics
         self._metrics |= report.metrics
@@ -213,8 +214,8 @@ def numbers(report: Report, shown: Mapping[str, float]) -> str:
     """Return loss, metrics, learning rate and speed, in one line.
 
     Args:
-        report: of an update.
-        shown: its metrics, maybe with those of other phases.
+        report: the report of an update.
+        shown: the metrics of the update, possibly with metrics of other phases.
     """
     late = ""
     if any(report.stale):

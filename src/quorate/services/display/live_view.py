@@ -1,7 +1,7 @@
-"""The live view: a bar, the newest numbers and the table of workers, as wide as the terminal is.
+"""The live view: a bar, the newest numbers and the table of workers, as wide as the terminal.
 
-Where a line is too short for all of it, numbers come below the bar, and columns of the table are
-left out, the least needed first. Nothing is cut in the middle.
+On a narrow terminal, the numbers move below the bar, and columns of the table are dropped, the
+least important first. No text is cut in the middle.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ FIRST_LEFT_OUT = ("memory", "use", "waiting", "shard", "device")  # of the table
 
 
 class LiveView:
-    """What is drawn now. One thread changes it, and another may draw it meanwhile."""
+    """The content of the live view. One thread changes the content while another may draw it."""
 
     def __init__(self) -> None:
         self._shown: tuple[str, str, str, int, int] | None = None
         self._rows: Sequence[Row] = ()
-        self._folded_at = 0  # the widest terminal that was too narrow: numbers vary in length
+        self._folded_at = 0  # the widest terminal found too narrow: numbers vary in length
 
     def update(self, position: str, numbers: str, eta: str, completed: int, total: int) -> None:
         """Show an update.
 
         Args:
             position: ``epoch 1/3  step 300/705``.
-            numbers: of it; parts with two spaces between them.
-            eta: how long it still takes; empty if nobody knows.
-            completed: updates.
-            total: of so many.
+            numbers: metrics and speed of the update, separated by two spaces.
+            eta: the remaining time; empty if unknown.
+            completed: updates so far.
+            total: updates in all.
         """
         self._shown = position, numbers, eta, completed, total
 
     def workers(self, rows: Sequence[Row]) -> None:
-        """Show a table of workers below."""
+        """Show a table of workers below the bar."""
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -71,7 +71,7 @@ class LiveView:
 
 
 def table(rows: Sequence[Row], width: int) -> Table:
-    """Return the table of workers, with as many of its columns as fit."""
+    """Return the table of workers, with as many columns as fit."""
     kept = [name for number, name in enumerate(COLUMNS) if any(row[number] for row in rows)]
     for name in FIRST_LEFT_OUT:
         if _width_of(rows, kept) <= width:
@@ -87,7 +87,7 @@ def table(rows: Sequence[Row], width: int) -> Table:
 
 
 def wrapped(text: str, width: int) -> Iterator[Text]:
-    """Yield the lines of a text that is broken between its parts."""
+    """Yield the lines of a text, broken only between its parts."""
     line = ""
     for part in text.split(GAP):
         longer = f"{line}{GAP}{part}" if line else part

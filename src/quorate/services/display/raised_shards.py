@@ -1,4 +1,4 @@
-"""Raised shards: user code raises on one worker, and others compute its shards. It is said."""
+"""Raised shards: exceptions of user code on one worker, whose shards other workers compute."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from quorate.coordination.run_event import WARNING, RunEvent
 
 
 class RaisedShards:
-    """Names workers on which user code raises, though the run goes on. One thread."""
+    """The warnings about workers on which user code raises while the run goes on. One thread."""
 
     def __init__(self) -> None:
-        self._counts = Counter[int]()  # shards by worker
+        self._counts = Counter[int]()  # number of shards by worker
         self._last: dict[int, str] = {}
 
     def named(self, worker: int, where: str, error: BaseException) -> str | None:
-        """Return the line to show about a shard that a worker raised in: its first one.
+        """Return the warning about a shard whose computation raised; None after a worker's first.
 
         Args:
             where: the shard in words: "step 7, shard 3".
@@ -32,7 +32,7 @@ class RaisedShards:
         """Return the lines to show at the end.
 
         Args:
-            job: what the shards were for: "training", "validation".
+            job: the purpose of the shards: "training", "validation".
         """
         return [
             f"worker {worker} raised in {count:,} shard{'s' * (count > 1)} of {job}, which other "

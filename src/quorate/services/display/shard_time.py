@@ -1,4 +1,4 @@
-"""Shard times: how long a worker takes for a shard, from its status at two moments."""
+"""Shard times: the time that a worker needs for a shard, from its status at two moments."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 from quorate.engines.worker_status import PHASES, WorkerStatus
 
-WORK = PHASES[PHASES.index("fetching") :]  # what a shard's time consists of
+WORK = PHASES[PHASES.index("fetching") :]  # the phases of a shard's time
 
 
 class ShardTime(NamedTuple):
-    """What shards took a worker over some time."""
+    """The shard time of a worker over an interval."""
 
-    shards: int  # begun in it
+    shards: int  # begun in the interval
     shard_s: float | None  # seconds of work per shard; None if no shard was begun
-    phases_s: dict[str, float]  # the same in each phase of WORK; empty if no shard was begun
-    waiting: float | None  # share of the time in which it was there and had no work, 0 to 1
+    phases_s: dict[str, float]  # shard_s in each phase of WORK; empty if no shard was begun
+    waiting: float | None  # share of the time with the worker present but without work, 0 to 1
 
 
 def shard_time(before: WorkerStatus | None, after: WorkerStatus) -> ShardTime:
-    """Return a worker's shard time between two statuses; without the first, since its beginning.
+    """Return a worker's shard time between two statuses; without the first, since its start.
 
-    A shard that is under way counts as a whole one if it was begun in that time, and its time as
-    far as it was spent in it: over n shards the figure may be off by one part in n.
+    A shard in progress counts as a whole shard if the shard was begun in the interval, with the
+    time spent within the interval: over n shards the figure may be off by one part in n.
     """
     spent = dict(after.seconds)
     shards = after.shards

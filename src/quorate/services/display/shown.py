@@ -1,4 +1,4 @@
-"""What of a run is shown, how often, and in which form: the settings, and a line in each form."""
+"""The settings of a run's output: content, frequency and format, and a line in each format."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Shown(Settings):
     )
 
     def is_due(self, global_step: int) -> bool:
-        """Whether a line of this update was asked for."""
+        """Return whether the user wants a line for this update."""
         return self.log_every is not None and global_step % self.log_every == 0
 
     def line(self, text: str) -> str:
-        """Return what is shown of a text that is said."""
+        """Return a message in the chosen format."""
         match self.log_format:
             case "dated":
                 return "\n".join(f"{_now()}  {line}" for line in text.splitlines() or [""])
@@ -67,11 +67,11 @@ class Shown(Settings):
         return text
 
     def update_line(self, report: Report, metrics: Mapping[str, float], plain: str) -> str:
-        """Return what is shown of an update.
+        """Return the line of an update in the chosen format.
 
         Args:
-            metrics: of it, maybe with those of other phases.
-            plain: the same as a plain line, but for what is left of the run.
+            metrics: the metrics of the update, possibly with metrics of other phases.
+            plain: the plain line, without the remaining time.
         """
         match self.log_format:
             case "dated":
@@ -83,7 +83,7 @@ class Shown(Settings):
 
 
 def clock(seconds: float) -> str:
-    """Return a time as a clock has it: ``1:02:03`` or ``2:03``."""
+    """Return a time in the format of a clock: ``1:02:03`` or ``2:03``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
@@ -104,7 +104,7 @@ def _record(report: Report, metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    """Return a number as JSON has it: there is neither NaN nor infinity."""
+    """Return a number for JSON: None for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""Progress of a start: what a run does before its first update, where that takes long."""
+"""The progress of a start: messages about slow phases before a run's first update."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-AFTER_S = 5.0  # without a line, before one says what is being done
+AFTER_S = 5.0  # seconds without output before the current phase is named
 EVERY_S = 30.0  # between two lines about the same phase
 
 
 class StartProgress:
-    """Says what a run is doing while nothing else is shown; ``close`` it.
+    """The messages about a slow start, while nothing else is shown. Call ``close``.
 
-    A thread writes the lines, as user code may hold up the one that calls. It starts with the first
-    phase, and ends with ``close``.
+    A separate thread writes the lines, because user code may block the calling thread. The thread
+    starts with the first phase, and ends with ``close``.
 
     Args:
-        mention: shows a line to the user; called in the thread.
-        after_s: how long nothing is shown before the phase is named that is under way then;
-            default: ``AFTER_S``.
-        every_s: how long until the same phase is named again.
+        mention: shows a line to the user; called in the separate thread.
+        after_s: seconds without output before the current phase is named; default: ``AFTER_S``.
+        every_s: seconds until the same phase is named again.
     """
 
     def __init__(
@@ -34,19 +33,19 @@ class StartProgress:
         self._after_s = AFTER_S if after_s is None else after_s
         self._every_s = every_s
         self._changed = threading.Condition()
-        self._what: Callable[[], str] | None = None  # None: nothing is under way
-        self._shown_at = time.monotonic()  # the last line; at first: the beginning
+        self._what: Callable[[], str] | None = None  # None: no phase is in progress
+        self._shown_at = time.monotonic()  # time of the last line; at first: of the start
         self._begun_at = self._due_at = 0.0
-        self._is_named = False  # the phase
+        self._is_named = False  # whether the current phase has been named
         self._is_over = False
         self._thread: threading.Thread | None = None
 
     def at(self, what: str | Callable[[], str]) -> None:
-        """Begin a phase, which ends the one before.
+        """Begin a phase, which ends the previous phase.
 
         Args:
-            what: is done now: "loading rows", or what returns that when it is to be shown. Any
-                thread may call it.
+            what: the name of the phase, "loading rows", or a function that returns the current
+                name. Any thread may call the function.
         """
         with self._changed:
             self._what = (lambda: what) if isinstance(what, str) else what
@@ -60,7 +59,7 @@ class StartProgress:
                 self._thread = thread
 
     def close(self) -> None:
-        """End: from here on other lines tell how the run goes. Again is no matter."""
+        """End the messages: from now on other output shows the progress. May be called again."""
         with self._changed:
             self._is_over = True
             self._changed.notify()
@@ -75,10 +74,11 @@ class StartProgress:
             )
 
     def _due(self) -> tuple[Callable[[], str], float | None] | None:
-        """Wait until a phase is to be named, and return it; None: it is over.
+        """Wait until a phase has to be named.
 
         Returns:
-            The phase; and how long it takes so far, if it was named before.
+            The phase; and its duration so far in seconds, if the phase was named before. None after
+            ``close``.
         """
         with self._changed:
             while not self._is_over:

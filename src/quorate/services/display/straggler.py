@@ -1,9 +1,9 @@
-"""Stragglers: workers that are slow. The log names them at once, the display once per run.
+"""Stragglers: slow workers. The log names them at once, the display once per run.
 
-Two observations call a worker slow. Its shards take much longer than the shards of other workers:
-``SlowWorkers`` compares the times of workers. Or the coordinator had another worker compute a shard
-too, because the first one was late: ``CopiedShards`` counts those. Neither changes a result, so the
-user reads one line about both at the end of a run; see ``Stragglers``.
+A worker is called slow for either of two reasons. Its shards take much longer than the shards of
+other workers: ``SlowWorkers`` compares the times. Or the coordinator had another worker compute a
+shard too, because the first worker was late: ``CopiedShards`` counts these shards. Neither changes
+a result, so the user reads one line about both at the end of a run; see ``Stragglers``.
 """
 
 from __future__ import annotations
@@ -19,40 +19,39 @@ from quorate.coordination.protocol import Compute
 from quorate.engines.worker_status import WorkerStatus
 from quorate.services.display.shard_time import WORK, ShardTime, duration, shard_time
 
-FACTOR = 1.3  # times the others' shard time
-# Over fewer shards a time may be off by a tenth and more, and a steady worker look slow.
+FACTOR = 1.3  # times the shard time of other workers
+# Over fewer shards a time may be off by a tenth and more, and a steady worker would look slow.
 LEAST_SHARDS = 10
-OVER_S = 60.0  # that a worker has to be as fast as others, for that to be said
-GROWS = 2.0  # times as slow as was said
-# Any machine has something else to do now and then. What follows from that is in the log, and not
-# in the line at the end: a worker that was slow in one measurement of several, and few shards that
-# were computed twice.
-LEAST_TIMES, LEAST_OFTEN = 3, 0.5  # measurements, or this share of them
-LEAST_COPIED, LEAST_COPIED_S = 0.02, 1.0  # share of all shards, and what they usually take in all
-MOST_NAMED = 4  # workers in the line at the end: the rest is counted
+OVER_S = 60.0  # seconds at normal speed before a worker is said to be fast again
+GROWS = 2.0  # growth of the slowness that is worth another message
+# Any machine is busy with something else now and then. The log has these cases, but the line at the
+# end does not: a worker slow in one measurement of several, and few shards computed twice.
+LEAST_TIMES, LEAST_OFTEN = 3, 0.5  # number of measurements, or share of all measurements
+LEAST_COPIED, LEAST_COPIED_S = 0.02, 1.0  # share of all shards, and their usual time in total
+MOST_NAMED = 4  # workers in the line at the end: the rest are counted
 
 
 class Slow(NamedTuple):
-    """A worker that is slow, and what it was compared with; times per shard."""
+    """A slow worker and the basis of the comparison; times in seconds per shard."""
 
     worker: int
-    compared: tuple[int, ...]  # with the median of these
+    compared: tuple[int, ...]  # the workers whose median is the usual time
     shard_s: float
     usual_s: float
-    phase: str  # in which it loses most
+    phase: str  # the phase with the greatest loss of time
     phase_s: float
     usual_phase_s: float
 
     @property
     def factor(self) -> float:
-        """How many times as long as usual its shards take."""
+        """The worker's shard time over the usual shard time."""
         return self.shard_s / self.usual_s
 
 
 def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
-    """List who takes ``FACTOR`` times as long as usual, the slowest first.
+    """List the workers that take ``FACTOR`` times the usual time or more, the slowest first.
 
-    Usual is the median of all workers, or with two of them the time of the other one.
+    The usual time is the median of all workers or, with two workers, the time of the other worker.
     """
     known = {w: time.shard_s for w, time in times.items() if time.shard_s is not None}
     slow_workers = []
@@ -72,15 +71,15 @@ def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
 
 @dataclass
 class _Episode:
-    """A time in which a worker is slow, with breaks shorter than ``OVER_S``."""
+    """A period in which a worker is slow, with breaks shorter than ``OVER_S``."""
 
-    said: float  # how slow, as it was said
-    seen_at: float  # last
+    said: float  # the slowness as last reported
+    seen_at: float  # time of the last slow measurement
     is_said: bool
 
 
 class _Episodes:
-    """Which workers are slow, and how slow the log says that they are."""
+    """The slow workers, and the slowness last reported in the log for each."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Episode] = {}
@@ -88,7 +87,7 @@ class _Episodes:
         self._pause_s: dict[int, float] = {}
 
     def tell(self, worker: int, how_slow: float, now: float) -> bool:
-        """Take note that a worker is slow; whether that is to be said."""
+        """Note that a worker is slow; return whether to report the slowness."""
         episode = self._open.get(worker)
         if episode is None:
             is_said = now >= self._quiet_until.get(worker, -inf)
@@ -101,36 +100,36 @@ class _Episodes:
         return True
 
     def is_over(self, worker: int, now: float) -> bool:
-        """Take note that a worker is not slow; whether it is to be said that it no longer is."""
+        """Note that a worker is not slow; return whether to report the end of its slowness."""
         episode = self._open.get(worker)
         if episode is None or now - episode.seen_at < OVER_S:
             return False
         del self._open[worker]
-        # Of one that is slow every few minutes the log says so ever less often.
+        # A worker that is slow every few minutes is reported less and less often.
         self._pause_s[worker] = pause_s = 2 * self._pause_s.get(worker, OVER_S / 2)
         self._quiet_until[worker] = now + pause_s
         return episode.is_said
 
 
 class SlowWorkers:
-    """Watches the times of all workers, and names those that are slow.
+    """A watch over the times of all workers, which names slow workers.
 
-    A worker's time is taken over ``LEAST_SHARDS`` shards or more, and not over its first one after
-    a start. One thread.
+    A worker's time is taken over ``LEAST_SHARDS`` shards or more, without its first shard after a
+    start. One thread.
     """
 
     def __init__(self) -> None:
-        self._first: dict[int, int] = {}  # worker -> how many shards it had begun at its start
-        self._since: dict[int, WorkerStatus] = {}  # worker -> what its next time is taken from
+        self._first: dict[int, int] = {}  # worker -> number of shards begun before its start
+        self._since: dict[int, WorkerStatus] = {}  # worker -> status to measure from
         self._times: dict[int, ShardTime] = {}
-        self._looks: Counter[int] = Counter()  # worker -> times that were compared
+        self._looks: Counter[int] = Counter()  # worker -> number of measurements
         self._episodes = _Episodes()
-        self._counts: Counter[int] = Counter()  # worker -> times that were slow
+        self._counts: Counter[int] = Counter()  # worker -> number of slow measurements
         self._worst: dict[int, Slow] = {}
-        self.devices: dict[int, str] = {}  # worker -> where it is
+        self.devices: dict[int, str] = {}  # worker -> its device
 
     def named(self, workers: Sequence[WorkerStatus], now: float) -> list[str]:
-        """Return the lines for the log, if any: who is slow now, and who no longer is.
+        """Return the lines for the log, if any: workers slow now, and workers no longer slow.
 
         Args:
             now: seconds on any clock.
@@ -153,7 +152,7 @@ class SlowWorkers:
         return lines + [f"worker {number} ({devices[number]}) is no longer slow" for number in over]
 
     def found(self) -> dict[int, tuple[float, str]]:
-        """Return how slow each slow worker was at most, as a factor, and that in words."""
+        """Return the greatest slowness of each slow worker: the factor, and a description."""
         return {
             number: (
                 worst.factor,
@@ -167,7 +166,7 @@ class SlowWorkers:
         }
 
     def _learns(self, status: WorkerStatus) -> bool:
-        """Take note of a status; whether a new time of this worker is known."""
+        """Note a status; return whether a new time of the worker is known."""
         number = status.number
         if status.is_gone or status.phase == "starting":
             self._first[number] = status.shards
@@ -175,7 +174,7 @@ class SlowWorkers:
             self._times.pop(number, None)
             return False
         if status.shards <= self._first.get(number, 0) + 1:
-            return False  # its first shard: it is warming up
+            return False  # the first shard warms the worker up
         since = self._since.setdefault(number, status)
         if status.shards - since.shards < LEAST_SHARDS:
             return False
@@ -188,17 +187,17 @@ class CopiedShards:
     """Counts the shards of slow workers that other workers computed too. One thread."""
 
     def __init__(self) -> None:
-        self._shards = 0  # that were given to a worker, copies left out
-        self._copies: dict[int, Counter[str]] = {}  # worker -> what for -> shards
-        self._copies_s = 0.0  # that those usually take
+        self._shards = 0  # assigned to workers, without copies
+        self._copies: dict[int, Counter[str]] = {}  # worker -> job -> number of shards
+        self._copies_s = 0.0  # the usual time of the copied shards, in seconds
 
     def count(self, task: Compute, usual_s: float | None, job: str) -> None:
-        """Take note of a task that a worker is given.
+        """Note a task assigned to a worker.
 
         Args:
-            usual_s: that the slow worker, if it is a copy, usually has for a shard; None: it has
-                computed none yet, and is warming up.
-            job: what the shard is for: "training", "validation".
+            usual_s: for a copy, the usual shard time of the slow worker in seconds; None: the slow
+                worker has not computed a shard yet, and is warming up.
+            job: the purpose of the shard: "training", "validation".
         """
         if task.instead_of is None:
             self._shards += task.count
@@ -207,7 +206,7 @@ class CopiedShards:
             self._copies_s += usual_s * task.count
 
     def found(self) -> dict[int, tuple[int, str]]:
-        """Return how many shards of each worker were computed twice, and that in words."""
+        """Return the number of each worker's shards computed twice, and a description."""
         counts = {worker: copies.total() for worker, copies in self._copies.items()}
         if self._copies_s < LEAST_COPIED_S or sum(counts.values()) < LEAST_COPIED * self._shards:
             return {}
@@ -215,18 +214,18 @@ class CopiedShards:
 
 
 class Stragglers(NamedTuple):
-    """All that a run knows of its slow workers."""
+    """The knowledge of a run about its slow workers."""
 
     slow_workers: SlowWorkers
     copied_shards: CopiedShards
 
     @classmethod
     def none(cls) -> Stragglers:
-        """Return those of a run that begins."""
+        """Return the empty state for a new run."""
         return cls(SlowWorkers(), CopiedShards())
 
     def summary(self) -> str | None:
-        """Return the line about all of a run; None if no worker was slow enough to be named."""
+        """Return the line about the whole run; None if no worker was slow enough to be named."""
         return _summary(self.slow_workers, self.copied_shards)
 
 
@@ -250,7 +249,7 @@ def _summary(slow_workers: SlowWorkers, copied_shards: CopiedShards) -> str | No
 
 
 def _copied(copies: Counter[str]) -> str:
-    """``had 37 shards of training and 2 of validation computed by another worker too``."""
+    """Return ``had 37 shards of training and 2 of validation computed by another worker too``."""
     parts = [f"{count:,}" for count in copies.values()]
     parts[0] += f" shard{'' if parts[0] == '1' else 's'}"
     listed = [f"{part} of {job}" for part, job in zip(parts, copies, strict=True)]
@@ -258,7 +257,7 @@ def _copied(copies: Counter[str]) -> str:
 
 
 def described(worker: Slow, device: str) -> str:
-    """``worker 1 (cpu) is slow: 31 ms a shard, 2.0 times worker 0's 15 ms; in forward: ...``."""
+    """Return "worker 1 (cpu) is slow: 31 ms a shard, 2.0 times worker 0's; in forward: ..."."""
     usual = f"the median of {duration(worker.usual_s)}"
     if len(worker.compared) == 1:
         usual = f"worker {worker.compared[0]}'s {duration(worker.usual_s)}"

@@ -1,8 +1,8 @@
-"""What is shown of an exception that ends the program: the user's frames, ours folded.
+"""The output for an exception that ends the program: the user's frames, with quorate's folded.
 
-Between a script's call of ``fit`` and its loss function are twenty frames of this package, and the
-one that matters is the last. They are left out of what is printed, with their number, and so is the
-launcher before the script. The exception itself stays as it is, for whoever catches it.
+Between a script's call of ``fit`` and its loss function lie twenty frames of this package, and the
+frame that matters is the last. The printed traceback replaces these frames by their number, and
+omits the launcher before the script. The exception itself is unchanged, for code that catches it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from quorate.machine.environment import (
 )
 from quorate.machine.limits import FIRST_RANK_S
 
-MOST = 200_000  # characters that are shown
+MOST = 200_000  # most characters to print
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LAUNCHER = str(Path(_PACKAGE, "commands", "main.py"))
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
-_FOLDED = "<folded>"  # in the place of a file's name
+_FOLDED = "<folded>"  # stands for a file's name in a folded frame
 
-_shown_before: Hook | None = None  # by whom exceptions were shown; None: nothing was changed yet
+_shown_before: Hook | None = None  # the hook before ours; None: not replaced yet
 
 
 def fold_tracebacks() -> None:
-    """From now on, show an exception that ends this program folded, and one of ours in a line.
+    """Print exceptions that end the program folded from now on, and quorate's own as one line.
 
-    Where somebody has changed how exceptions are shown, it stays as they want it.
+    A hook installed by another library is left in place.
     """
     global _shown_before
     if _shown_before is None and show_one_line_errors():
@@ -57,7 +57,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
             refusal.__cause__ = error if is_full else None
             kind, error, trace = type(refusal), refusal, None
     if sys.stderr is not None and (is_full or not isinstance(error, OneLineError)):
-        with suppress(OSError, ValueError):  # nobody is there to read it
+        with suppress(OSError, ValueError):  # stderr is closed
             lines = traceback.format_exception(kind, error, trace) if is_full else folded(error)
             sys.stderr.writelines(lines)
             sys.stderr.flush()
@@ -67,11 +67,11 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
         if told_torchrun(error.line) and not is_first_rank_here():
             time.sleep(FIRST_RANK_S)
             raise SystemExit(error.exit_code)
-        _shown_before(kind, error, trace)  # its line, and its exit code
+        _shown_before(kind, error, trace)  # prints the line and sets the exit code
 
 
 def told_torchrun(line: str) -> bool:
-    """Have torchrun report the line of an error; return False where this is none of its ranks."""
+    """Make torchrun report an error's line; return False in a process without torchrun."""
     file = torchrun_error_file()
     if file is None:
         return False
@@ -84,7 +84,7 @@ def told_torchrun(line: str) -> bool:
 
 
 def folded(error: BaseException) -> Iterator[str]:
-    """Yield what Python prints of an exception, with our frames folded and long texts cut."""
+    """Yield Python's text for an exception, with quorate's frames folded and long texts cut."""
     told = traceback.TracebackException.from_exception(error, compact=True)
     link: traceback.TracebackException | None = told
     while link is not None:
@@ -103,15 +103,16 @@ def folded(error: BaseException) -> Iterator[str]:
 
 
 class _Folded(traceback.StackSummary):
-    """A stack in which each run of our frames is one line."""
+    """A stack in which each run of quorate's frames is one line."""
 
     @classmethod
     def of(cls, stack: traceback.StackSummary, *, is_ours: bool) -> _Folded:
-        """Return a stack folded.
+        """Return a folded stack.
 
         Args:
-            is_ours: whether the exception is one that this package raises: then it is no bug of
-                ours, whose frames are wanted.
+            is_ours: whether the exception is a refusal raised by this package. Otherwise an
+                exception whose last frame is quorate's is a bug of quorate, and its frames are
+                shown.
         """
         found = cls()
         hidden = 0
@@ -126,7 +127,7 @@ class _Folded(traceback.StackSummary):
         return found
 
     def _close(self, hidden: int) -> None:
-        if hidden and self:  # a launcher's, before all others, need no word
+        if hidden and self:  # the launcher's frames, before all others, are dropped silently
             self.append(traceback.FrameSummary(_FOLDED, hidden, "", lookup_line=False))
 
     def format_frame_summary(self, frame_summary: traceback.FrameSummary, **more: bool) -> str:
@@ -138,14 +139,15 @@ class _Folded(traceback.StackSummary):
 
 
 def _hidden(stack: Sequence[traceback.FrameSummary], *, is_ours: bool) -> list[bool]:
-    """Return of each frame whether it is folded."""
+    """Return for each frame whether the frame is folded."""
     files = [frame.filename for frame in stack]
     of_package = [file.startswith(_PACKAGE) for file in files]
     if True not in of_package or (of_package[-1] and not is_ours):
         return [False] * len(files)
     hidden: list[bool] = []
     for file, is_hidden in zip(files, of_package, strict=True):
-        # Python's own between ours, or between ours and a script: contextlib, runpy.
+        # Frames of Python between quorate's frames, or between quorate and a script: contextlib,
+        # runpy.
         of_python = file.startswith((_LIBRARY, "<frozen ")) and not _is_installed(file)
         hidden.append(is_hidden or (of_python and bool(hidden) and hidden[-1]))
     if _LAUNCHER in files:
@@ -153,7 +155,7 @@ def _hidden(stack: Sequence[traceback.FrameSummary], *, is_ours: bool) -> list[b
         hidden[:launched] = [True] * launched
     last = max(n for n, is_hidden in enumerate(of_package) if is_hidden)
     if all(_is_installed(file) or file.startswith(_LIBRARY) for file in files[last + 1 :]):
-        hidden[last] = is_ours  # what was called on behalf of whom: a backward pass, say
+        hidden[last] = is_ours  # the last frame shows the purpose: a backward pass, say
     return hidden
 
 

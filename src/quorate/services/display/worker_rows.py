@@ -10,22 +10,22 @@ from quorate.services.device_use import DeviceUse
 from quorate.services.display.shard_time import duration, shard_time
 
 COLUMNS = ("worker", "device", "use", "memory", "shard", "waiting", "state")
-LONG = 3.0  # times its shard time: how long a worker is in a state before that is shown
-LONG_UNKNOWN_S = 10.0  # the same while its shard time is not known
+LONG = 3.0  # a state is long, and its duration shown, after so many shard times of the worker
+LONG_UNKNOWN_S = 10.0  # the same threshold while the shard time is unknown
 LEAST_LONG_S = 1.0
 
 Row = tuple[str, ...]  # a cell for each of COLUMNS
 
 
 class WorkerRows:
-    """The rows of one status of all workers after the other. One thread.
+    """The rows of the table for successive statuses of all workers. One thread.
 
-    Shard times, and shares of time, are over the time since the call before.
+    Shard times and shares of time cover the time since the previous call.
     """
 
     def __init__(self) -> None:
         self._before: dict[int, WorkerStatus] = {}
-        self._shard_s: dict[int, float] = {}  # the last one known: there may be no new one
+        self._shard_s: dict[int, float] = {}  # the last known: there may be no new time
 
     def rows(
         self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse], now: float
@@ -62,7 +62,7 @@ def plain(rows: Sequence[Row]) -> str:
 
 
 def _state(status: WorkerStatus, shard_s: float | None, now: float) -> str:
-    # One that has had no shard yet is on its way: its process may be there, and not known yet.
+    # A worker without a shard so far is starting: its process may exist without being known yet.
     phase = "gone" if status.is_gone and status.shards else status.phase
     long_s = LONG_UNKNOWN_S if shard_s is None else max(LEAST_LONG_S, LONG * shard_s)
     lasted_s = now - status.since

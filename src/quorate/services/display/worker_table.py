@@ -1,4 +1,4 @@
-"""The table of workers as a service: it asks every few seconds what workers are at."""
+"""The table of workers as a service: reads the state of the workers every few seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from quorate.services.report import Report
 
 
 class WorkerTable:
-    """The service that has the display show workers and their devices.
+    """The service that shows the workers and their devices on the display.
 
     Args:
-        screen: where it is shown.
-        status: of all workers, at the moment.
+        screen: the display.
+        status: returns the current status of all workers.
         slow_workers: compares the times of workers.
-        gauges: of their devices; closed with this.
+        gauges: read the use of devices; closed with this service.
         tell: receives, in the service's thread, the lines of ``slow_workers``, for the log.
     """
 
@@ -47,7 +47,7 @@ class WorkerTable:
         """Do nothing: the table is not about metrics."""
 
     def tick(self) -> None:
-        """Show what workers are at now."""
+        """Show the current state of the workers."""
         workers = self._status()
         uses, _ = self._gauges.read(workers)
         self._screen.workers(workers, uses)

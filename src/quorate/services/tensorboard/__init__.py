@@ -1,1 +1,1 @@
-"""Summaries for TensorBoard: curves of a run, and what callbacks add."""
+"""Summaries for TensorBoard: curves of a run, and entries of callbacks."""

@@ -1,7 +1,7 @@
-"""An event file of TensorBoard's: what is added waits in memory until ``write`` puts it on disk.
+"""Event files of TensorBoard: added events wait in memory until ``write`` puts them on disk.
 
-TensorBoard's own writer is not taken, as it blocks whoever adds to it while the disk is slow, and
-ends for good at the first error, with a traceback from a thread of its own.
+TensorBoard's own writer is unsuitable: it blocks the caller while the disk is slow, and stops for
+good at the first error, with a traceback from its own thread.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from quorate.machine.atomic_file import write_atomically
 
-SUFFIX = ".quorate"  # of files that this wrote, and may cut
-MOST_WAITING_BYTES = 64 << 20  # while nothing can be written; what is older is dropped
-MOST_EVENT_BYTES = 512 << 20  # a length above that is none that was written
+SUFFIX = ".quorate"  # of files written by this module, which alone it may cut
+MOST_WAITING_BYTES = 64 << 20  # while writing fails; older events are dropped
+MOST_EVENT_BYTES = 512 << 20  # a greater length means a damaged record
 
 
 class EventFile:
     """An event file. Any thread adds; one thread writes. No file is open between two writes.
 
-    A run that goes on at ``global_step`` computes later steps again: events after it, which a run
-    that was cut off may have left, are dropped from the folder's other files at the first write.
+    A run resumed at ``global_step`` computes later steps again: at the first write, later events,
+    left by an interrupted run, are removed from the folder's other files.
 
     Args:
-        folder: made if it is missing; the one that it lies in must be there.
-        global_step: where the run goes on.
-        graph: gives the model's GraphDef, serialized; written if no other file has one.
+        folder: created if missing; its parent must exist.
+        global_step: the step at which the run resumes.
+        graph: returns the model's serialized GraphDef; written if no other file has a graph.
     """
 
     def __init__(
@@ -48,27 +48,27 @@ class EventFile:
         self.folder = folder
         self._global_step = global_step
         self._graph = graph
-        # Readers take a folder's files in the order of their names.
+        # Readers process a folder's files in the order of their names.
         place = f"{socket.gethostname()}.{os.getpid()}"
         self._path = folder / f"events.out.tfevents.{time.time():.6f}.{place}{SUFFIX}"
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []  # serialized events
-        self._size = 0  # bytes on disk that are whole
-        self._cut = False  # whether events after global_step are gone
+        self._size = 0  # bytes of complete records on disk
+        self._cut = False  # whether events after global_step have been removed
 
     def add(self, event: Event) -> None:
-        """Have an event written at the next write. Does not block."""
+        """Add an event for the next write. Does not block."""
         data = event.SerializeToString()
         with self._lock:
             self._waiting.append(data)
 
     def add_scalars(self, values: Mapping[str, float], global_step: int, wall_time: float) -> None:
-        """Have values written, by their names; NaN and infinity too. Does not block."""
+        """Add values by name for the next write, including NaN and infinity. Does not block."""
         summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
         self.add(Event(wall_time=wall_time, step=global_step, summary=summary))
 
     def write(self) -> None:
-        """Append what waits. Blocks; after an OSError all of it waits for the next write."""
+        """Append the waiting events. Blocks. After an OSError they wait for the next write."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         try:
@@ -96,19 +96,20 @@ class EventFile:
     def _append(self, events: list[bytes]) -> None:
         with self._path.open("ab") as file:
             end = file.tell()
-            if end > self._size:  # a write failed halfway: nobody could read on behind that
+            if end > self._size:  # a write failed halfway: no reader gets past a partial record
                 end = file.truncate(self._size)
             records = io.BytesIO()
             writer = RecordWriter(records)
             for data in events if end else [*self._head(), *events]:
                 writer.write(data)
             file.write(records.getvalue())
-        self._size = end + len(records.getvalue())  # closed, so nothing can fail any more
+        self._size = end + len(records.getvalue())  # the file is closed: no more errors
 
     def _head(self) -> list[bytes]:
-        """Return what a file begins with: its version, and that later steps seen do not count.
+        """Return the first events of a file: its version, and a mark voiding later steps.
 
-        For events that are not ours to cut, and for a reader that has seen what was cut.
+        The mark serves for events in files that quorate may not cut, and for a reader that has
+        already read the removed events.
         """
         now, step = time.time(), self._global_step + 1
         start = SessionLog(status=SessionLog.START)
@@ -122,15 +123,15 @@ class EventFile:
 
 
 def drop_after(path: Path, global_step: int) -> bool:
-    """Take events of later steps, and half a record at the end, out of an event file.
+    """Remove events of later steps, and a partial record at the end, from an event file.
 
-    TensorBoard hides them by itself only if it does without its fast loader. A file keeps its mode,
-    and a link to it stays. What is no regular file is none of ours.
+    TensorBoard itself hides such events only without its fast loader. The file keeps its mode and
+    its links. A path that is no regular file is ignored.
 
     Returns:
-        Whether a graph of a model stays in it.
+        Whether the file still contains the graph of a model.
     """
-    with suppress(FileNotFoundError):  # a link that leads nowhere
+    with suppress(FileNotFoundError):  # a dangling link
         path = path.resolve(strict=True)
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
@@ -141,7 +142,7 @@ def drop_after(path: Path, global_step: int) -> bool:
 def _drop_after(path: Path, global_step: int, status: os.stat_result) -> bool:
     has_graph = False
     with path.open("rb") as file:
-        end, is_mixed = None, False  # of what stays, if the rest is cut off
+        end, is_mixed = None, False  # end of the events to keep, if all later ones go
         for record, event in _records(file):
             if event.step > global_step:
                 end = file.tell() - len(record) if end is None else end
@@ -155,15 +156,16 @@ def _drop_after(path: Path, global_step: int, status: os.stat_result) -> bool:
             return has_graph
         end = file.tell() if end is None else end
     if end < status.st_size:
-        os.truncate(path, end)  # in place: a full disk is no matter
+        os.truncate(path, end)  # in place: works on a full disk too
     return has_graph
 
 
 def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
-    """Yield records as they lie in the file, up to its end or to the first that is not whole.
+    """Yield the records of a file, up to its end or the first incomplete record.
 
-    The file is left behind the last whole one. A record: 8 bytes length, 4 bytes CRC of that, the
-    event, 4 bytes CRC of it (not checked: it takes a second per 5 MB).
+    The file's position is then the end of the last complete record. A record: 8 bytes length, 4
+    bytes CRC of the length, the event, 4 bytes CRC of the event (not checked: the check takes a
+    second per 5 MB).
     """
     end, size = file.tell(), os.fstat(file.fileno()).st_size
     while len(head := file.read(12)) == 12:

@@ -1,7 +1,7 @@
-"""The graph of a model as TensorBoard reads it: TensorFlow's GraphDef.
+"""The graph of a model in TensorFlow's GraphDef format, for TensorBoard.
 
-Of a node TensorBoard draws its name (by its scopes), inputs and device, and lists its attributes.
-``_output_shapes`` is the attribute that it writes along the edges.
+TensorBoard draws a node's name (by its scopes), inputs and device, and lists its attributes.
+TensorBoard shows the attribute ``_output_shapes`` along the edges.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tensorboard.compat.proto.versions_pb2 import VersionDef
 
 from quorate.replica.witness.forward_graph import Node
 
-PRODUCER = 22  # the version of GraphDef that torch's own writer says
+PRODUCER = 22  # the GraphDef version of torch's own writer
 
 
 def graph_def(nodes: Sequence[Node]) -> bytes:
-    """Return a graph, as an event has it."""
+    """Return a graph, serialized for an event."""
     versions = VersionDef(producer=PRODUCER)
     return bytes(GraphDef(node=map(_node_def, nodes), versions=versions).SerializeToString())
 

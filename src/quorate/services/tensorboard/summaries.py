@@ -26,21 +26,23 @@ Graph = Sequence[Node]
 
 
 class Summaries:
-    """A service that writes TensorBoard's event files into ``RUN_DIR/summaries``.
+    """The service that writes TensorBoard's event files into ``RUN_DIR/summaries``.
 
-    A tick writes one point per curve, of all updates since the last one: means over every row, not
-    samples. A tick that cannot write raises OSError and loses nothing; the next one writes both.
+    A tick writes one point per curve, over all updates since the last tick: means over every row,
+    not samples. A tick that cannot write raises OSError and loses nothing; the next tick writes
+    both.
 
     Args:
-        run_dir: is there already.
-        every_s: seconds from one point to the next. Shorter, if curves are too coarse; a kill -9
-            costs the points of one interval at most.
-        status: what workers are at now. Called in the service's thread.
-        gauges: read once per tick, by nobody else; closed at the end.
-        global_step: where the run goes on. Points after it, of a run that was cut off, are dropped.
-        finished: makes numbers of totals: once per interval, of all that it had.
-        clock: seconds, for rates.
-        graph: of the model; written once, if the folder has none.
+        run_dir: an existing directory.
+        every_s: seconds between two points. Choose less if curves are too coarse; a kill -9 costs
+            at most the points of one interval.
+        status: returns the current status of the workers. Called in the service's thread.
+        gauges: read once per tick, by this service alone; closed at the end.
+        global_step: the step at which the run resumes. Later points, left by an interrupted run,
+            are removed.
+        finished: turns totals into numbers: once per interval, for all totals of the interval.
+        clock: returns seconds, for rates.
+        graph: the graph of the model; written once, if the folder has none.
     """
 
     name = "summaries"
@@ -65,27 +67,27 @@ class Summaries:
         self._finished = finished
         self._clock = clock
         self._graph = graph
-        self._seconds: dict[int, dict[str, float]] = {}  # of each worker in each phase, last tick
-        self._lock = threading.Lock()  # over all that follows, and global_step
+        self._seconds: dict[int, dict[str, float]] = {}  # by worker and phase, at the last tick
+        self._lock = threading.Lock()  # guards all fields below, and global_step
         self._interval = _Interval(clock())
-        self._evaluations: list[tuple[float, int, dict[str, float]]] = []  # when, step, metrics
+        self._evaluations: list[tuple[float, int, dict[str, float]]] = []  # time, step, metrics
         self._events: EventFile | None = None
         self._writer: SummaryWriter | None = None
 
     def updated(self, report: Report) -> None:
-        """Count an update in. Called in the loop; takes microseconds."""
+        """Add an update to the interval. Called in the loop; takes microseconds."""
         with self._lock:
             self._interval.add(report)
             self._global_step = report.global_step
 
     def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
-        """Keep a validation for the next tick. Called in the loop."""
+        """Keep an evaluation for the next tick. Called in the loop."""
         with self._lock:
             self._evaluations.append((time.time(), global_step, dict(metrics)))
 
     @property
     def writer(self) -> SummaryWriter:
-        """Torch's own, for images, text, ... Any thread; what is added waits for a tick."""
+        """Torch's own writer, for images, text, ... Any thread; entries wait for the next tick."""
         events = self._event_file()
         with self._lock:
             if self._writer is None:
@@ -95,13 +97,13 @@ class Summaries:
             return self._writer
 
     def tick(self) -> None:
-        """Write what there is since the last tick. It is on disk when this returns."""
+        """Write the points since the last tick. Returns when the points are on disk."""
         events = self._event_file()
         points = self._of_workers()
         with self._lock:
             evaluations, self._evaluations = self._evaluations, []
             global_step, now = self._global_step, self._clock()
-            if self._interval.updates:  # else it goes on: a rate is over all the time it took
+            if self._interval.updates:  # else the interval continues: a rate covers all of its time
                 points |= self._interval.points(now, self._finished)
                 self._interval = _Interval(now)
         for wall_time, step, metrics in evaluations:
@@ -111,17 +113,17 @@ class Summaries:
         events.write()
 
     def close(self) -> None:
-        """Write what callbacks have added since the last tick; raises OSError as a tick does."""
+        """Write the entries added by callbacks since the last tick; raises OSError like a tick."""
         self._gauges.close()
         try:
             if self._writer is not None:
-                self._writer.close()  # files of its own, if a callback opened some
+                self._writer.close()  # closes files that a callback opened through torch
         finally:
             if self._events is not None:
                 self._events.write()
 
     def _event_file(self) -> EventFile:
-        # 0.3 s that the loop need not wait for:
+        # This takes 0.3 s, and is done lazily so that the loop does not wait.
         from quorate.services.tensorboard.event_file import EventFile
         from quorate.services.tensorboard.graph_def import graph_def
 
@@ -150,17 +152,17 @@ class Summaries:
 
 
 class _Interval:
-    """Sums over the updates of an interval."""
+    """The sums over the updates of an interval."""
 
     def __init__(self, began: float) -> None:
         self.updates = 0
-        self._began = began  # by the service's clock
+        self._began = began  # on the service's clock
         self._rows = self._dropped_rows = 0
         self._staleness = self._staleness_max = 0
         self._metrics: dict[str, _Mean] = {}
         self._totals: Counts = {}
-        self._losses: dict[str, _Mean] = {}  # of each worker, and phase if there are phases
-        self._norms: dict[str, _Mean] = {}  # by phase, as below
+        self._losses: dict[str, _Mean] = {}  # by worker, and phase if there are phases
+        self._norms: dict[str, _Mean] = {}  # by phase, like the losses
         self._rates: dict[str, float] = {}  # the newest
         self._last: Report | None = None
 
@@ -185,7 +187,7 @@ class _Interval:
     def points(
         self, now: float, finished: Callable[[Counts], dict[str, float]]
     ) -> dict[str, float]:
-        """Return one value per curve. Needs an update at least."""
+        """Return one value per curve. Needs at least one update."""
         assert self._last is not None
         dropped = self._last.dropped
         points = {
@@ -205,8 +207,8 @@ class _Interval:
         means = self._norms | self._losses
         points |= {name: mean.value for name, mean in means.items() if mean.weight}
         metrics = {name: mean.value for name, mean in self._metrics.items() if mean.weight}
-        metrics |= finished(self._totals)  # not means of what they were at each update
-        # A metric of the user's may have a name that is taken.
+        metrics |= finished(self._totals)  # of the sums: not a mean of values per update
+        # A metric of the user may have the name of another curve.
         taken = points.keys() | means.keys() | {"gradient_norm"}
         return points | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()}
 
@@ -232,6 +234,6 @@ def _share(phase: str, before: dict[str, float], now: dict[str, float]) -> float
     """Return a phase's share of the time between two moments; None if there was no time."""
     passed = {name: seconds - before.get(name, 0.0) for name, seconds in now.items()}
     if min(passed.values(), default=0.0) < 0:
-        passed = now  # a new worker has the number, and counts from its start
+        passed = now  # a new worker has the same number, and counts from its own start
     total = sum(passed.values())
     return passed.get(phase, 0.0) / total if total > 0 else None

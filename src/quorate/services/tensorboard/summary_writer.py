@@ -1,4 +1,4 @@
-"""torch's SummaryWriter, over an event file that blocks nobody: for what callbacks add."""
+"""torch's SummaryWriter over an event file that never blocks, for the entries of callbacks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quorate.services.tensorboard.event_file import EventFile
 
 
 class BufferedSummaryWriter(SummaryWriter):
-    """torch's SummaryWriter, but that what is added is on disk after the service's next tick.
+    """torch's SummaryWriter, whose entries are on disk after the service's next tick.
 
-    ``add_scalars`` and ``add_hparams`` open files of torch's own in folders below, until ``close``.
+    ``add_scalars`` and ``add_hparams`` open torch's own files in subfolders, until ``close``.
     """
 
     def __init__(self, events: EventFile) -> None:
@@ -20,7 +20,7 @@ class BufferedSummaryWriter(SummaryWriter):
         super().__init__(str(events.folder))
 
     def _get_file_writer(self) -> Any:
-        """Return where all of its methods add events."""
+        """Return the target of all of torch's methods that add events."""
         if self.all_writers is None:
             self.file_writer: Any = self._files
             self.all_writers: Any = {str(self.log_dir): self._files}
@@ -33,7 +33,7 @@ class _Files(FileWriter):
 
 
 class _Events:
-    """What FileWriter asks of TensorBoard's EventFileWriter."""
+    """The methods of TensorBoard's EventFileWriter that torch's FileWriter calls."""
 
     def __init__(self, events: EventFile) -> None:
         self._folder = str(events.folder)
@@ -43,7 +43,7 @@ class _Events:
         return self._folder
 
     def flush(self) -> None:
-        """Do nothing: the disk is the service's to wait for."""
+        """Do nothing: the service flushes, in its own thread."""
 
     def close(self) -> None:
-        """Do nothing: no file is open, and the service goes on."""
+        """Do nothing: no file is open, and the service continues."""

@@ -1,4 +1,4 @@
-"""What is asked for of a trace: into which file, and which steps. Checks of these settings."""
+"""The settings of a trace: its file and its steps, with their checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quorate.machine.regular_file import is_folder, reason_against_new_file
 
 ALL = "0:"
 
-_LAST_STEP = 1 << 62  # beyond any
+_LAST_STEP = 1 << 62  # beyond any step
 _STEPS = re.compile(r"[0-9]{1,18}:[0-9]{0,18}|:[0-9]{1,18}")
 
 
@@ -18,7 +18,7 @@ def steps(name: str, value: object) -> str:
     """Check a range of steps.
 
     Raises:
-        SettingError: it is none, or has no step.
+        SettingError: the value is not a range, or the range is empty.
     """
     expected = "two whole numbers A:B, A below B: steps from A to before B"
     if not isinstance(value, str) or not _STEPS.fullmatch(value):
@@ -29,16 +29,16 @@ def steps(name: str, value: object) -> str:
 
 
 def steps_between(text: str) -> range:
-    """Return the steps of ``A:B``, of which either may be left out."""
+    """Return the steps of ``A:B``; A or B may be left out."""
     first, _, last = text.partition(":")
     return range(int(first or 0), int(last or _LAST_STEP))
 
 
 def new_file(name: str, value: object) -> Path:
-    """Check the path of a file that is to be written, or replaced.
+    """Check the path of a file to write or replace.
 
     Raises:
-        SettingError: it is no path, there is a directory, or no folder for it.
+        SettingError: the value is no path, or names a directory, or the parent folder is missing.
     """
     expected = "the path of a file in a folder that there is"
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):

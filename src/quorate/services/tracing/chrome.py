@@ -16,12 +16,12 @@ Event = dict[str, Any]
 
 
 def as_json(trace: Trace) -> Iterator[bytes]:
-    """Yield the file, an event per line, in the order of their begins."""
+    """Yield the file, one event per line, in the order of their begins."""
     spans = sorted(trace.spans, key=lambda each: (each[1].begin, -each[1].end))
     lanes = sorted({lane for lane, _ in spans}, key=_order)
     processes = {key: n for n, key in enumerate(dict.fromkeys(map(_process, lanes)))}
     threads = {lane: n for n, lane in enumerate(lanes)}
-    # What began before the trace, a worker's start say, is shown from its begin on.
+    # A span begun before the trace, such as the start of a worker, is shown in full.
     origin = min([trace.began, *(span.begin for _, span in spans[:1])])
     yield b'{"displayTimeUnit": "ms", "traceEvents": [\n'
     events = [

@@ -1,4 +1,4 @@
-"""The trace of one run: begun where the run begins, written to its file however it ends."""
+"""The trace of one run: starts with the run, and is written at its end, however the run ends."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["after_update", "begun", "span", "traced"]
 
 @contextmanager
 def traced(run_dir: RunDir, say: Callable[[str], None]) -> Iterator[None]:
-    """Within the block a trace is taken, if one is asked for; it is written at the end.
+    """Take a trace within the block, if the settings name a file, and write the trace at the end.
 
-    Also if the block ends by an exception: what is shown is what led there. A file that cannot be
-    written is said, and is no reason for a run to fail.
+    The trace is also written after an exception: it shows the events before the error. A failure to
+    write the file is reported, and does not fail the run.
     """
     if run_dir.trace is None:
         yield
@@ -42,18 +42,18 @@ def traced(run_dir: RunDir, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def begun(global_step: int) -> None:
-    """Note which step is the first, if a trace is taken."""
+    """Note the first step, if a trace is taken."""
     if (trace := taking.current()) is not None:
         trace.step = global_step
 
 
 def after_update(report: Report) -> AbstractContextManager[None]:
-    """Return a context for what is done between an update and the next step."""
+    """Return a context for the work between an update and the next step."""
     if (trace := taking.current()) is None:
         return nullcontext()
     trace.step = report.global_step
     loss = report.metrics.get("loss")
     for name, value in (("loss", loss), ("examples per s", report.examples_per_s)):
-        if value is not None and isfinite(value):  # JSON knows no others
+        if value is not None and isfinite(value):  # JSON has neither NaN nor infinity
             trace.count(name, value)
     return trace.span("between updates")
