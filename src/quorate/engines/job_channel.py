@@ -15,18 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quorate.coordination.protocol import (
-    Cancel,
-    Cancelled,
-    Compute,
-    Discard,
-    Done,
-    Event,
-    Failed,
-    Keep,
-    Replace,
-    WorkerEffect,
-)
+from quorate.coordination import protocol
 from quorate.engines.job import Job
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.engines.step_sums import StepSums
@@ -69,21 +58,21 @@ class JobChannel(ABC):
         self._errors: dict[tuple[int, int, int], BaseException] = {}  # by worker, step and shard
         self._collected: list[tuple[StepSums, ShardSum]] = []  # until ``publish``
 
-    def send(self, effect: WorkerEffect) -> None:
+    def send(self, effect: protocol.WorkerEffect) -> None:
         """Carry out an effect. Does not block."""
         worker = effect.worker
         match effect:
-            case Compute():
+            case protocol.Compute():
                 self._compute(effect)
-            case Keep() | Discard():
+            case protocol.Keep() | protocol.Discard():
                 self._sums[worker].decide(effect)
                 self._decided(worker)
-            case Cancel():
+            case protocol.Cancel():
                 request = self.requests.get(worker)
                 ticket = (effect.step, effect.shard)
                 if request is not None and (request.step, request.shard) == ticket:
                     self._cancel(worker, request)
-            case Replace():
+            case protocol.Replace():
                 self._replace(worker, effect.reason)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
@@ -107,27 +96,27 @@ class JobChannel(ABC):
         """Return the exception of user code in a failed shard, or how its worker ended."""
         return self._errors[worker, step, shard]
 
-    def _compute(self, effect: Compute) -> None:
+    def _compute(self, effect: protocol.Compute) -> None:
         """Lend the worker a snapshot, if workers compute from snapshots, and pass the request."""
         snapshot = None if self._snapshots is None else self._snapshots.lend(effect.worker)
         request = Request(effect.step, effect.shard, effect.count, snapshot)
         self.requests[effect.worker] = request
         self._request(effect, request)
 
-    def _answered(self, worker: int, outcome: Outcome, spans: Batch | None) -> Event:
+    def _answered(self, worker: int, outcome: Outcome, spans: Batch | None) -> protocol.Event:
         """Return the event of a worker's answer, which may have spans for the trace."""
         if self.job.trace is not None and spans is not None:
             self.job.trace.take_batch(worker, spans)
         request = self._end(worker)
         step, first = request.step, request.shard
         if outcome is None:
-            return Cancelled(worker, step, first)
+            return protocol.Cancelled(worker, step, first)
         if isinstance(outcome, ShardFailure):
             self._errors[worker, step, outcome.shard] = outcome.error
-            return Failed(worker, step, outcome.shard)
+            return protocol.Failed(worker, step, outcome.shard)
         for result in outcome:
             self._sums[worker].put(step, result)
-        return Done(worker, step, first)
+        return protocol.Done(worker, step, first)
 
     def _end(self, worker: int) -> Request:
         """End a worker's request: the worker uses the request's memory no more."""
@@ -138,7 +127,7 @@ class JobChannel(ABC):
     # --- the ways of an engine --------------------------------------------------------------------
 
     @abstractmethod
-    def _request(self, effect: Compute, request: Request) -> None:
+    def _request(self, effect: protocol.Compute, request: Request) -> None:
         """Pass a request to its worker. Does not block."""
 
     def _decided(self, worker: int) -> None:
@@ -154,11 +143,11 @@ class JobChannel(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def receive(self, timeout_s: float | None) -> Event | None:
+    def receive(self, timeout_s: float | None) -> protocol.Event | None:
         """Return the next event of any worker, or None after ``timeout_s`` seconds. Blocks."""
 
     @abstractmethod
-    def post(self, event: Event) -> None:
+    def post(self, event: protocol.Event) -> None:
         """Add an event of the coordinator. Safe from any thread and from signal handlers."""
 
     @abstractmethod

@@ -20,17 +20,8 @@ from typing import Any
 import msgspec
 import torch
 
+from quorate.coordination import protocol
 from quorate.coordination.plan import abridged
-from quorate.coordination.protocol import (
-    Cancel,
-    Cancelled,
-    Compute,
-    Done,
-    Failed,
-    Joined,
-    Keep,
-    Left,
-)
 from quorate.data.feed import CPU, Feed
 from quorate.data.source import Batch, Source, Ticket
 from quorate.data.streams.stream import Stream as RowStream
@@ -277,23 +268,23 @@ def ask_workers(
             if left_s <= 0:
                 break
             match channel.receive(left_s):
-                case Joined(worker):
+                case protocol.Joined(worker):
                     computing.add(worker)
-                    channel.send(Compute(worker, worker, 0, "spot check"))
-                case Done(worker, step, shard):
+                    channel.send(protocol.Compute(worker, worker, 0, "spot check"))
+                case protocol.Done(worker, step, shard):
                     computing.discard(worker)
-                    channel.send(Keep(worker, step, shard))
+                    channel.send(protocol.Keep(worker, step, shard))
                     for _, total in channel.collect(step, [worker]):
                         (output,) = total.outputs
                         results[worker] = SpotCheckResult.from_fields(output.value)
                     channel.publish()
                     first_s = first_s or time.monotonic() - begun
                 # An exception of user code is reported when the training computes the shard.
-                case Failed(worker) | Cancelled(worker) | Left(worker):
+                case protocol.Failed(worker) | protocol.Cancelled(worker) | protocol.Left(worker):
                     computing.discard(worker)
                     without_result += 1
         for worker in computing:
-            channel.send(Cancel(worker, worker, 0))
+            channel.send(protocol.Cancel(worker, worker, 0))
     return results
 
 

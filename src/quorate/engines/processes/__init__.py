@@ -3,7 +3,6 @@
 On the coordinator's side:
 transport       the engine: the open jobs, and the shared memory
 channel         a job's channel: requests as messages, results in slots
-results         a result from a worker's message and a slot
 supervisor      starts, monitors, restarts and ends workers
 pool            where processes are started, and the coordinator's handle of each
 endings         the messages printed when a worker ends

@@ -10,6 +10,7 @@ import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quorate.coordination.plan import abridged
@@ -18,7 +19,7 @@ from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Job, Training
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.processes import worker_messages as messages
-from quorate.engines.processes.results import SlotSum, result_of
+from quorate.engines.processes.arena import Arena
 from quorate.engines.servers import RemoteGradient
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.engines.step_sums import StepSums
@@ -27,9 +28,17 @@ from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshots
+from quorate.replica.totals import unpacked_totals
 
 if TYPE_CHECKING:
     from quorate.engines.processes.transport import Processes
+
+
+@dataclass
+class SlotSum(ShardSum):
+    """A shard's result, or a sum of results, whose vectors lie in a slot of the arena."""
+
+    slot: int | None = None
 
 
 class ProcessesChannel(JobChannel):
@@ -168,7 +177,7 @@ class ProcessesChannel(JobChannel):
             return ShardFailure(answer.shard, answer.error)
         request, arena = self.requests[worker], self._workers.arena
         results: list[ShardSum] = [
-            result_of(arena, worker, request.step, request.shard + n, own, slot)
+            _result_of(arena, worker, request.step, request.shard + n, own, slot)
             for n, (own, slot) in enumerate(zip(answer.results, slots, strict=True))
         ]
         if answer.is_held:
@@ -254,3 +263,45 @@ class ProcessesChannel(JobChannel):
         for slot in slots:
             if slot is not None:
                 heapq.heappush(self._free, slot)
+
+
+def _result_of(
+    arena: Arena, worker: int, step: int, shard: int, sent: messages.ShardResult, number: int | None
+) -> SlotSum:
+    """Return the result of a shard.
+
+    Args:
+        sent: by the worker.
+        number: of the slot; None: the shard has no vectors.
+
+    Raises:
+        WorkerError: the message names rows that the gradient cannot have.
+    """
+    slot = None if number is None else arena.slot(number)
+    gradient = None if slot is None else slot.flat
+    if gradient is not None and arena.parameters.layout.by_rows:
+        gradient.rows = sent.rows
+        for name, rows in gradient.rows.items():
+            parameter = arena.parameters.views.get(name)
+            if (
+                fault := "nobody has it" if parameter is None else rows.fault(parameter)
+            ) is not None:
+                raise WorkerError(
+                    f"worker {worker} said of step {step}, shard {shard}, gradient of {name!r}: "
+                    f"{fault}; this is a damaged message: please report it"
+                )
+    has_integers = slot is not None and slot.integer_buffers.numel()
+    result = SlotSum(
+        weight=sent.weight,
+        metrics=sent.metrics,
+        gradient=gradient,
+        buffers=slot.floats if slot is not None and slot.floats.numel() else None,
+        integer_buffers=slot.integer_buffers if slot is not None and has_integers else None,
+        missing=None if sent.missing is None else frozenset(sent.missing),
+        written=None if slot is None else slot.written,
+        represented=sent.represented,
+        totals=unpacked_totals(sent.totals),
+        slot=number,
+    )
+    result.computed_by(worker, shard)
+    return result
