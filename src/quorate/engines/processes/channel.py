@@ -154,8 +154,9 @@ class ProcessesChannel(JobChannel):
         """
         group = answer.answers if isinstance(answer, messages.NodeSum) else [(worker, answer)]
         if not all(self._is_expected(*each) for each in group):
-            if isinstance(answer, messages.NodeSum):
-                self._workers.separate(worker, answer)
+            handle = self._workers.supervisor.handle(worker)
+            if isinstance(answer, messages.NodeSum) and handle is not None:
+                handle.separate(answer)
             return
         request, slots = self.requests[worker], list[int | None]()
         if not isinstance(answer, messages.ShardFailed | messages.ShardsCancelled):
@@ -222,29 +223,27 @@ class ProcessesChannel(JobChannel):
             self._is_shown = True
         shards = range(effect.shard, effect.shard + effect.count)
         beside = [job.beside(effect.step, shard) for shard in shards]
-        workers.tell(
-            effect.worker,
-            messages.ComputeShards(
-                job=self.number,
-                ticket=request.ticket,
-                step=effect.step,
-                shard=effect.shard,
-                slots=slots,
-                snapshot=snapshot and (snapshot.number, snapshot.version),
-                rank_of=effect.rank_of,
-                is_needed=effect.is_needed,
-                beside=beside if any(beside) else None,
-            ),
+        message = messages.ComputeShards(
+            job=self.number,
+            ticket=request.ticket,
+            step=effect.step,
+            shard=effect.shard,
+            slots=slots,
+            snapshot=snapshot and (snapshot.number, snapshot.version),
+            rank_of=effect.rank_of,
+            is_needed=effect.is_needed,
+            beside=beside if any(beside) else None,
         )
+        if (handle := workers.supervisor.handle(effect.worker)) is not None:
+            handle.post_with(workers.model_changes(), message)  # else the end is heard of next
 
     def _decided(self, worker: int) -> None:
         """Do nothing: results are added in ``receive``."""
 
     def _cancel(self, worker: int, request: Request) -> None:
         self._workers.arena.cancelled[worker] = request.ticket
-        process = self._workers.supervisor.workers[worker].process
-        if process is not None:
-            process.handle.cancel(request.ticket)
+        if (handle := self._workers.supervisor.handle(worker)) is not None:
+            handle.cancel(request.ticket)
 
     def _replace(self, worker: int, reason: str) -> None:
         self._workers.supervisor.kill(worker, reason)

@@ -225,7 +225,7 @@ class Supervisor:
 
     def close(self) -> None:
         """End all workers: idle workers end at once, the rest is killed."""
-        handles = [life.process.handle for life in self.workers if life.process is not None]
+        handles = [process.handle for process in self._processes()]
         for handle in handles:
             handle.post(messages.EndWorker())
         # After a second Ctrl-C nobody waits.
@@ -283,6 +283,11 @@ class Supervisor:
         if process is not None:
             process.kill_reason = reason
             process.handle.kill()
+
+    def handle(self, number: int) -> WorkerHandle | None:
+        """Return the handle of a worker's process; None without a process. Thread-safe."""
+        process = self.workers[number].process  # read once: another thread may end the process
+        return None if process is None else process.handle
 
     # --- news of a process ------------------------------------------------------------------------
 

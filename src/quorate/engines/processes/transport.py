@@ -83,7 +83,7 @@ class Processes:
         self.agreement = agreement
         self._timeout_s = timeout_s
         self._notes = notes
-        self._model_changes = model_changes
+        self.model_changes = model_changes
         self._decided = decided
         self._description = arena.handed_over()
         self._opened_jobs = 0
@@ -143,25 +143,12 @@ class Processes:
         """Return the status of each worker. Thread-safe."""
         rows = []
         for life in self.supervisor.workers:
-            process = life.process  # read once: another thread may end it
-            handle = None if process is None else process.handle
+            handle = self.supervisor.handle(life.number)
             pid = None if handle is None else handle.pid
             doing = self.arena.sheets[life.number].read()
             where = (None, False) if handle is None else (handle.host, handle.is_elsewhere)
             rows.append(WorkerStatus(life.number, life.devices, pid, None, *doing, *where))
         return rows
-
-    def tell(self, worker: int, request: messages.ComputeShards) -> None:
-        """Send a request to a worker. Does not block: it may be stopped."""
-        process = self.supervisor.workers[worker].process
-        if process is not None:  # else the coordinator will hear of its end
-            process.handle.post_with(self._model_changes(), request)
-
-    def separate(self, worker: int, node_sum: messages.NodeSum) -> None:
-        """Have the workers of a sum, reported by one of them, hand in the results one by one."""
-        process = self.supervisor.workers[worker].process
-        if process is not None:
-            process.handle.separate(node_sum)
 
     def wake(self) -> None:
         """End a ``pump``. Any thread, also a signal handler, may."""
@@ -196,7 +183,7 @@ class Processes:
             compares_gradient=start is not None,
         )
         fds = () if start is None else (start.fd,)
-        worker.post_with(self._model_changes(), request, *fds)
+        worker.post_with(self.model_changes(), request, *fds)
 
     def accepts(self, worker: WorkerHandle, answer: messages.JobReady) -> bool:
         """Return whether a ready worker may join; invite a doubtful worker once more."""
