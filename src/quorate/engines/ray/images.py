@@ -88,13 +88,13 @@ class WorkerEnded(msgspec.Struct, tag=True):
     ending: Ending
 
 
-ActorMessage = ActorHello | ActorStarted | ActorLeaves | WorkerCut | WorkerEnded
+ActorMessage = ActorHello | ActorStarted | ActorLeaves | WorkerCut | WorkerMessage
 
 
 class News(msgspec.Struct):
     """News of an actor, with the status of the worker."""
 
-    message: ActorMessage | WorkerMessage | None
+    message: ActorMessage | WorkerEnded | None  # None: a sign of life
     has_image: bool  # whether an image follows
     doing: Doing | None = None  # ``since`` is an age: clocks of two hosts have nothing in common
     ahead: tuple[int, int] | None = None

@@ -331,9 +331,7 @@ class WorkerActor:
         while self._news:
             yield self._news.popleft()
 
-    def _say(
-        self, message: ActorMessage | messages.WorkerMessage | None, image: Image | None = None
-    ) -> None:
+    def _say(self, message: ActorMessage | WorkerEnded | None, image: Image | None = None) -> None:
         """Add a message to the news, with the worker's status, and perhaps an image."""
         self._told_at = time.monotonic()
         news = News(message, has_image=image is not None)

@@ -282,7 +282,7 @@ class RayWorkerHandle(WorkerHandle):
                     case WorkerEnded():
                         ending = told.message.ending._replace(node=self._node)
                     case None:
-                        pass  # a sign of life
+                        pass
                     case message:
                         self._hear(message, image)
                 del ref, image  # the object: its memory is for the next one
@@ -308,7 +308,7 @@ class RayWorkerHandle(WorkerHandle):
         for order in list(self._orders.values()):
             self._pool.results.lost(self, order)
 
-    def _hear(self, message: ActorMessage | messages.WorkerMessage, image: Ref | None) -> None:
+    def _hear(self, message: ActorMessage, image: Ref | None) -> None:
         match message:
             case ActorHello():
                 self._meet(message)
@@ -332,8 +332,6 @@ class RayWorkerHandle(WorkerHandle):
                 else:
                     self._pool.results.lost(self, order)
                     self.take(message)
-            case WorkerEnded():
-                raise AssertionError("the last news are no message")
             case _:
                 self.take(message)
 
