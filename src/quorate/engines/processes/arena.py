@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Collection
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -46,6 +46,16 @@ class ArenaSizes(NamedTuple):
     again: bool  # whether half of the slots are for jobs that interrupt a training
     snapshots: int  # how many slots, the last, hold snapshots of the parameters
     workers: int  # N
+
+
+class ArenaDescription(NamedTuple):
+    """The layout of an arena, for a process that maps the memory."""
+
+    parameters: Description
+    by_rows: list[str]  # names of the parameters with gradients by rows
+    frozen: Description
+    average: bool  # whether there are averaged parameters
+    sizes: ArenaSizes
 
 
 class Arena:
@@ -183,20 +193,16 @@ class Arena:
         first = self._slots_of_a_job if again else 0
         return range(first, first + self._slots_of_a_job)
 
-    def handed_over(self) -> tuple[dict[str, Any], list[int]]:
-        """Return the arguments of ``attach``: a description as a message, and descriptors."""
+    def handed_over(self) -> tuple[ArenaDescription, list[int]]:
+        """Return the arguments of ``attach``: a description, and descriptors."""
         segments = [self.parameters.segment, self.frozen.segment, self._segment]
         if self.average is not None:
             segments.append(self.average.segment)
         fds = [segment.fd for segment in segments if segment is not None]
         assert len(fds) == len(segments)
-        return {
-            "parameters": self.parameters.layout.described(),
-            "by_rows": sorted(self.parameters.layout.by_rows),
-            "frozen": self.frozen.layout.described(),
-            "average": self.average is not None,
-            "sizes": self.sizes._asdict(),
-        }, fds
+        layout, frozen = self.parameters.layout, self.frozen.layout.described()
+        own = layout.described(), sorted(layout.by_rows), frozen, self.average is not None
+        return ArenaDescription(*own, self.sizes), fds
 
     def kept(self, buffers: Buffers) -> Segment:
         """Return a copy of the parameters and of the coordinator's buffers."""
@@ -223,7 +229,7 @@ class Arena:
     # --- a worker's side --------------------------------------------------------------------------
 
     @classmethod
-    def attach(cls, description: dict[str, Any], fds: list[int], model: torch.nn.Module) -> Arena:
+    def attach(cls, description: ArenaDescription, fds: list[int], model: torch.nn.Module) -> Arena:
         """Map the coordinator's memory, and give a worker's model the frozen parameters there.
 
         Args:
@@ -233,16 +239,16 @@ class Arena:
         Raises:
             UserError: the script made another model in this process.
         """
-        sizes = ArenaSizes(**description["sizes"])
-        layout = Layout.of(description["parameters"], description["by_rows"])
-        frozen = Layout.of(description["frozen"])
-        own = Layout(trainable(model).items(), description["by_rows"])
-        _require_same(description["parameters"], own.described())
+        sizes, by_rows = description.sizes, description.by_rows
+        layout = Layout.of(description.parameters, by_rows)
+        frozen = Layout.of(description.frozen)
+        own = Layout(trainable(model).items(), by_rows)
+        _require_same(description.parameters, own.described())
         own_frozen = _frozen(model, sizes.mutable_frozen, layout)
-        _require_same(description["frozen"], Layout(own_frozen.items()).described())
-        own_fds = [fds.pop(0) for _ in range(3 + description["average"])]
+        _require_same(description.frozen, Layout(own_frozen.items()).described())
+        own_fds = [fds.pop(0) for _ in range(3 + description.average)]
         first, second, rest, *more = (Segment(os.fstat(fd).st_size, fd) for fd in own_fds)
-        if any(_is_channels_last(*entry[2:]) for entry in description["parameters"]):
+        if any(_is_channels_last(*entry[2:]) for entry in description.parameters):
             set_format(model, torch.channels_last)  # buffers too, which have a format of their own
         average = layout.over(more[0]) if more else None
         arena = cls(layout.over(first), average, frozen.over(second), sizes, rest)
@@ -252,16 +258,16 @@ class Arena:
     # --- the side of a node without the coordinator's memory --------------------------------------
 
     @classmethod
-    def like(cls, description: dict[str, Any]) -> Arena:
+    def like(cls, description: ArenaDescription) -> Arena:
         """Return an arena of the same layout in memory of its own.
 
         Args:
             description: from ``handed_over``, perhaps with other numbers of slots.
         """
-        layout = Layout.of(description["parameters"], description["by_rows"])
-        frozen = Layout.of(description["frozen"])
-        average = layout.shared() if description["average"] else None
-        return cls(layout.shared(), average, frozen.shared(), ArenaSizes(**description["sizes"]))
+        layout = Layout.of(description.parameters, description.by_rows)
+        frozen = Layout.of(description.frozen)
+        average = layout.shared() if description.average else None
+        return cls(layout.shared(), average, frozen.shared(), description.sizes)
 
     def slot_image(self, number: int) -> Image:
         """Return the bytes of a slot, without a copy."""

@@ -20,6 +20,7 @@ import msgspec
 
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import MessageReader
+from quorate.engines.processes.arena import ArenaDescription
 from quorate.engines.processes.script import Script
 from quorate.engines.tracing import Batch
 from quorate.replica.notes import Note
@@ -54,7 +55,7 @@ class ShareMemory(_Message):
     """Map the coordinator's memory. Comes with the descriptors of ``Arena.handed_over``."""
 
     computing: dict[str, Any]  # see ``Computing``: found out by the coordinator
-    description: dict[str, Any]  # see ``Arena.attach``
+    description: ArenaDescription
 
 
 class ModelRequest(_Message, kw_only=True):

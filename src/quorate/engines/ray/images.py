@@ -107,9 +107,9 @@ NEWS_READER: MessageReader[News] = MessageReader(News)
 def arena_like(sent: ShareMemory) -> Arena:
     """Return an arena for one worker alone, with room for images of the coordinator's arena."""
     description = sent.description
-    snapshots = min(1, description["sizes"]["snapshots"])
-    own = {"slots": RESULTS + snapshots, "snapshots": snapshots, "again": False}
-    return Arena.like({**description, "sizes": {**description["sizes"], **own}})
+    snapshots = min(1, description.sizes.snapshots)
+    own = description.sizes._replace(slots=RESULTS + snapshots, snapshots=snapshots, again=False)
+    return Arena.like(description._replace(sizes=own))
 
 
 def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
