@@ -95,9 +95,7 @@ class UserChanges:
                 elif numbers[id(parameter)] not in mutable_frozen:
                     self._frozen.append(_place(name, owner, attribute, parameter))
         self._parameters = [place.parameter for place in (*self._trained, *self._frozen)]
-        self._at_home: tuple[list[object], ...] | None = (
-            None  # ``_where`` they are if all are at home
-        )
+        self._at_home: tuple[list[object], ...] | None = None  # ``_where`` if all are at home
         self._made = self._simple()  # as made by the script
         self._attributes: dict[str, dict[str, Any]] = {}  # as known so far
         self._others: dict[str, dict[str, Any]] = {}

@@ -1,1 +1,1 @@
-"""The end of training: what it is decided by is looked for before it begins; weights go back."""
+"""The end of training: metrics needed at the end are checked at the start; weights are restored."""

@@ -1,6 +1,6 @@
-"""Metrics that a run needs to end well: are they there? Tried on one shard before the first update.
+"""Metrics needed for the end of a run, checked by computing a shard before the first update.
 
-A name that is mistyped is found in seconds, and not after an epoch.
+So a mistyped name is found in seconds, and not after an epoch.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from quorate.training.validation import Best, Validation
 def looking(
     crew: Crew, validation: Validation | None, rows: Taken | None, callbacks: Sequence[Callback]
 ) -> Callable[[State], None]:
-    """Return what looks whether the validation set gives all metrics that somebody needs.
+    """Return a function that checks whether the validation set gives all needed metrics.
 
-    It raises ``SettingError`` if one is not among them, or whatever user code raises.
+    The function raises ``SettingError`` if a metric is missing, and any error of user code.
 
     Args:
-        rows: of the validation set.
+        rows: the rows of the validation set.
 
     Raises:
-        SettingError: somebody needs one, and there is no validation set.
+        SettingError: a metric is needed, and there is no validation set.
     """
     needed = metrics_of(checked(callbacks))
     if validation is None or rows is None:
@@ -65,10 +65,10 @@ def looking(
 
 
 def _tried(crew: Crew, state: State, data: Taken) -> tuple[set[str], bool]:
-    """Return the metrics of a first shard, and whether there are no others.
+    """Return the metrics of a first shard, and whether the list is complete.
 
-    What is finished of totals may need more rows than a shard has: then nobody knows its names. So
-    it is with a loss over whole batches.
+    Finished totals may need more rows than a shard has: then their names are unknown. The same
+    holds for a loss over whole batches.
     """
     recipe, rows = crew.recipe, length(data.dataset)
     if recipe.gather is not None:
@@ -83,7 +83,7 @@ def _tried(crew: Crew, state: State, data: Taken) -> tuple[set[str], bool]:
             replica.pull(state.parameters, version=object())
             seed = key("evaluation", plan.seed, 0, 0)
             replica.called.place(plan, 0, first.rows, of_phase=False)
-            # Not compiled: it is one shard.
+            # Not compiled: only one shard is computed.
             with replica.watched(lambda loss: loss):
                 total = replica.evaluation(first.data, len(first.rows), stream, seed)
     names = set(total.metrics)
@@ -94,6 +94,6 @@ def _tried(crew: Crew, state: State, data: Taken) -> tuple[set[str], bool]:
         gathered = Gathered(totals.kept, few)
         gathered.put([Piece(0, 0, value) for _, _, value in total.outputs])
         names |= gathered.finished().keys()
-    except Exception:  # the user's function, which will meet all rows
+    except Exception:  # the user's function may work with all rows
         return names, False
     return names, True

@@ -1,4 +1,4 @@
-"""Weights of a trainer: copied, put back, and loaded from a checkpoint of its run or any file."""
+"""Weights of a trainer: copied, restored, and loaded from a checkpoint of its run or any file."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def copied(state: State | None) -> dict[str, torch.Tensor]:
 
 
 def put_back(copies: dict[str, torch.Tensor], state: State | None) -> None:
-    """Give a state what ``copied`` returned of it.
+    """Load copies made by ``copied`` into a state.
 
     Raises:
-        UserError: they are another model's, or nothing was trained or evaluated yet.
+        UserError: the copies are of another model, or nothing was trained or evaluated yet.
     """
     state = _there(state)
     own = copied(state)
@@ -62,14 +62,15 @@ def load(
     prepared: Prepared,
     say: Say,
 ) -> Path:
-    """Give a model, and the averaged weights, those of a checkpoint, and return where they lie.
+    """Load a checkpoint's weights, plain and averaged, and return the path of the weights.
 
     Args:
         which: "best" or "newest" of the run directory; or a checkpoint's folder, a run directory,
             or a file of weights.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged or another model's.
+        CheckpointError: there is no such checkpoint, or the checkpoint is damaged or of another
+            model.
         SettingError: there is no run directory.
     """
     path = _found(run_dir, str(which), say) if which in (BEST, NEWEST) else Path(which)
@@ -84,7 +85,7 @@ def load(
 
 
 def give_weights(path: Path, say: Say, state: State) -> None:
-    """Give a state the weights of a path: averaged ones too, if it has them."""
+    """Load the weights of a path into a state, with averaged weights if the path has any."""
     if is_folder(path):
         if not exists(path / files.MARKER):
             sound = files.find(path)

@@ -1,5 +1,6 @@
-"""Updates in parts: a process for each device of a replica in stages, which has a part of them.
+"""Updates in parts: one process per device of a replica in stages, each with a part of an update.
 
-What an optimizer keeps by element lies in shared memory, of which each process writes its own part,
-and this one none, unless somebody looks at it. So a process that is killed takes nothing with it.
+The optimizer's state per element lies in shared memory. Each process writes its own part; the
+process of the coordinator writes none, unless user code changes the state. So no state is lost with
+a killed process.
 """

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of one tensor, as it is told to another process of the same memory."""
+"""Entries of an optimizer's state of a tensor, as sent to a process with the same shared memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from quorate.training.parts.state_memory import StateMemory
 
 
 class InPlane(NamedTuple):
-    """An entry by element, which is not sent."""
+    """An entry per element: a place in shared memory, which is not sent."""
 
     plane: int
 
 
-Entries = dict[str, Any]  # as an optimizer has them
-Told = dict[str, Any]  # by entry: where it is, or a small tensor or number itself
+Entries = dict[str, Any]  # as in an optimizer's state
+Told = dict[str, Any]  # by entry: its place, or a small tensor or a number
 
 
 def told(entries: Entries, memory: StateMemory, tensor: torch.Tensor, first: str) -> Told:
-    """Return what is said of the entries of a tensor; those by element are in the memory then.
+    """Return the message about the entries of a tensor, after moving entries per element to memory.
 
     Args:
-        entries: whose values by element become views of the memory.
-        first: the first parameter that the tensor holds.
+        entries: the entries; values per element become views of the memory.
+        first: name of the first parameter in the tensor.
     """
     said: Told = {}
     away = []
@@ -35,7 +35,7 @@ def told(entries: Entries, memory: StateMemory, tensor: torch.Tensor, first: str
         elif (plane := memory.has(value, first)) is not None:
             said[entry] = InPlane(plane)
         else:
-            said[entry] = None  # the order of entries is kept
+            said[entry] = None  # keeps the order of entries
             away.append(entry)
     for entry in away:
         used = [each.plane for each in said.values() if isinstance(each, InPlane)]
@@ -45,7 +45,7 @@ def told(entries: Entries, memory: StateMemory, tensor: torch.Tensor, first: str
 
 
 def taken(said: Told, memory: StateMemory, tensor: torch.Tensor, first: str) -> Entries:
-    """Return the entries that ``told`` was given."""
+    """Return the entries described by a message of ``told``."""
     return {
         entry: memory.view(value.plane, first, tensor) if isinstance(value, InPlane) else value
         for entry, value in said.items()

@@ -1,10 +1,10 @@
-"""An optimizer whose updates are made by several processes, each of a part of the parameters.
+"""An optimizer whose updates are made by several processes, each for a part of the parameters.
 
-The processes are forks of this one. Parameters, gradients and what the optimizer keeps by element
-lie in memory that all map; counters go to and fro with each update. So between two updates all of
-the state is here, for checkpoints and callbacks, and the processes own nothing: if one is gone a
-new one takes its place. If it goes in the middle of an update, its part of the parameters may be
-half made: then the run ends.
+The processes are forks of this one. Parameters, gradients and the optimizer's state per element lie
+in memory mapped by all processes; counters are exchanged with each update. So between two updates
+all of the state is present for checkpoints and callbacks, and the processes own nothing: a lost
+process is replaced. If a process ends in the middle of an update, its part of the parameters may be
+half updated: then the run ends.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from quorate.training.parts.state_memory import StateMemory
 
 
 class PartedOptimizer(FlatOptimizer):
-    """The user's optimizer over flat parameters that lie in shared memory.
+    """The user's optimizer over flat parameters in shared memory.
 
-    One that does not work element by element makes its updates in this process, as ever.
+    An optimizer that does not work element by element makes its updates in this process.
 
     Args:
-        factory: as for ``FlatOptimizer``.
-        model: likewise.
-        parameters: in a segment.
-        parts: how many.
+        factory: the user's function from a list of parameters to an optimizer.
+        model: the model whose trainable parameters are views of ``parameters``.
+        parameters: parameters in a shared segment.
+        parts: number of parts.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class PartedOptimizer(FlatOptimizer):
         self._parts = 1 + max(self._part_of.values(), default=0)
         self._memory: StateMemory | None = None
         self._processes: StageProcesses | None = None
-        # What the processes were forked with: the optimizer's tensors, and segments of gradients.
+        # The tensors and segments of gradients present when the processes were forked.
         self._tensors: list[torch.Tensor] = []
         self._segments: list[Segment] = []
 
     def step(
         self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
     ) -> None:
-        """Update the parameters where they are; see ``FlatOptimizer``. Blocks.
+        """Update the parameters in place; see ``FlatOptimizer``. Blocks.
 
         Raises:
-            ServerError: a process ended in the middle of it.
+            ServerError: a process ended in the middle of the update.
         """
         if not self.flat or closure is not None or gradient.segment is None or gradient.rows:
             super().step(gradient, missing, closure)
@@ -77,21 +77,22 @@ class PartedOptimizer(FlatOptimizer):
             processes.links.send(part, "step", order)
         for part in range(self._parts):
             self._take(part, self._answer(processes, part))
-        # Of nothing, as no tensor of it has a gradient here: a schedule counts it.
+        # No tensor has a gradient in this process: the step changes nothing, and a schedule counts
+        # it.
         for tensor in self._held:
             tensor.grad = None
         self.inner.step()
 
     def close(self) -> None:
-        """End the processes. All of the state is here."""
+        """End the processes. All of the state is in this process."""
         processes, self._processes = self._processes, None
         if processes is not None:
             processes.close()
 
-    # --- here -------------------------------------------------------------------------------------
+    # --- in this process --------------------------------------------------------------------------
 
     def _started(self, gradients: Segment) -> StageProcesses:
-        """Return the processes, new ones if they would not know what is asked for."""
+        """Return the processes; new ones if the tensors or segments are unknown to the former."""
         tensors = [*self._held]
         knows = len(tensors) == len(self._tensors) and all(
             mine is theirs for mine, theirs in zip(tensors, self._tensors, strict=True)
@@ -104,7 +105,7 @@ class PartedOptimizer(FlatOptimizer):
                 self._segments = [*self._segments[-1:], gradients]
             self._tensors = tensors
             self._memory = self._memory or StateMemory(self.flat_parameters.layout)
-            with intra_op_threads(1):  # OpenMP's threads do not outlive a fork
+            with intra_op_threads(1):  # OpenMP's threads do not survive a fork
                 self._processes = StageProcesses(
                     self._parts,
                     lambda n, links, _: self._serve(n, links),
@@ -113,7 +114,7 @@ class PartedOptimizer(FlatOptimizer):
         return self._processes
 
     def _told(self, part: int) -> list[Told]:
-        """Return what is kept of the tensors of a part."""
+        """Return the message about the state of the tensors of a part."""
         assert self._memory is not None
         return [
             told(dict.get(self.inner.state, tensor, {}), self._memory, tensor, names[0])
@@ -121,7 +122,7 @@ class PartedOptimizer(FlatOptimizer):
         ]
 
     def _take(self, part: int, said: list[Told]) -> None:
-        """Take what is kept of the tensors of a part since an update."""
+        """Apply the answer of a part: its state after an update."""
         assert self._memory is not None
         for (tensor, names), told_ in zip(self._of(part), said, strict=True):
             mine = dict.setdefault(self.inner.state, tensor, {})
@@ -151,10 +152,10 @@ class PartedOptimizer(FlatOptimizer):
         answer: list[Told] = said
         return answer
 
-    # --- in a process of a part -------------------------------------------------------------------
+    # --- in the process of a part -----------------------------------------------------------------
 
     def _serve(self, part: int, links: StageLinks) -> None:
-        """Be the process of a part, until the parent wants no more."""
+        """Run the process of a part until the parent ends."""
         others = [name for name, of in self._part_of.items() if of != part]
         gradients: dict[tuple[int, int], Flat] = {}
         try:
@@ -167,7 +168,7 @@ class PartedOptimizer(FlatOptimizer):
                     answer = self._stepped(part, gradients[where], groups, missing, others, said)
                 links.send(PARENT, ("done", part), answer)
         except GoneError:
-            return  # the parent is gone, or another part is, of which it hears
+            return  # the parent is gone, or another part: then the parent ends this one
         except BaseException as error:  # the edge of the process
             links.send(PARENT, "failed", remote_error.to_json(error))
 
@@ -196,7 +197,7 @@ class PartedOptimizer(FlatOptimizer):
 
 
 def _parts(parameters: Flat, parts: int) -> dict[str, int]:
-    """Return which part each parameter is of: runs of about as many bytes, as they lie."""
+    """Return the part of each parameter: consecutive runs with about the same number of bytes."""
     sections = sorted(parameters.layout.sections.values(), key=lambda s: (s.vector, s.start))
     nbytes = [s.span * parameters.layout.dtypes[s.vector].itemsize for s in sections]
     whole = max(1, sum(nbytes))

@@ -1,8 +1,8 @@
-"""Where an optimizer's state lies: planes of shared memory, each as large as all parameters.
+"""Memory for an optimizer's state: planes of shared memory, each as large as all parameters.
 
-An entry by element of one of the optimizer's tensors, a moment say, lies in some plane where the
-tensor lies in the parameters. Pages are taken from the machine when they are first written, by the
-process that writes them.
+An entry per element of an optimizer's tensor, such as a moment, lies in a plane at the offset of
+the tensor in the parameters. The kernel allocates a page when a process first writes the page, for
+that process.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Layout
 
-PLANES = 4  # no optimizer of torch's keeps more than three entries of an element
+PLANES = 4  # torch's optimizers keep at most three entries per element
 
 
 class StateMemory:
     """Planes for the state of an optimizer over flat vectors.
 
     Args:
-        layout: of the parameters.
+        layout: the layout of the parameters.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -37,8 +37,9 @@ class StateMemory:
         """Return the place of an entry.
 
         Args:
-            first: the first parameter that the optimizer's tensor holds.
-            like: of the size and the dtype of the entry, which is no wider than the tensor's.
+            first: name of the first parameter in the optimizer's tensor.
+            like: a tensor with the size and dtype of the entry; the dtype is at most as wide as the
+                tensor's.
         """
         key = (plane, first, like.numel(), like.dtype)
         if key not in self._views:
@@ -49,7 +50,7 @@ class StateMemory:
         return self._views[key]
 
     def has(self, value: torch.Tensor, first: str) -> int | None:
-        """Return the plane that an entry lies in, at its place; None: it lies elsewhere."""
+        """Return the plane that holds an entry at the entry's place; None if there is none."""
         for plane in range(PLANES):
             view = self._views.get((plane, first, value.numel(), value.dtype))
             if view is not None and view.data_ptr() == value.data_ptr():
@@ -57,7 +58,7 @@ class StateMemory:
         return None
 
     def put(self, value: torch.Tensor, first: str, used: Collection[int]) -> int:
-        """Copy an entry to its place in a plane that the tensor does not use, and return which."""
+        """Copy an entry to a plane not used by the tensor, and return the number of the plane."""
         plane = next(plane for plane in range(PLANES) if plane not in used)
         self.view(plane, first, value).copy_(value)
         return plane

@@ -1,1 +1,1 @@
-"""Predicting: what a model returns for each row of a dataset, in memory or in files."""
+"""Predicting: the outputs of a model for each row of a dataset, in memory or in files."""

@@ -1,4 +1,4 @@
-"""Columns: one for each tensor or list of the outputs, which rows are put into in their order."""
+"""Columns: the rows of each tensor or list of the outputs, in order."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 from quorate.errors import OutputError
 from quorate.replica.outputs.rows import leaves, nested, structure_of
 
-Path = tuple[str, ...]  # of names and numbers, to a tensor or list of the outputs
+Path = tuple[str, ...]  # names and indices that lead to a tensor or list of the outputs
 
 
 class Column(Protocol):
-    """Where one tensor or list of the outputs goes."""
+    """The destination of one tensor or list of the outputs."""
 
     def put(self, value: Any) -> None:
-        """Take the next rows."""
+        """Add the next rows."""
 
     def finish(self) -> Any:
-        """Return what the whole column is, when all rows are in."""
+        """Return the whole column, after all rows were added."""
 
 
 class Sink(Protocol):
-    """Where outputs go."""
+    """The destination of outputs."""
 
     def put(self, value: Any, rows: int) -> None:
-        """Take the outputs of the next rows.
+        """Add the outputs of the next rows.
 
         Raises:
-            OutputError: they are not like those before.
+            OutputError: the outputs differ in kind from those before.
         """
 
     def finish(self, about: dict[str, Any]) -> Any:
-        """Return what the caller gets of all, when every row is in."""
+        """Return the result for the caller, after all rows were added."""
 
 
 class Columns:
-    """The columns of a prediction: made by what comes first, and compared with what follows.
+    """The columns of a prediction: made from the first outputs, and compared with later outputs.
 
     Args:
         make: makes a column for the first value of a path.
@@ -53,7 +53,7 @@ class Columns:
         self._rows = 0
 
     def put(self, value: Any, rows: int) -> None:
-        """Take the outputs of the next rows."""
+        """Add the outputs of the next rows."""
         structure, found = structure_of(value), [*leaves(value)]
         if self.structure is None:
             self.structure = structure
@@ -103,7 +103,7 @@ class _List:
         self._items: list[Any] = []
 
     def put(self, value: list[Any]) -> None:
-        # Out of the memory of the parcel: a mapping for each shard would be too many of them.
+        # Copied out of the parcel's memory: one memory mapping per shard would be too many.
         self._items += [_owned(item) for item in value]
 
     def finish(self) -> list[Any]:
@@ -125,7 +125,7 @@ class _InMemory:
 
 
 def in_memory(rows: int) -> Sink:
-    """Return a sink that keeps so many rows in memory, nested as the outputs."""
+    """Return a sink that keeps a number of rows in memory, nested as the outputs."""
     return _InMemory(rows)
 
 

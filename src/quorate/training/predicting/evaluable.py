@@ -1,4 +1,4 @@
-"""A state that can be evaluated, and which of its weights are."""
+"""A state for evaluation, and the choice of its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quorate.training.state import State
 
 
 class Evaluated(NamedTuple):
-    """A state, and which of its parameters are evaluated."""
+    """A state, and the parameters to evaluate."""
 
     state: State
     parameters: Flat
@@ -32,10 +32,10 @@ def evaluable_state(
     averaged: bool | None,
     say: Callable[[str], None],
 ) -> Iterator[Evaluated]:
-    """Within the block a state can be evaluated by workers: as it is, or its averaged weights.
+    """Prepare a state for workers to evaluate inside the block: its plain or averaged weights.
 
     Raises:
-        SettingError: nothing is averaged.
+        SettingError: there are no averaged weights.
     """
     crew.note_use()
     with ExitStack() as stack:

@@ -1,13 +1,14 @@
-"""Predictions in files: a folder that is there as a whole, or as it was before.
+"""Predictions in files: a folder that is either complete, or as before.
 
-    TO/prediction.json      rows, how the outputs are nested, which file has which, of which step
-    TO/logits.npy           a tensor of the outputs, all rows (``numpy.load(..., mmap_mode="r")``)
-    TO/boxes.values.npy     a list of tensors of any size: their elements, one after the other, and
-    TO/boxes.shapes.npy     (rows, dimensions) int64
-    TO/texts.jsonl          any other list: a line per row
+TO/prediction.json      rows, nesting of the outputs, file of each output, step of the weights
+TO/logits.npy           a tensor of the outputs, all rows (``numpy.load(..., mmap_mode="r")``)
+TO/boxes.values.npy     a list of tensors of any size: their elements, one after the other, and
+TO/boxes.shapes.npy     (rows, dimensions) int64
+TO/texts.jsonl          any other list: a line per row
 
-Rows are written as they come; memory does not grow with the dataset. Not through a memory map: a
-full disk would end the process by a signal there, and is an OSError here.
+Rows are written as they arrive; memory does not grow with the dataset. Files are not written
+through a memory map: on a full disk, a write to a map ends the process by a signal, while ``write``
+raises an OSError.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from quorate.training.predicting import columns
 from quorate.training.predicting.columns import Column, Columns
 
 MANIFEST = "prediction.json"
-_HEADER_BYTES = 256  # of a .npy file, room for any number of rows
+_HEADER_BYTES = 256  # size of a .npy file's header, enough for any number of rows
 
 
 class Files:
-    """A folder of predictions that is being written. A context: what is not finished is removed.
+    """A context for writing a folder of predictions; an unfinished folder is removed.
 
     Args:
-        to: the folder. It may be there if it is empty, or holds another prediction.
-        rows: how many there will be.
+        to: the folder. An existing folder has to be empty, or to hold another prediction.
+        rows: the final number of rows.
 
     Raises:
-        SettingError: something else is there, or it cannot be made.
+        SettingError: the folder has other contents, or cannot be made.
     """
 
     def __init__(self, to: Path, rows: int) -> None:
@@ -54,7 +55,7 @@ class Files:
                 "to", str(to), "a folder that is not there, is empty, or has a prediction",
                 "choose another",
             )  # fmt: skip
-        if (reason := reason_against_new_file(to)) is not None:  # not at the end, when all is done
+        if (reason := reason_against_new_file(to)) is not None:  # before rows are computed
             raise SettingError(
                 "to", str(to), "a folder that can be made", f"{reason}; choose another"
             )
@@ -77,7 +78,7 @@ class Files:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        with suppress(OSError):  # a full disk: it is what was raised
+        with suppress(OSError):  # a full disk: the error is being raised already
             self._open.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -85,13 +86,13 @@ class Files:
         """Write the outputs of the next rows.
 
         Raises:
-            OutputError: they are not like those before, or there is no such file.
+            OutputError: the outputs differ in kind from those before, or a file cannot hold them.
             OSError: the disk is full.
         """
         self._columns.put(value, rows)
 
     def finish(self, about: dict[str, Any]) -> Path:
-        """Bring all to the disk and to its place, and return the folder. Blocks."""
+        """Flush all files, move the folder to its place, and return the path. Blocks."""
         files = self._columns.finish()
         manifest = {"format": 1, "rows": self._rows, "outputs": files, **about}
         write_atomically(self._folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -106,7 +107,7 @@ class Files:
         return self._to
 
     def _column(self, path: columns.Path, first: Any) -> Column:
-        # A name of the user's may hold anything; a dot within one is no step into a dict.
+        # A name of the user may hold any character; a dot in a name is no step into a dict.
         name = ".".join(quote(part, safe=" ").replace(".", "%2E") for part in path) or "output"
         if isinstance(first, torch.Tensor):
             return _Npy(self._array(f"{name}.npy", first.dtype), self._rows, first)
@@ -122,7 +123,7 @@ class Files:
 
 
 class _Array:
-    """A .npy file whose rows come one after the other; the header is written in the end."""
+    """A .npy file whose rows are written one after the other; the header is written at the end."""
 
     def __init__(self, file: RawIOBase, name: str, dtype: torch.dtype) -> None:
         try:
@@ -144,7 +145,7 @@ class _Array:
     def finish(self, shape: Sequence[int]) -> str:
         about = {"descr": np.lib.format.dtype_to_descr(self._dtype)}
         text = f"{ {**about, 'fortran_order': False, 'shape': tuple(shape)} }".encode("latin1")
-        # Version 1.0 of the format: magic, version, length of a text that ends with a line feed.
+        # Version 1.0 of the format: magic, version, length of a text ending with a line feed.
         text = text.ljust(_HEADER_BYTES - 11) + b"\n"
         self._file.seek(0)
         self._file.write(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
@@ -194,7 +195,7 @@ class _Ragged:
 
 
 class _Lines:
-    """A list of what JSON has."""
+    """A list of values for JSON, written line by line."""
 
     def __init__(self, file: TextIO, name: str) -> None:
         self._file, self._name = file, name

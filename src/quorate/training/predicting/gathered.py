@@ -1,4 +1,4 @@
-"""What an evaluation collects beside sums: outputs by row, and states of metrics."""
+"""Results of an evaluation collected beside sums: outputs by row, and states of metrics."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from quorate.training.predicting.columns import Sink, in_memory
 
 
 class Gathered:
-    """All that an evaluation collects.
+    """The results collected by an evaluation.
 
     Args:
-        kept: by name.
-        plan: of the evaluation.
+        kept: collecting objects by name.
+        plan: plan of the evaluation.
     """
 
     def __init__(self, kept: Mapping[str, Collect | Metric], plan: Plan) -> None:
         self._kept, self._plan = kept, plan
-        self._names: list[str] | None = None  # that shards have
+        self._names: list[str] | None = None  # names in the shards' outputs
         self._sinks: dict[str, Sink] = {}
         self._states: dict[str, dict[str, Any]] = {}
 
     def put(self, outputs: Sequence[Piece]) -> None:
-        """Take what the shards of the next step yielded.
+        """Add the outputs of the shards of the next step.
 
         Raises:
-            OutputError: shards have not all the same.
+            OutputError: shards return outputs of different names.
         """
         for step, shard, values in sorted(outputs, key=lambda piece: piece[:2]):
             if self._names is None:
@@ -53,11 +53,11 @@ class Gathered:
                     self._states[name] = kept.merged(self._states.get(name), value)
 
     def finished(self) -> dict[str, float]:
-        """Return the numbers that follow, by their names.
+        """Return the numbers computed from the collected results, by name.
 
         Raises:
-            LossError: a function returned something else.
-            Whatever it or a metric raises, with a note that names the total.
+            LossError: a function returned something else than numbers.
+            Exception: an error of a function or a metric, with a note that names the total.
         """
         found: dict[str, float] = {}
         for name in self._names or ():

@@ -1,8 +1,8 @@
-"""A prediction: what a function returns for every row of a dataset, in order, by all workers.
+"""A prediction: a function's results for every row of a dataset, in order, by all workers.
 
-Each step is one shard, and workers take them one after the other. What they return is put in its
-place in the order of rows. How far a worker may be ahead of another is bounded, and so is what
-waits: the results themselves are all that grows with the dataset, and those may go to files.
+Each step is one shard, and workers compute shards in turn. Results are put in the order of rows.
+The lead of a worker over another is bounded, and so is the memory of waiting results: only the
+results themselves grow with the dataset, and results may be written to files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quorate.training.stop import Stops
 
 __all__ = ["Function", "predict"]
 
-AHEAD = 4  # shards per worker that may be done before an earlier one is
+AHEAD = 4  # shards per worker that may be done before an earlier shard is
 
 
 def predict(
@@ -49,18 +49,18 @@ def predict(
     stops: Stops,
     say: Callable[[str], None],
 ) -> Any:
-    """Return what a function returns for every row, or the folder that it is written to.
+    """Return a function's results for every row, or the folder with the results.
 
     Args:
-        function: None: the model itself, see ``model_of``.
+        function: the function; None: the model itself, see ``model_of``.
         averaged: as for ``evaluate``.
-        transport: of the loop under way, if there is one. Its workers are used if they have the
-            dataset and can find the function.
+        transport: transport of the current loop, if there is one. Its workers compute if they have
+            the dataset and can find the function.
 
     Raises:
-        OutputError: what it returns is not by row, or not alike for all rows.
-        UserError: the dataset is empty, nothing is averaged, the folder is somebody's, or it was
-            stopped.
+        OutputError: the results are not by row, or differ in kind between rows.
+        UserError: the dataset is empty, there are no averaged weights, the folder has other
+            contents, or the prediction was stopped.
     """
     if function is not None and not callable(function):
         raise OutputError(
@@ -76,20 +76,20 @@ def predict(
             fix="leave the argument out, because a prediction belongs to no step",
         )
     if to is not None and crew.follows:
-        return to  # rank 0 writes it
+        return to  # rank 0 writes the folder
     dataset, collate = data.dataset, data.loading.collate
     rows = length(dataset)
     recipe, shards = crew.recipe, prepared.shards or prepared.saved_shards or 1
     note_own(function)
     if transport is None:
-        crew.begin_prediction(data)  # a worker process does not come back from it
+        crew.begin_prediction(data)  # never returns in a worker process
     with ExitStack() as stack:
         if transport is None:
             stack.enter_context(crew.starting())
         sink: Sink = in_memory(rows)
         if to is not None:
             sink = stack.enter_context(Files(to, rows))
-        # 1. The state, of which it may follow how the rows are cut.
+        # 1. The state; the number of shards may depend on it.
         source = Source(dataset, _plan(rows, recipe.batch_size, shards, recipe.seed), collate)
         state, parameters = stack.enter_context(
             evaluable_state(crew, prepared, source, averaged, say)
@@ -118,7 +118,7 @@ def predict(
             loader_workers=recipe.loading.processes,
             threads=recipe.workers.threads,
         )
-        # 3. The shards, as they come; and their outputs, in the order of rows.
+        # 3. The shards, in order of completion; and their outputs, in the order of rows.
         _drive(job, transport, crew, workers, sink, stops, say)
         about = {
             "global_step": state.global_step,
@@ -145,10 +145,10 @@ def _drive(
     stops: Stops,
     say: Callable[[str], None],
 ) -> None:
-    """Hand the outputs of all shards to a sink, in the order of rows.
+    """Pass the outputs of all shards to a sink, in the order of rows.
 
     Raises:
-        UserError: it was stopped before.
+        UserError: the prediction was stopped before the last row.
     """
     plan = job.plan
     waiting: dict[int, Piece] = {}

@@ -1,1 +1,1 @@
-"""Probing: what is tried before anything is started, so that it fails at once and not later."""
+"""Probing: trials before any worker is started, so that mistakes are found at once."""

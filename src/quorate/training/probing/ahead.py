@@ -1,4 +1,4 @@
-"""What is found out ahead of the workers, once the first step is known: they meet it prepared."""
+"""Trials before the workers start, once the first step is known: cuts, and shards of one row."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def look_ahead(
     source: Source,
     steps: range,
 ) -> list[str]:
-    """Cut the model into stages, if it is to have some, and try a shard of one row, if one comes.
+    """Cut the model into stages, if there are any, and try a shard of one row, if one will come.
 
     Args:
-        state: as training begins.
-        steps: that will be trained.
+        state: the state at the beginning of training.
+        steps: the steps to train.
 
     Returns:
-        What to say of it.
+        Lines for the user.
 
     Raises:
-        UserError: the model cannot be cut, or takes no shard of one row.
+        UserError: the model cannot be cut, or cannot compute a shard of one row.
     """
     lines = cut_once(replicas, state, make_replica, source)
     try_row_alone(state, make_replica, source, steps)

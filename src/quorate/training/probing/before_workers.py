@@ -1,4 +1,4 @@
-"""What is looked at between the probe and the first worker: needed metrics, the model's graph."""
+"""The look between the probe and the first worker: needed metrics, and the model's graph."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quorate.training.validation import Validation
 
 
 class BeforeWorkers:
-    """Looks at a state once, if there is something to train.
+    """A look at a state before there are workers, if there are updates to make.
 
     Args:
-        crew: that will train it.
-        metrics: looks whether metrics are there, and raises if not: see ``needed_metrics``.
+        crew: the workers of the training.
+        metrics: raises an error if a needed metric is missing: see ``needed_metrics``.
     """
 
     def __init__(self, crew: Crew, metrics: Callable[[State], None]) -> None:
@@ -33,7 +33,7 @@ class BeforeWorkers:
         self._graph: list[Node] | None = None
 
     def __call__(self, state: State, source: Source) -> None:
-        """Look at both; raises what ``metrics`` does."""
+        """Check metrics, and compute the graph; raises the errors of ``metrics``."""
         self._metrics(state)
         if self._wants_graph:
             self._graph = graph_of(self._crew, state, source)
@@ -46,15 +46,16 @@ class BeforeWorkers:
 def looking(
     crew: Crew, validation: Validation | None, rows: Taken | None, callbacks: Sequence[Callback]
 ) -> BeforeWorkers:
-    """Return what looks; arguments and errors as for ``needed_metrics.looking``."""
+    """Return the look before workers; arguments and errors as for ``needed_metrics.looking``."""
     return BeforeWorkers(crew, needed_metrics.looking(crew, validation, rows, callbacks))
 
 
 def graph_of(crew: Crew, state: State, source: Source) -> list[Node]:
     """Compute shard 0 of step 0 once more, for the graph of its forward pass. Raises nothing.
 
-    Its result is thrown away, and the model, what its code shares and all generators are afterwards
-    as they were. It is no part of the probe, where a shard must be computed exactly as in training.
+    The result is thrown away. Afterwards the model, shared containers of its code and all
+    generators are as before. The graph is not computed in the probe, where a shard must be computed
+    exactly as in training.
     """
     shared = crew.replicas.contents()
     try:
@@ -66,7 +67,7 @@ def graph_of(crew: Crew, state: State, source: Source) -> list[Node]:
             with on_shard(replica, batch, source.plan) as shard, replica.watched(graph.watch):
                 replica.evaluation(batch.data, shard.rows, shard.stream, shard.seed, training=True)
         return graph.nodes() or module_tree(state.model)
-    except Exception:  # user code that does not bear to be watched
+    except Exception:  # user code that cannot be watched
         return module_tree(state.model)
     finally:
         shared.restore()

@@ -1,4 +1,4 @@
-"""Cutting a model into stages before there are workers: once, and as all of them then have it."""
+"""The cut of a model into stages: made once before there are workers, and the same for all."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from quorate.training.state import State
 def cut_once(
     replicas: Replicas, state: State, make_replica: Callable[[State], Replica], source: Source
 ) -> list[str]:
-    """Cut the model by the first shard of the first step, and have all replicas cut it there.
+    """Cut the model by the first shard of the first step, as the cut of all replicas.
 
     Returns:
-        What to say of it; nothing if there are no stages, or it was cut before.
+        Lines for the user; none without stages, or if the model is cut already.
 
     Raises:
-        CutError: it cannot be cut so.
-        LossError: the loss function does not call it once.
+        CutError: the model cannot be cut.
+        LossError: the loss function does not call the model exactly once.
     """
     split, decided = replicas.spread, replicas.computing.decided
     if not isinstance(split, Split) or decided["split"] is not None:
         return []
     with unchanged(state.model):
         batch, replica = source.load((0, 0)), make_replica(state)
-        if replica.is_compiled_by_script:  # stages would compute it as written
+        if replica.is_compiled_by_script:  # stages would compute uncompiled code
             why = "the script compiles the model, a part of it or the loss with torch.compile"
             raise CutError(why, "leave torch.compile out, or take one device for a replica")
         with on_shard(replica, batch, source.plan) as shard:

@@ -1,8 +1,8 @@
-"""A trial of the loss function on the rows of the first shard and on parts of them.
+"""A trial of the loss function on the rows of the first shard, and on parts of the rows.
 
-Values alone are looked at: nothing is derived. Modules of torch that draw, or that normalise over a
-batch, are in evaluation mode, so that a row's loss does not depend on the rows beside it; those of
-the user stay in training mode, as their forward may return something else in evaluation.
+Only values are computed, no gradients. torch's modules that draw, or normalise over a batch, are in
+evaluation mode, so that a row's loss does not depend on the rows beside it. The user's modules stay
+in training mode, because their forward may return something else in evaluation.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from quorate.training.probing.summed_loss import (
     partitions,
 )
 
-ROUNDING, ROUNDING_IN_16_BITS = 3e-4, 3e-2  # relative, of a loss
+ROUNDING, ROUNDING_IN_16_BITS = 3e-4, 3e-2  # relative error of a loss
 MOST_NODES = 200_000  # of a graph
 
 
 class LossTrial:
-    """Computes losses of the first step's rows.
+    """The computation of losses of the first step's rows.
 
     Args:
-        replica: that computes them; nobody else uses it.
-        parameters: to compute with.
-        source: of the rows.
+        replica: a replica for this use alone.
+        parameters: the parameters to compute with.
+        source: the source of the rows.
     """
 
     def __init__(self, replica: Replica, parameters: Flat, source: Source) -> None:
@@ -63,25 +63,25 @@ class LossTrial:
             self._value_of_whole = self._value(self._whole, note=self._note_leaves)
 
     def scaled(self) -> Scaled | None:
-        """Return how a ``GradScaler`` multiplies the loss; None if none does."""
+        """Return how a ``GradScaler`` multiplies the loss; None if no scaler does."""
         if not self._watch.scalers:
             return None
         value = self._value_of_whole.loss
         with self._watch.without_scaling():
             unscaled = self._value(self._whole).loss
         if unscaled == 0 or abs(value - unscaled) <= 1e-3 * abs(unscaled):
-            return None  # it is divided by the scale again, or was used for something else
+            return None  # the loss is unscaled again, or the scaler serves another purpose
         return Scaled(value / unscaled, self._watch.scalers[0][1])
 
     def outside_leaves(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        """Return the tensors that require a gradient, last, and are not the model's.
+        """Return leaves outside of the model that require a gradient and persist between calls.
 
-        A tensor that the loss function makes anew in each call is none of them: the point at which
-        a gradient penalty is taken, say. Nor is one of a module in evaluation mode, which is left
-        as it is on purpose: a pre-trained network that compares images, say.
+        A tensor made by the loss function in each call does not count, such as the point of a
+        gradient penalty. Nor does a parameter of a module in evaluation mode, frozen on purpose,
+        such as a pre-trained network to compare images.
 
         Args:
-            model: the user's.
+            model: the user's model.
         """
         ours = {id(p) for each in (model, self._replica.model) for p in each.parameters()}
         found = [leaf for leaf in self._leaves if id(leaf) not in ours]
@@ -92,7 +92,7 @@ class LossTrial:
         return [leaf for leaf in found if id(leaf) in kept]
 
     def summed(self) -> Summed | None:
-        """Return how a loss is a sum over its rows; None if it is a mean, or that is not known."""
+        """Return how a loss is a sum over its rows; None if a mean, or if unknown."""
         if self._rows < 2:
             return None
         halves, interleaved, parts = partitions(self._rows)
@@ -117,13 +117,13 @@ class LossTrial:
         return Summed(share, totals.whole.loss, (first, second), self._rows, self._sums())
 
     def _sums(self) -> str:
-        """Return the calls that make sums of the loss, in words; empty if none is seen."""
+        """Return the calls that make sums of the loss, in words; empty if no call is found."""
         watch = _SumWatch()
         self._value(self._whole, watch=lambda: watch)
         return ", ".join(dict.fromkeys(watch.calls))
 
     def _note_leaves(self, loss: torch.Tensor, batch: Any) -> None:
-        """Note the leaves of the loss's graph, but for tensors of the batch."""
+        """Note the leaves of the loss's graph, except for tensors of the batch."""
         given = {id(tensor) for tensor in tensors(batch)}
         self._leaves = [leaf for leaf in _leaves_of(loss) if id(leaf) not in given]
 
@@ -144,9 +144,9 @@ class LossTrial:
         """Compute the loss of some rows.
 
         Args:
-            number: of the random numbers that it draws.
-            note: is given the loss, with its graph, and the batch.
-            watch: makes a context in which the loss function is called.
+            number: selects the random numbers that the loss draws.
+            note: receives the loss, with its graph, and the batch.
+            watch: makes a context around the call of the loss function.
         """
         replica, plan = self._replica, self._source.plan
 
@@ -170,14 +170,14 @@ class LossTrial:
 
 
 def _calm(model: torch.nn.Module) -> None:
-    """Put torch's own modules in evaluation mode: those that draw, or normalise over rows."""
+    """Put torch's own modules in evaluation mode: some of them draw, or normalise over rows."""
     for module in model.modules():
         if type(module).__module__.partition(".")[0] == "torch":
             module.training = False
 
 
 def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors at which the graph of a loss ends."""
+    """Return the tensors at the leaves of a loss's graph."""
     found: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     left = [loss.grad_fn]
@@ -194,7 +194,7 @@ def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _parameters_in_evaluation() -> set[int]:
-    """Return the ``id`` of each parameter of modules in evaluation mode, wherever they are."""
+    """Return the ``id`` of each parameter of any module in evaluation mode."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     return {
         id(parameter)
@@ -205,7 +205,7 @@ def _parameters_in_evaluation() -> set[int]:
 
 
 class _SumWatch(TorchFunctionMode):
-    """Notes calls that make one number of many as a sum."""
+    """A mode that notes calls which reduce many numbers to a sum."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Mistakes in a training that no error shows: the run ends with exit code 0, and has not learned.
+"""Mistakes without an error: the run ends with exit code 0, and the model has not learned.
 
-Four mistakes are looked for before there are workers: a loss that a GradScaler scales, a loss that
-is a sum over its rows, a tensor outside of the model that requires a gradient, and parameters of
-the model that no optimizer has. The first shard is computed a few times more, without a backward
-pass. Afterwards the model, the generators and what the user's code keeps are as they were.
+Four mistakes are looked for before there are workers: a loss scaled by a GradScaler, a loss summed
+over its rows, a tensor with a gradient outside of the model, and parameters of the model without an
+optimizer. The first shard is computed a few times more, without a backward pass. Afterwards the
+model, the generators and the state of the user's code are as before.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from quorate.training.state import State
 
 
 def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
-    """Question the values of a run whose script has a mistake that no error shows.
+    """Look for mistakes that raise no error, and note them as questions about the values.
 
     Args:
-        state: as training begins.
+        state: the state at the beginning of training.
 
     Raises:
         LossError: the loss is scaled by a ``GradScaler``.
@@ -42,12 +42,12 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
     if (line := _without_optimizer(state)) is not None:
         notes.question_values(line)
     if any(isinstance(module, torch.jit.ScriptModule) for module in state.model.modules()):
-        return  # TorchScript specialises its kernels on the first shapes that it is given
+        return  # TorchScript specialises its kernels on the first shapes
     scaled: Scaled | None = None
     contents = crew.replicas.contents()
     try:
         with unchanged(state.model), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of few rows; training warns of its own
+            warnings.simplefilter("ignore")  # caused by few rows; training shows its own warnings
             trial = LossTrial(crew.probe_replica(state), state.parameters, source)
             scaled = trial.scaled()
             if scaled is None:
@@ -57,7 +57,7 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
                 summed = trial.summed() if _depends_on_shards(crew) else None
                 if summed is not None:
                     notes.question_values(_sum_text(summed))
-    except Exception:  # user code that cannot be computed with other rows: training goes on
+    except Exception:  # user code that fails with other rows: training goes on
         pass
     finally:
         forget_cached(state.model)
@@ -74,7 +74,7 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
 
 
 def _depends_on_shards(crew: Crew) -> bool:
-    """Return whether a loss that is a sum would be another one with other shards.
+    """Return whether a loss that is a sum would change with the number of shards.
 
     ``Gather`` computes the loss of the whole batch, and ``shards=1`` is a choice.
     """
@@ -91,7 +91,7 @@ def _without_optimizer(state: State) -> str | None:
     else:
         optimizers = [optimizer]
     trained = {name for each in optimizers for group in each.groups for name in group}
-    # An optimizer that is made of others may list the parameters of some of them only.
+    # An optimizer made of others may list the parameters of some of them only.
     others = {
         id(parameter)
         for each in optimizers

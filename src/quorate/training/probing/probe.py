@@ -1,7 +1,7 @@
-"""The probe: a model is tried on one shard before anything is started.
+"""The probe: a model computes one shard before any worker is started.
 
-A mistake in the model or the loss is found in the caller's own thread, it becomes known what the
-model draws from, keeps and writes, and ``channels_last`` is tried.
+A mistake in the model or the loss raises in the caller's own thread. The probe also finds the
+model's draws, retained state and writes, and tries ``channels_last``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from quorate.training.state import State
 
 Watching = Callable[[], AbstractContextManager[None]]
 
-ALONE = "Expected more than 1 value per channel when training"  # torch's, of batch normalisation
+ALONE = "Expected more than 1 value per channel when training"  # torch's, by batch normalisation
 
 
 def probed(
@@ -60,23 +60,23 @@ def probed(
     contents: Callable[[], Contents],
     say: Callable[[str], None],
 ) -> State:
-    """Make the state and compute one shard with it, whose result is thrown away.
+    """Make the state and compute one shard with it; the result of the shard is thrown away.
 
     Args:
-        batch: of shard 0 of step 0.
-        other: loads another one.
+        batch: the batch of shard 0 of step 0.
+        other: loads another batch.
         loss: the user's loss function.
-        notes: what is found goes there.
-        plan: of both.
-        make_state: may be given ``mutable_frozen``, see ``Buffers``, ``written``, see ``Writes``,
-            and ``by_rows``, see ``Layout``: what forward writes, and which gradients come by rows,
-            is found by trying.
-        watching: the context in which that shard is computed.
-        contents: returns what is in all that code from outside of the model shares.
+        notes: receives the findings.
+        plan: the plan of both batches.
+        make_state: makes the state. Its arguments ``mutable_frozen`` (see ``Buffers``), ``written``
+            (see ``Writes``) and ``by_rows`` (see ``Layout``), values written by forward and
+            gradients by rows, are found by trials.
+        watching: the context for the computation of the shard.
+        contents: returns the contents of containers that the code shares outside of the model.
 
     Raises:
         UserError: the model or the loss cannot be trained.
-        Whatever the user's code raises, with a note that names the rows.
+        Exception: an error of the user's code, with a note that names the rows.
     """
     if training and any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()):
         say("SyncBatchNorm normalises over each shard separately, as BatchNorm does in quorate")
@@ -101,17 +101,17 @@ def probed(
                 if training:
                     by_rows = state.optimizer.kept_by_rows(first.gradients)
                     found = found._replace(by_rows=by_rows)
-                if training and known.covers(found):  # once more, on the same replica
+                if training and known.covers(found):  # a second time, on the same replica
                     last = compute()
                     named = doubts(replica, computed[0], last, shard)
                     for doubt in named:
                         notes.doubt(doubt)
                     if not named and changed(kept_at_first, last.after):
-                        with suppress(Exception):  # of the user's, which training will meet
+                        with suppress(Exception):  # user errors; training shows them
                             used = _pair(replica, state, shard, batch.rows, other, plan, loss)
         if known.covers(found):
             break
-        known = known.joined(found)  # how it is carried depends on it: once more from the start
+        known = known.joined(found)  # the state depends on writes: begin again from the start
     if used is not None:
         with unchanged(model), at_first.put_back(), suppress(Exception):
             forget_cached(model)
@@ -120,7 +120,7 @@ def probed(
                 new = _pair(replica, state, shard, batch.rows, other, plan, loss, in_order=False)
             for doubt in history_doubts(replica.model, kept_at_first, used, new):
                 notes.doubt(doubt)
-        forget_cached(model)  # what was made of other parameters
+        forget_cached(model)  # values cached from other parameters
     for line in (*written_text(model, known.trained), *texts_of(computed[-1].gradients)):
         say(line)
     return state
@@ -137,14 +137,14 @@ def _set_best_format(
     watching: Watching,
     say: Callable[[str], None],
 ) -> None:
-    """Store the model's tensors as channels_last, if it gives the same with it."""
+    """Store the model's tensors as channels_last, if the results agree."""
     yields = list[Yield]()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         set_format(model, memory_format)
         state = make_state()
         with unchanged(model):
             replica = make_replica(state)
-            # Compared as it is: neither is worth compiling.
+            # Not compiled: neither trial is worth compiling.
             as_it_is = replica.watched(lambda loss: loss)
             try:
                 with _tried(replica, batch), on_shard(replica, batch, plan) as shard:
@@ -167,7 +167,7 @@ def _set_best_format(
 
 @contextmanager
 def on_shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
-    """Within the block the shard can be computed."""
+    """Prepare the computation of a shard inside the block."""
     replica.called.place(plan, 0, batch.rows, of_phase=False)
     with current(replica.device), Stream() as stream:
         yield Shard(batch.data, len(batch.rows), stream, key("probe", plan.seed))
@@ -175,7 +175,7 @@ def on_shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
 
 @contextmanager
 def _tried(replica: Replica, batch: Batch) -> Iterator[None]:
-    """Note on what user code raises in the block with which rows it was tried."""
+    """Add a note with the rows of the trial to an exception of user code."""
     try:
         yield
     except SystemExit as error:
@@ -211,7 +211,7 @@ def _pair(
     *,
     in_order: bool = True,
 ) -> Pair:
-    """Compute a shard from the parameters as they are, and another one from others."""
+    """Compute a shard from the present parameters, and another shard from moved parameters."""
     batch = other()
     later = shard._replace(data=batch.data, rows=len(batch.rows), seed=shard.seed ^ 1)
     found: list[Computed] = []
@@ -219,7 +219,7 @@ def _pair(
     for parameters, each, its_rows in works if in_order else works[::-1]:
         replica.called.place(plan, 0, its_rows, of_phase=False)
         replica.pull(parameters, version=object())
-        with replica.watched(lambda loss: loss):  # none is worth compiling
+        with replica.watched(lambda loss: loss):  # neither is worth compiling
             found.append(_computed(replica, each, loss))
     return Pair(*(found if in_order else found[::-1]))
 
@@ -228,7 +228,7 @@ def _computed(replica: Replica, shard: Shard, loss: Loss, *, training: bool = Tr
     work = replica.gradient if training else replica.evaluation
     before = kept(replica.model, loss)
     shard_sum = work(shard.data, shard.rows, shard.stream, shard.seed)
-    # What forward writes is not carried as long as it is not known; it is in the gradient.
+    # Buffers are left out: unknown writes are not carried yet; the effect is in the gradient.
     result = result_of(shard_sum, with_buffers=False)
     gradients = gradients_of(replica, shard_sum)
     replica.recycle(shard_sum)

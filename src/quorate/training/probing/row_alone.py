@@ -1,6 +1,7 @@
-"""A shard of one row, which batch normalisation may not take: tried before the first update.
+"""A shard of one row: batch normalisation may refuse it, so it is tried before the first update.
 
-How many rows each shard will have is known then. In the middle of an epoch it would be an error.
+The number of rows of each shard is known by then. In the middle of an epoch, the error would end
+training.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ def try_row_alone(
     source: Source,
     steps: range,
 ) -> None:
-    """Compute the first shard that has a single row, if one will: BatchNorm may not take it.
+    """Compute the first shard of a single row, if there will be one: BatchNorm may refuse it.
 
-    Whether it does depends on the shape that it is given: (1, C) has one value per channel, an
-    image has many. So it is tried, with the rows of that shard.
+    The refusal depends on the shape: (1, C) has one value per channel, an image has many. So the
+    shard is tried with its own rows.
 
     Args:
-        state: as training begins.
-        steps: that will be trained.
+        state: the state at the beginning of training.
+        steps: the steps to train.
 
     Raises:
-        SettingError: training would end at that step.
+        SettingError: training would end at the step of the shard.
     """
     ticket, model = source.plan.row_alone(steps), state.model
     if ticket is None or not any(isinstance(m, NORM_BASES) for m in model.modules()):
         return
-    with unchanged(model), suppress(Exception):  # whatever else is raised, training will meet
+    with unchanged(model), suppress(Exception):  # training will show any other error
         batch, replica = source.load(ticket), make_replica(state)
         as_it_is = replica.watched(lambda loss: loss)
         try:
@@ -58,7 +59,7 @@ def try_row_alone(
 
 
 def _raised_in(error: BaseException, model: torch.nn.Module) -> str:
-    """Return the normalisation that an exception comes from: ``'norm' (BatchNorm1d)``."""
+    """Return the normalisation that raised an exception: ``'norm' (BatchNorm1d)``."""
     names = {id(module): name for name, module in model.named_modules()}
     trace, found = error.__traceback__, "BatchNorm"
     while trace is not None:
@@ -70,7 +71,7 @@ def _raised_in(error: BaseException, model: torch.nn.Module) -> str:
 
 
 def _row_alone(plan: Plan, ticket: tuple[int, int], norm: str) -> SettingError:
-    """Return why a plan is refused whose shard of one row cannot be normalised, and what helps."""
+    """Return the error for a plan with a shard of one row, refused by a norm, and its cures."""
     size, shards, rows = plan.batch_size, plan.shards, plan.dealt_rows
     last = (rows - 1) % size + 1
     cures = [

@@ -1,12 +1,13 @@
-"""Whether a loss is a mean over its rows, or a sum, by the losses of parts of the rows.
+"""Detection of a loss that is a sum over rows and not a mean, by the losses of parts of the rows.
 
 Legend: L(P) the loss of the rows P, w(P) their weight, S all rows, S_1 .. S_k a partition of S.
 
-A step's loss is sum_i w(S_i) L(S_i) / sum_i w(S_i) over its shards. It does not depend on the
-shards if that is L(S): so it is for means over rows, tokens or pixels. Let T_k = sum_i L(S_i) be
-the total over a partition in k parts. Of a mean m(P) with a sum s(P), L = m + s, T_k = k m + s is
-a line in k, whose value at k = 0 is the sum: s = 2 T_1 - T_2. Losses that compare rows with each
-other (contrastive, ranking) have a value there too; but no line: another partition shows it.
+A step's loss is sum_i w(S_i) L(S_i) / sum_i w(S_i) over its shards. The loss is independent of the
+shards if this equals L(S), as for means over rows, tokens or pixels. Let T_k = sum_i L(S_i) be the
+total over a partition in k parts. For a mean m(P) plus a sum s(P), L = m + s, T_k = k m + s is a
+line in k, and the value of the line at k = 0 is the sum: s = 2 T_1 - T_2. Losses that compare rows
+with each other (contrastive, ranking) have a value at k = 0 too, but T_k is no line: another
+partition shows the difference.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-LEAST_SHARE = 0.05  # of a sum in a loss, to be named
-LEAST_SHARE_OF_NOISY = 0.2  # likewise, if the loss draws random numbers
-MOST_IN_ONE = 0.9  # of a total, in one part: such a partition tells nothing
-# Standard error, relative to the loss, of what a total is off a line; of a pure sum, off the loss.
+LEAST_SHARE = 0.05  # share of a sum in a loss from which the sum is named
+LEAST_SHARE_OF_NOISY = 0.2  # the same, if the loss draws random numbers
+MOST_IN_ONE = 0.9  # share of a total in one part from which a partition is inconclusive
+# Standard error, relative to the loss, of the deviation of totals from a line; for a pure sum, of
+# the deviation from the loss.
 MOST_ERROR, MOST_ERROR_OF_PURE = 0.02, 0.05
 ERRORS = 3.0  # standard errors within which two means count as equal
-REPEATS = (2, 6, 8)  # computations of a loss that draws: after each number it is decided
+REPEATS = (2, 6, 8)  # computations of a loss that draws; a decision follows each number
 PARTS = 4
 
 
 class Value(NamedTuple):
-    """What a loss function returned for some rows."""
+    """The loss and weight returned by a loss function for some rows."""
 
     loss: float
     weight: float
@@ -37,7 +39,7 @@ class Totals(NamedTuple):
 
     whole: Value
     halves: list[Value]
-    interleaved: list[Value]  # halves as well, of every second row
+    interleaved: list[Value]  # halves made of every second row
     parts: list[Value]
 
 
@@ -48,22 +50,22 @@ class Summed(NamedTuple):
     whole: float
     halves: tuple[float, float]
     rows: int
-    calls: str = ""  # what makes the sum, where that is known
+    calls: str = ""  # the calls that make the sum, where known
 
 
 def compared_rows(rows: int, batch_rows: int) -> int:
-    """Return of how many rows of a batch parts are compared: they have to be of one size.
+    """Return the number of rows of a batch to compare: parts have to be of equal size.
 
     Args:
-        rows: of the first shard.
-        batch_rows: of the batch.
+        rows: number of rows of the first shard.
+        batch_rows: number of rows of the batch.
     """
     count = max(rows, min(PARTS, batch_rows))
     return count - count % PARTS if count >= PARTS else count
 
 
 def partitions(rows: int) -> tuple[list[slice], list[slice], list[slice]]:
-    """Return halves, interleaved halves, and up to ``PARTS`` parts of so many rows, from 2 on."""
+    """Return halves, interleaved halves, and up to ``PARTS`` parts of at least 2 rows."""
     parts = min(PARTS, rows)
     return (
         [slice(0, rows // 2), slice(rows // 2, rows)],
@@ -73,7 +75,7 @@ def partitions(rows: int) -> tuple[list[slice], list[slice], list[slice]]:
 
 
 def is_right(whole: Value, parts: Sequence[Value], tolerance: float) -> bool:
-    """Return whether the weighted mean over parts is the loss of all rows, or nothing is known."""
+    """Return whether a weighted mean over parts is the loss of all rows, or not comparable."""
     values = [number for value in (whole, *parts) for number in value]
     weight = sum(part.weight for part in parts)
     if not all(map(math.isfinite, values)) or weight == 0 or whole.loss == 0:
@@ -83,11 +85,11 @@ def is_right(whole: Value, parts: Sequence[Value], tolerance: float) -> bool:
 
 
 def share_of_sum(found: Sequence[Totals], tolerance: float) -> float | None:
-    """Return which share of a loss is a sum over rows; None: it is none, or that is not certain.
+    """Return the share of a loss that is a sum over rows; None if zero or not certain.
 
     Args:
-        found: computations with different random numbers; one, if the loss draws none.
-        tolerance: relative, of two losses that are equal but for rounding.
+        found: computations with different random numbers; a single one if the loss draws none.
+        tolerance: relative difference of two losses that are equal except for rounding.
     """
     if any(_tells_nothing(totals) for totals in found):
         return None
@@ -107,7 +109,7 @@ def share_of_sum(found: Sequence[Totals], tolerance: float) -> float | None:
     share = _mean(shares)
     if _are_zero(pure, MOST_ERROR_OF_PURE, tolerance):
         return 1.0
-    # Of fewer than ``PARTS`` rows no line can be seen.
+    # With fewer than ``PARTS`` rows, a line cannot be recognised.
     least = LEAST_SHARE if len(found) == 1 else LEAST_SHARE_OF_NOISY
     if len(found[0].parts) < PARTS or share < least + 4 * _error(shares):
         return None
@@ -115,7 +117,7 @@ def share_of_sum(found: Sequence[Totals], tolerance: float) -> float | None:
 
 
 def _are_zero(series: Sequence[Sequence[float]], most_error: float, tolerance: float) -> bool:
-    """Return whether the mean of each series is zero, as certainly as their errors let one say."""
+    """Return whether the mean of each series is zero within the certainty of its error."""
     for offs in series:
         error = _error(offs)
         if error > most_error or abs(_mean(offs)) > max(tolerance, ERRORS * error):
@@ -124,7 +126,7 @@ def _are_zero(series: Sequence[Sequence[float]], most_error: float, tolerance: f
 
 
 def may_be_sum(found: Sequence[Totals]) -> bool:
-    """Return whether more computations of a loss that draws may show that it is a sum."""
+    """Return whether more computations of a loss that draws may show a sum."""
     shares = []
     for each in found:
         if _tells_nothing(each) or each.whole.loss == 0:
@@ -136,10 +138,10 @@ def may_be_sum(found: Sequence[Totals]) -> bool:
 def measured(
     compute: Callable[[int], Totals], *, draws: bool, tolerance: float
 ) -> tuple[float, Totals] | None:
-    """Return which share of a loss is a sum, with one computation of it; None: none is.
+    """Return the share of a loss that is a sum, with one computation; None if there is no sum.
 
     Args:
-        compute: computes the losses, with random numbers of a number.
+        compute: computes the losses, with the random numbers of a given number.
         draws: whether the loss draws random numbers.
         tolerance: see ``share_of_sum``.
     """
@@ -175,7 +177,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _error(values: Sequence[float]) -> float:
-    """Return the standard error of the mean; 0 of one value."""
+    """Return the standard error of the mean; 0 for a single value."""
     n, mean = len(values), _mean(values)
     if n == 1:
         return 0.0

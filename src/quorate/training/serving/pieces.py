@@ -1,4 +1,4 @@
-"""Pieces: what of each parameter lies in a slice, and how what belongs to it is told in JSON."""
+"""Pieces: the parts of parameters in a slice, and the JSON form of optimizer entries of pieces."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Entry = tuple[str, str, Any]  # of an optimizer's state: parameter, name, value
 
 
 class Piece(NamedTuple):
-    """A stretch of one parameter, as its elements lie in memory."""
+    """A stretch of one parameter, in the order of memory."""
 
-    name: str  # of the parameter
-    start: int  # in the parameter
+    name: str  # name of the parameter
+    start: int  # offset in the parameter
     length: int
     dtype: str
 
     @property
     def stop(self) -> int:
-        """The first element behind it."""
+        """The first element behind the piece."""
         return self.start + self.length
 
 
 def pieces(layout: Layout, stretches: list[range]) -> list[Piece]:
-    """Return the pieces of a slice, in the order in which they lie there.
+    """Return the pieces of a slice, in the order of the slice.
 
     Args:
-        stretches: of each vector.
+        stretches: stretch of each vector in the slice.
     """
     found = []
     for section in sorted(layout.sections.values(), key=lambda s: (s.vector, s.start)):
@@ -47,16 +47,17 @@ def pieces(layout: Layout, stretches: list[range]) -> list[Piece]:
 
 
 def in_memory_order(value: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a dense tensor as they lie in memory: a view."""
+    """Return the elements of a dense tensor in the order of memory: a view."""
     return value.detach().as_strided((value.numel(),), (1,), value.storage_offset())
 
 
 def shaped(values: torch.Tensor, section: Section) -> torch.Tensor:
-    """Return what ``in_memory_order`` gave in a parameter's shape."""
+    """Return the result of ``in_memory_order`` in a parameter's shape."""
     return values.as_strided(section.shape, section.stride, values.storage_offset())
 
 
-# --- values of groups, and of what is kept once per tensor ----------------------------------------
+# --- values of groups, and entries kept once per tensor
+# --------------------------------------------
 
 
 def to_json(value: Any) -> Any:
@@ -69,7 +70,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what ``to_json`` was given."""
+    """Return the value encoded by ``to_json``."""
     if not isinstance(value, dict):
         return value
     if "tuple" in value:
@@ -86,7 +87,7 @@ def is_by_element(entry: str, value: object) -> bool:
 
 
 def told(entries: Iterable[Entry]) -> tuple[list[list[Any]], Image]:
-    """Return entries as a list for JSON, and the bytes of what is by element, as vectors."""
+    """Return entries as a list for JSON, and the bytes of entries per element, as vectors."""
     listed: list[list[Any]] = []
     images = list[Image]()
     for name, entry, value in entries:
@@ -99,10 +100,10 @@ def told(entries: Iterable[Entry]) -> tuple[list[list[Any]], Image]:
 
 
 def taken(listed: Iterable[list[Any]], lengths: Mapping[str, int], image: Image) -> Iterator[Entry]:
-    """Yield the entries that ``told`` was given, in memory of their own.
+    """Yield the entries encoded by ``told``, in memory of their own.
 
     Args:
-        lengths: of the pieces, by parameter.
+        lengths: lengths of the pieces, by parameter.
     """
     at = 0
     for name, entry, dtype, value in listed:

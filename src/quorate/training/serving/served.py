@@ -1,6 +1,6 @@
-"""What makes updates in the place of the coordinator's own: optimizer, average, and what sees all.
+"""Optimizer, average and gradients of a coordinator whose updates are made by servers.
 
-Each is as ever as long as there are no servers: before a loop begins, and after it.
+Without servers, before and after a loop, each works like its base class.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from quorate.training.serving.serving import Serving
 
 
 class ServedOptimizer(FlatOptimizer):
-    """The user's optimizer, whose state and steps are the servers'.
+    """The user's optimizer, with its state and steps on servers.
 
     Args:
-        factory: the user's, from a list of parameters to an optimizer.
-        model: whose trainable parameters are views of ``parameters``.
-        serving: asks the servers.
+        factory: the user's function from a list of parameters to an optimizer.
+        model: the model whose trainable parameters are views of ``parameters``.
+        serving: the connection to the servers.
 
     Raises:
-        SettingError: it is none, or one that has to see whole parameters.
+        SettingError: the factory returns no optimizer, or one that needs whole parameters.
     """
 
     def __init__(
@@ -51,24 +51,24 @@ class ServedOptimizer(FlatOptimizer):
             fix = "leave servers out, or take one that does, torch.optim.AdamW for example"
             raise SettingError("servers", type(self.inner).__name__, expected, fix)
         self._serving = serving
-        self._is_ours = False  # whether this code itself is at the state of ``inner``
-        self._is_lent = False  # whether user code has been given the state
+        self._is_ours = False  # whether this code itself accesses the state of ``inner``
+        self._is_lent = False  # whether user code has received the state
         self.inner.state = LentStates(self._state_of, self._lend)
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return none: servers have slices of vectors.
+        """Return no names: servers have slices of vectors.
 
         Raises:
-            SettingError: there is one whose optimizer wants it by rows.
+            SettingError: the optimizer takes some parameter's gradient by rows.
         """
         if kept := super().kept_by_rows(found):
             raise no_rows("servers", "some", min(kept))
         return kept
 
     def begin(self, servers: Servers) -> None:
-        """Give the servers what there is. Blocks."""
+        """Send parameters and state to the servers. Blocks."""
         for tensor in self._held:
-            tensor.grad = None  # of steps that were made here
+            tensor.grad = None  # gradients of steps made in this process
         names = [
             [name for tensor in group["params"] for name in self._held[tensor]]
             for group in self.inner.param_groups
@@ -80,7 +80,7 @@ class ServedOptimizer(FlatOptimizer):
             self._is_lent = False
 
     def end(self) -> None:
-        """Take all of it back. Blocks.
+        """Fetch the state from the servers. Blocks.
 
         Raises:
             ServerError: a server is gone.
@@ -92,24 +92,24 @@ class ServedOptimizer(FlatOptimizer):
 
     @property
     def is_lent(self) -> bool:
-        """Whether user code has been given the state, and may have changed it."""
+        """True if user code has received the state, and may have changed it."""
         return self._is_lent
 
     def step(
         self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
     ) -> None:
-        """Update the parameters where they are. Blocks."""
+        """Update the parameters on the servers. Blocks."""
         with self._inside():
             if not isinstance(gradient, RemoteGradient):
                 super().step(gradient, missing, closure)
                 return
             self.require_same_groups()
             self._serving.step(gradient.factor, sorted(missing), self.inner.param_groups)
-            self.inner.step()  # of nothing, as no tensor of it has a gradient: a schedule counts it
+            self.inner.step()  # no tensor has a gradient: only a schedule counts it
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Within the block ``state`` is that of all parameters. Blocks."""
+        """Fetch the state of all parameters into ``state`` inside the block. Blocks."""
         with self._inside():
             if not self._serving.is_on or self._is_lent:
                 yield
@@ -121,17 +121,17 @@ class ServedOptimizer(FlatOptimizer):
                 self.inner.state.clear()
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return what is here of the state, see ``whole``."""
+        """Return the part of the state in this process; see ``whole``."""
         with self._inside():
             return super().state()
 
     def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
-        """Return what ``load`` takes; see ``FlatOptimizer``."""
+        """Return the argument of ``load``; see ``FlatOptimizer``."""
         with self._inside():
             return super().loadable(state)
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Take what ``loadable`` gave."""
+        """Load the result of ``loadable``."""
         with self._inside():
             super().load(loadable)
 
@@ -139,7 +139,7 @@ class ServedOptimizer(FlatOptimizer):
         super().load(super().loadable(self._serving.state()))
 
     def _lend(self) -> None:
-        """Have the state here where user code looks at it, between updates."""
+        """Fetch the state when user code accesses it between updates."""
         if self._is_ours or self._is_lent or not self._serving.is_on:
             return
         with self._inside():
@@ -148,7 +148,7 @@ class ServedOptimizer(FlatOptimizer):
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Within the block nothing is lent: it is this code that is at the state of ``inner``."""
+        """Mark accesses to the state of ``inner`` as this code's own, so that no state is lent."""
         before, self._is_ours = self._is_ours, True
         try:
             yield
@@ -157,7 +157,7 @@ class ServedOptimizer(FlatOptimizer):
 
 
 class ServedAverage(Average):
-    """The average of parameters, of which each server has its slice."""
+    """The average of parameters, in slices on servers."""
 
     def __init__(self, decay: float, parameters: Flat, serving: Serving) -> None:
         super().__init__(decay, parameters)
@@ -165,7 +165,7 @@ class ServedAverage(Average):
         serving.average(self.shadow)
 
     def update(self, n: int) -> None:
-        """Take the parameters in, as they are after update n (from 1)."""
+        """Add the parameters after update n (from 1) to the average."""
         if self._serving.is_on:
             self._serving.average_after(n)
         else:
@@ -173,7 +173,7 @@ class ServedAverage(Average):
 
 
 class Served(Whole):
-    """The update has a gradient that servers hold, or a whole one where there are none."""
+    """The extent of an update with a gradient on servers; a whole gradient without servers."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -187,7 +187,7 @@ class Served(Whole):
         wants_norm: bool,
         cores: int,
     ) -> Mean:
-        """Make the mean gradient of a sum; see ``Whole``. Blocks: servers add up what they hold."""
+        """Make the mean gradient of a sum; see ``Whole``. Blocks: servers add their gradients."""
         gradient = total.gradient
         if not isinstance(gradient, RemoteGradient):
             return super().mean(total, additions, device, wants_norm=wants_norm, cores=cores)
@@ -200,7 +200,7 @@ class Served(Whole):
         )
 
     def not_finite(self, gradient: Flat) -> list[str]:
-        """Return the parameters whose gradient is not finite everywhere."""
+        """Return the names of the parameters whose gradient has a non-finite element."""
         if not isinstance(gradient, RemoteGradient):
             return super().not_finite(gradient)
         return self._serving.not_finite()

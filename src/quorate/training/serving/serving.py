@@ -1,7 +1,7 @@
-"""Serving: the coordinator's end of what servers have of a state.
+"""Serving: the coordinator's connection to the state on servers.
 
-What it has itself, parameters, averages and the optimizer's state, is as it was when somebody asked
-for it last. Whoever reads it calls ``bring_home`` first.
+The coordinator's own parameters, averages and optimizer state are copies from the last time they
+were fetched. A reader calls ``bring_home`` first.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ OptimizerState = dict[str, dict[str, Any]]  # by parameter, then by entry
 
 
 class Serving:
-    """What the coordinator asks servers for. Without any it does nothing.
+    """Requests to servers. Without servers, nothing is done.
 
     Args:
-        parameters: the coordinator's.
-        ema_decay: of averaged parameters, if they are.
+        parameters: the coordinator's parameters.
+        ema_decay: decay of averaged parameters, if there are any.
         wants_norm: whether updates need the norm of the gradient.
     """
 
-    handler = "quorate.training.serving.slice:Slice"  # what servers do with a slice
+    handler = "quorate.training.serving.slice:Slice"  # the code of servers for a slice
 
     def __init__(self, parameters: Flat, *, ema_decay: float | None, wants_norm: bool) -> None:
         self._parameters = parameters
@@ -45,29 +45,30 @@ class Serving:
         self._wants_norm = wants_norm
         self._shadow: Flat | None = None
         self._servers: Servers | None = None  # None: the coordinator has everything
-        self._is_home = True  # parameters and averages
-        self._added: list[dict[str, Any]] = []  # what servers found of the newest sum
+        self._is_home = True  # whether the coordinator's parameters and averages are current
+        self._added: list[dict[str, Any]] = []  # the servers' results for the newest sum
 
     @property
     def is_on(self) -> bool:
-        """Whether servers have the state."""
+        """True if servers have the state."""
         return self._servers is not None
 
     def average(self, shadow: Flat) -> None:
-        """Note where averaged parameters are."""
+        """Note the memory of averaged parameters."""
         self._shadow = shadow
 
-    # --- from here to the servers, and back -------------------------------------------------------
+    # --- to the servers, and back
+    # ------------------------------------------------------------------
 
     def begin(
         self, servers: Servers, kind: str, groups: Sequence[Any], state: OptimizerState
     ) -> None:
-        """Give servers a slice each of all there is. Blocks.
+        """Send a slice of everything to each server. Blocks.
 
         Args:
-            kind: of the optimizer, by its name in torch.optim.
-            groups: names and values of each.
-            state: of the optimizer.
+            kind: name of the optimizer in torch.optim.
+            groups: names and values of each group.
+            state: state of the optimizer.
         """
         self._servers = servers
         layout = self._parameters.layout
@@ -93,26 +94,26 @@ class Serving:
         self._is_home = True
 
     def show(self) -> None:
-        """Have workers compute from what servers have: nobody has changed what is here."""
+        """Let workers compute from the servers' parameters: no change was made here."""
         assert self._servers is not None
         self._servers.have_newest = True
 
     def set(self) -> None:
-        """Give servers the parameters as they are here: user code has changed them. Blocks."""
+        """Send the parameters to the servers after a change by user code. Blocks."""
         assert self._servers is not None
         count = self._servers.count
         images = [self._slicing.cut(self._parameters, number) for number in range(count)]
         self._servers.renew([{"kind": "set"}] * count, images)
 
     def bring_home(self) -> None:
-        """Bring parameters and averages here, if updates were made since. Blocks.
+        """Fetch parameters and averages, if updates were made since. Blocks.
 
         Raises:
             ServerError: a server is gone.
         """
         if self._servers is None:
             return
-        self._servers.have_newest = False  # whoever asked may change it, and evaluate that
+        self._servers.have_newest = False  # the caller may change and evaluate the parameters
         if self._is_home:
             return
         for number, image in enumerate(self._servers.values()):
@@ -146,13 +147,13 @@ class Serving:
         return state
 
     def end(self) -> None:
-        """Have everything here from now on: ``bring_home`` was called, or it is lost."""
+        """End the use of servers, after ``bring_home``; parameters not fetched are lost."""
         self._servers = None
 
     # --- an update --------------------------------------------------------------------------------
 
     def add(self, gradient: RemoteGradient, weight: float) -> bool:
-        """Have servers end the sum of a step, and divide; return whether all is finite. Blocks.
+        """Let servers finish and divide the sum of a step; return whether all is finite. Blocks.
 
         Raises:
             ServerError: a server is gone.
@@ -163,7 +164,7 @@ class Serving:
         return all(answer["is_finite"] for answer in self._added)
 
     def not_finite(self) -> list[str]:
-        """Return the parameters whose gradient is not finite everywhere in the newest sum."""
+        """Return the parameters with a non-finite element in the gradient of the newest sum."""
         odd = {name for answer in self._added for name in answer["odd"]}
         return [name for name in self._parameters.layout.sections if name in odd]
 
@@ -177,12 +178,12 @@ class Serving:
         return root(by_vector)
 
     def step(self, factor: float, missing: Iterable[str], groups: Iterable[dict[str, Any]]) -> None:
-        """Have servers make the update from the newest mean. Blocks.
+        """Let servers make the update from the newest mean. Blocks.
 
         Args:
-            factor: that the mean is multiplied by.
+            factor: factor for the mean.
             missing: parameters without a gradient.
-            groups: values of the optimizer's.
+            groups: values of the optimizer's groups.
 
         Raises:
             ServerError: a server is gone.
@@ -194,7 +195,7 @@ class Serving:
         self._servers.renew([step] * self._servers.count)
 
     def average_after(self, n: int) -> None:
-        """Have servers take update n into their averages. Blocks."""
+        """Let servers add update n to their averages. Blocks."""
         self._ask("average", n=n)
 
     def _ask(self, kind: str, **named: Any) -> list[Answer]:
@@ -204,7 +205,7 @@ class Serving:
 
 
 def to_values(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a group for JSON: what is a function the optimizer here calls."""
+    """Return the values of a group for JSON, without functions, which the optimizer here calls."""
     return {
         name: to_json(value)
         for name, value in group.items()
@@ -213,7 +214,7 @@ def to_values(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entries(own: Iterable[Piece], state: OptimizerState) -> Iterator[Entry]:
-    """Yield what of a state belongs to the pieces of a slice."""
+    """Yield the entries of a state that belong to the pieces of a slice."""
     for piece in own:
         for entry, value in state[piece.name].items():
             if is_by_element(entry, value):

@@ -1,8 +1,8 @@
-"""A slice on a server: sums of gradients, and updates of its parameters. No part of a transport.
+"""A slice on a server: sums of gradients, and updates of its parameters. Independent of transports.
 
-Its pieces of parameters are laid out as they lie in the whole vectors, and an optimizer of the
-user's kind is over them: so what is true of whole vectors, which stretch is updated at once, and
-where it is cut as parameters have no gradient, is true here too.
+The pieces of parameters are laid out as in the whole vectors, with an optimizer of the user's kind
+over them: so the slice is updated in the same stretches as whole vectors, and is cut in the same
+way where parameters have no gradient.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ CPU = torch.device("cpu")
 
 
 class Slice(SliceHandler):
-    """What a server has, and does with it. The first word to it is ``make``."""
+    """The state of a server, and its answers to requests. The first request is ``make``."""
 
     def __init__(self) -> None:
         self._shards: dict[int, tuple[int, Flat]] = {}  # by ticket: step, gradient
-        self._sums: dict[int, TreeSum[Flat]] = {}  # by step, of what is kept
-        self._closed = -1  # steps up to this one are over
+        self._sums: dict[int, TreeSum[Flat]] = {}  # by step, sums of accepted shards
+        self._closed = -1  # steps up to this one are closed
         self._spare: list[Flat] = []  # memory for gradients
         self._mean: Flat | None = None  # of the newest step
 
     def take(self, ticket: int, step: int, image: Image) -> None:
-        """Take a shard's gradient, unless its step is over: then nobody will ask for it."""
+        """Store a shard's gradient, unless its step is closed and needs no more gradients."""
         if step > self._closed:
-            # A copy: what engines bring lies in memory that they share, and have little of.
+            # A copy: engines pass gradients in shared memory, which is scarce.
             gradient = self._spare.pop() if self._spare else self._parameters.layout.new(CPU)
             self._fill(gradient, image)
             self._shards[ticket] = (step, gradient)
 
     @torch.no_grad()
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
-        """Add a shard to the sum of its step, as far as the tree allows it by now."""
+        """Add a shard to the sum of its step, as far as the order of the tree allows."""
         if step not in self._sums:
             self._sums[step] = TreeSum(leaves, self._sum)
         _, gradient = self._shards.pop(ticket)
@@ -64,7 +64,7 @@ class Slice(SliceHandler):
 
     @torch.no_grad()
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
-        """Do what the coordinator asks for."""
+        """Answer a request of the coordinator."""
         match told["kind"]:
             case "make":
                 self._make(told, image)
@@ -88,17 +88,17 @@ class Slice(SliceHandler):
                 return self._state()
         raise ValueError(f"a server was asked for {told['kind']!r}")
 
-    # --- what it has ------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     def _make(self, made: Mapping[str, Any], image: Image) -> None:
-        """Take a slice of everything: parameters, averages, the optimizer and its state."""
+        """Receive a slice of everything: parameters, averages, the optimizer and its state."""
         self._pieces = [Piece(*piece) for piece in made["pieces"]]
         self._number = {piece.name: str(n) for n, piece in enumerate(self._pieces)}
         layout = Layout(
             (str(n), torch.empty(p.length, dtype=getattr(torch, p.dtype)))
             for n, p in enumerate(self._pieces)
         )
-        # As many as a coordinator takes that has it all; the bits do not depend on it.
+        # As many as a coordinator without servers uses; the bits do not depend on the number.
         self._threads = cores_for(made["elements"])
         self._spare, self._mean = [], None
         self._parameters = layout.shared()
@@ -123,7 +123,7 @@ class Slice(SliceHandler):
     def _made(
         self, kind: str, groups: list[Any], named: Mapping[str, torch.nn.Parameter]
     ) -> Optimizer:
-        """Return an optimizer of torch's over the pieces, with the groups that the user's has."""
+        """Return an optimizer of torch over the pieces, with the groups of the user's optimizer."""
         of = {known.__name__: known for known in ELEMENTWISE}[kind]
         own = []
         for names, values in groups:
@@ -133,7 +133,7 @@ class Slice(SliceHandler):
         return of(own)  # type: ignore[call-arg]
 
     def _state(self) -> Answer:
-        """Return what the optimizer keeps of the pieces."""
+        """Return the optimizer's state of the pieces."""
         state = self._optimizer.state()
 
         def entries() -> Iterator[Entry]:
@@ -151,7 +151,7 @@ class Slice(SliceHandler):
     # --- an update --------------------------------------------------------------------------------
 
     def _add(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """End the sum of a step, and divide; say whether all is finite, and squared norms."""
+        """Finish and divide the sum of a step; return whether all is finite, and squared norms."""
         step, tree, additions = told["step"], self._sums[told["step"]], list[Addition]()
 
         def join(left: Flat, right: Flat) -> Flat:
@@ -175,7 +175,7 @@ class Slice(SliceHandler):
         return {"is_finite": found.is_finite, "odd": odd, "squares": squares}
 
     def _end_step(self, step: int, total: Flat) -> None:
-        """Have the memory of what belongs to it, or to earlier ones, for others."""
+        """Close a step, and reuse the memory of gradients of this step and earlier steps."""
         self._closed = step
         late = [ticket for ticket, (of, _) in self._shards.items() if of <= step]
         self._spare += [self._shards.pop(ticket)[1] for ticket in late]
@@ -185,13 +185,13 @@ class Slice(SliceHandler):
         self._mean = total
 
     def _sum(self, left: Flat, right: Flat) -> Flat:
-        """Return left + right, in the memory of the left one."""
+        """Return left + right, in the memory of the left operand."""
         left.add_(right)
         self._spare.append(right)
         return left
 
     def _step(self, told: Mapping[str, Any]) -> None:
-        """Make the update, from the mean that was found last."""
+        """Make the update from the newest mean."""
         mean = self._mean
         assert mean is not None
         for group, values in zip(self._optimizer.inner.param_groups, told["groups"], strict=True):
@@ -212,7 +212,7 @@ class Slice(SliceHandler):
             at += target.nbytes
 
     def _image(self, flat: Flat) -> Image:
-        """Return the bytes of vectors that lie in one segment: no copy."""
+        """Return the bytes of vectors in a shared segment, without a copy."""
         nbytes = flat.layout.nbytes
         return flat.segment.array(nbytes) if nbytes and flat.segment is not None else NO_IMAGE
 

@@ -1,7 +1,7 @@
-"""Turns: between two updates user code has its turn at a state that servers have.
+"""Turns: user code runs between two updates on a state held by servers.
 
-Before it runs all is brought here; after it what it has changed goes to the servers, before the
-next shard is dealt.
+Before user code runs, the state is fetched; afterwards, changes of user code are sent to the
+servers, before the next shard is dealt.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from quorate.training.state import State
 
 
 def turns_of(state: State, workers: Transport) -> Turns | None:
-    """Return the turns of user code in a loop with such workers; None: they have no servers."""
+    """Return the turns of user code in a loop with the given workers; None without servers."""
     servers = servers_of(workers)
     return None if servers is None else Turns(state, servers)
 
 
 class Turns:
-    """The turns of user code in one loop. ``close`` it while there are servers.
+    """The turns of user code in a loop. ``close`` before the servers end.
 
     Args:
-        state: all of it is here.
-        servers: that get it with the first ``end``.
+        state: the state; all of it is in this process.
+        servers: servers that receive the state at the first ``end``.
     """
 
     def __init__(self, state: State, servers: Servers) -> None:
@@ -39,7 +39,7 @@ class Turns:
         self._mark: list[bytes] = []
 
     def updated(self) -> None:
-        """Note that an update was made: user code sees it when its turn comes."""
+        """Note an update: its parameters are fetched when user code visits the state."""
         self._state.visits.updated(self._begin)
 
     def _begin(self) -> None:
@@ -47,7 +47,7 @@ class Turns:
         self._mark = share.mark(self._state)
 
     def end(self) -> None:
-        """Give servers what user code has changed, or all there is for the first time. Blocks."""
+        """Send user code's changes to the servers; the whole state at the first call. Blocks."""
         if not self._serving.is_on or self._optimizer.is_lent:
             self._optimizer.begin(self._servers)
         elif self._state.visits.has_come and share.mark(self._state) != self._mark:
@@ -56,7 +56,7 @@ class Turns:
             self._serving.show()
 
     def close(self) -> None:
-        """Take everything back: servers end with their loop."""
+        """Fetch everything: servers end with their loop."""
         if not self._serving.is_on:
             return
         try:

@@ -1,7 +1,8 @@
 """The loss over a whole batch, computed once, in the coordinator's process on its device.
 
-It is computed from what shards represent, in their order, so that it does not depend on who has
-computed them; with the run's number of threads, its precision and kernels, as a worker's shard is.
+The loss is computed from the representations of shards, in the order of shards, so that the value
+does not depend on the workers of the shards; with the run's number of threads, precision and
+kernels, as in a worker.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ class Contrasted(NamedTuple):
 
     outcome: Outcome
     gradients: list[Tensors]  # with respect to each shard's representations
-    of_parameters: Tensors  # with respect to the model's, where the loss uses them itself
+    of_parameters: Tensors  # with respect to the model's parameters, where the loss uses them
 
 
 class Contrast:
-    """Computes the loss of a batch.
+    """The computation of the loss of a batch.
 
     Args:
         gather: the loss.
-        model: the coordinator's.
-        parameters: its trained ones, or others of their layout to compute with: averaged ones.
+        model: the coordinator's model.
+        parameters: the trained parameters, or parameters of their layout to compute with, such as
+            averages.
         replicas: how workers compute.
-        device: of the model.
+        device: device of the model.
         threads: intra-op threads of a worker.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(
@@ -75,12 +77,13 @@ class Contrast:
         """Return the loss of a batch, in training with its gradients.
 
         Args:
-            shards: of the batch, all, in order.
-            rows: of the batch.
+            shards: all shards of the batch, in order.
+            rows: number of rows of the batch.
 
         Raises:
-            LossError: it is no scalar, writes a buffer, or does not depend on what it is given.
-            Whatever user code raises.
+            LossError: the loss is no scalar, writes a buffer, or does not depend on the
+                representations.
+            Exception: an error of user code.
         """
         here = [shard._replace(tensors=move(shard.tensors, self._device)) for shard in shards]
         whole = joined(here).tensors
@@ -131,7 +134,7 @@ class Contrast:
 
     @contextmanager
     def _model_is(self, *, training: bool) -> Iterator[None]:
-        """Within the block the model has the mode and the parameters that are computed with.
+        """Set the model's mode and parameters for the computation inside the block.
 
         Raises:
             LossError: a buffer was written in the block, as by BatchNorm in training.

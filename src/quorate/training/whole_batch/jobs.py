@@ -19,7 +19,7 @@ from quorate.replica.whole_batch.represented import Tensors
 
 
 class Representing(Training):
-    """What each shard represents. A batch of one shard is all there is: it yields its gradient."""
+    """A job for the representations of shards; a batch of a single shard yields its gradient."""
 
     def has_gradients(self, step: int) -> bool:
         """Return whether the step has one shard."""
@@ -31,22 +31,22 @@ class Representing(Training):
         task.at("forward")
         gather, rows = _gather(replica), len(batch.rows)
         seed = shard_seed(self.plan, task.step, task.shard)
-        # Without ``reload``: user code is given copies, and the rows stay what they are.
+        # Without ``reload``: user code receives copies, and the rows stay unchanged.
         result = gather.represented(replica, batch.data, rows, stream, seed, training=True)
         replica.transfers.keep((task.step, task.shard), batch)
         return result
 
 
 class BackThrough(TrainingAgain):
-    """A step's gradients, from those of the loss with respect to what shards represent.
+    """A job for a step's gradients, from gradients with respect to the representations of shards.
 
     Args:
-        gradients: of each shard; in the coordinator's process alone. A worker of another process is
-            given them with the shard.
+        gradients: gradients by shard, in the coordinator's process alone. A worker of another
+            process receives them with the shard.
     """
 
     reuses_published_buffers = True
-    loads_ahead = False  # a worker usually has the rows of a shard from the first pass
+    loads_ahead = False  # a worker usually has a shard's rows from the first pass
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BackThrough(TrainingAgain):
         self.gradients = gradients or {}
 
     def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
-        """Return the gradient with respect to what a shard represents."""
+        """Return the gradient with respect to the representations of a shard."""
         return self.gradients.get(shard)
 
     def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
@@ -83,7 +83,7 @@ class BackThrough(TrainingAgain):
 
 
 class RepresentingInEvaluation(Evaluation):
-    """What each shard represents in evaluation mode."""
+    """A job for the representations of shards in evaluation mode."""
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         task.at("forward")

@@ -3,10 +3,10 @@
     main job     each shard: forward                                   Representing
     here         all rows: the loss, its gradient by representations   Contrast
     inner job    each shard: forward again, backward of its part       BackThrough
-    here         ordered sum, and what the loss itself gives parameters; then the update as ever
+    here         ordered sum, plus the loss's own gradient of parameters; then the usual update
 
-The inner job is dealt like any step: a worker that is slow, raises or dies has its shards computed
-by others, with the same bits.
+The inner job is dealt like any step: the shards of a worker that is slow, raises or dies are
+computed by other workers, with the same bits.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ T = TypeVar("T")
 
 
 class WholeBatch:
-    """Makes parts of an update out of what shards represent.
+    """The conversion of the representations of shards to the parts of an update.
 
     Args:
-        crew: of the loop.
-        state: of the loop.
-        transport: of the loop.
-        source: of the loop.
+        crew: the crew of the loop.
+        state: the state of the loop.
+        transport: the transport of the loop.
+        source: the source of the loop.
         contrast: computes the loss.
-        say: shows a line to the user: who raised in a shard that another one computes now.
+        say: shows a line to the user, such as the worker that raised in a shard now computed by
+            another worker.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class WholeBatch:
         self._raised = RaisedShards()  # each worker is named once
 
     def __call__(self, ready: Ready, update: Callable[[list[Part]], T]) -> T:
-        """Return what ``update`` makes of the step's gradient. Blocks until workers computed it.
+        """Return the result of ``update`` for the step's gradient. Blocks until workers are done.
 
         Raises:
-            Whatever user code raised in a shard that failed beyond repair, or in the loss.
+            Exception: the error of user code in the loss, or in a shard that failed on all
+                attempts.
         """
         step, plan = ready.step, self._source.plan
         leaves, rows = plan.shards_of(step), plan.batch_rows(step)
@@ -93,7 +95,7 @@ class WholeBatch:
     def _through(
         self, step: int, gradients: dict[int, Tensors], add: Callable[[Ready], None]
     ) -> None:
-        """Have workers compute gradients of the step's shards, and hand them over."""
+        """Let workers compute gradients of the step's shards, and pass them to ``add``."""
         plan, transport = self._source.plan, self._transport
         job = BackThrough(
             self._source,
@@ -116,7 +118,7 @@ class WholeBatch:
 
 
 def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensors]:
-    """Return the gradients that go back through each shard of a step.
+    """Return the gradients to propagate back through each shard of a step.
 
     A shard is weighted by its rows, and the sum divided by all rows.
     """
@@ -128,16 +130,17 @@ def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensor
 
 
 def weighted(gradient: torch.Tensor, rows: float) -> torch.Tensor:
-    """Return what the loss gives a parameter itself, as it is added to the sum over a batch.
+    """Return the loss's own gradient of a parameter, as added to the sum over a batch.
 
-    The product is rounded before it is added: a kernel that does both at once may round in another
-    way where a vector ends, and vectors end elsewhere on ranks, which have slices of them.
+    The product is rounded before the addition: a kernel that does both at once may round
+    differently at the end of a vector, and vectors end at other places on ranks, which have slices
+    of them.
     """
     return gradient * rows
 
 
 def with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
-    """Return a step's sum with the loss of the whole batch, in the place of what shards gave."""
+    """Return a step's sum with the loss of the whole batch, instead of values from shards."""
     outcome = contrasted.outcome
     if total.missing is not None:
         total.missing -= contrasted.of_parameters.keys()
@@ -164,12 +167,12 @@ def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
 
 
 def kind_of_training(crew: Crew) -> type[Training]:
-    """Return what workers compute of each shard first."""
+    """Return the kind of job that workers compute first for each shard."""
     return Training if crew.recipe.gather is None else Representing
 
 
 def kind_of_evaluation(crew: Crew) -> type[Evaluation]:
-    """Return what workers compute of each shard of an evaluation."""
+    """Return the kind of job that workers compute for each shard of an evaluation."""
     return Evaluation if crew.recipe.gather is None else RepresentingInEvaluation
 
 
@@ -180,10 +183,10 @@ def whole_batch(
     source: Source,
     say: Callable[[str], None],
 ) -> WholeBatch | None:
-    """Return what makes a loop's steps of a loss over the whole batch; None without such a loss.
+    """Return the conversion for a loop with a loss over the whole batch; None without such a loss.
 
     Raises:
-        SettingError: the optimizer asks for a step's gradient again.
+        SettingError: the optimizer needs a step's gradient again.
     """
     contrast = contrast_of(crew, state, source)
     if contrast is None:
@@ -192,10 +195,10 @@ def whole_batch(
 
 
 def contrast_of(crew: Crew, state: State, source: Source) -> Contrast | None:
-    """Return what computes the loss over the whole batch in training; None without such a loss.
+    """Return the computation of the loss over whole batches in training; None without such a loss.
 
     Raises:
-        SettingError: the optimizer asks for a step's gradient again.
+        SettingError: the optimizer needs a step's gradient again.
     """
     contrast = _contrast(crew, state, source, state.parameters)
     if contrast is None:
@@ -215,10 +218,10 @@ def contrast_of(crew: Crew, state: State, source: Source) -> Contrast | None:
 def made_whole(
     crew: Crew, state: State, source: Source, parameters: Flat
 ) -> Callable[[int, ShardSum], ShardSum]:
-    """Return what makes, of a step of an evaluation and its sum, that of the batch as a whole.
+    """Return the function from a step and its sum to the sum of the batch as a whole.
 
     Args:
-        parameters: that are evaluated.
+        parameters: the parameters to evaluate.
     """
     contrast = _contrast(crew, state, source, parameters)
     if contrast is None:
