@@ -46,7 +46,7 @@ class EarlyStopping(Callback):
         self._restore = restore
         self._best: dict[str, torch.Tensor] = {}
         self._trainer: Run | None = None
-        self.best_step: int | None = None  # updates, when it was the best
+        self.best_step: int | None = None  # number of updates at the best evaluation
 
     @property
     def best(self) -> float | None:
@@ -68,7 +68,7 @@ class EarlyStopping(Callback):
         self._stop_if_due()
 
     def stopped(self, reason: str) -> None:  # noqa: ARG002
-        """Give the model the best weights. The last state is saved before."""
+        """Give the model the best weights. The last state was saved before."""
         if self._best and self._trainer is not None and self._waiting.since:
             self._trainer.take_weights(self._best)
 

@@ -52,7 +52,7 @@ class ReduceLROnPlateau(Callback):
         self._factor, self._min_lr = factor, min_lr
         self._patience = at_least("patience", patience, 0)
         self._cooldown = at_least("cooldown", cooldown, 0)
-        self._rests = 0  # evaluations that do not count yet
+        self._rests = 0  # evaluations of the cooldown left
         self._trainer: Run | None = None
 
     def started(self, trainer: Run) -> None:

@@ -1,6 +1,7 @@
-"""Ids of runs at loggers of others, kept in the run directory: a run that is resumed goes on there.
+"""Ids of runs at external loggers, stored in the run directory so that a resumed run continues.
 
-They lie beside the logs, and go aside with them: what begins anew begins another run there.
+The ids lie beside the logs and are moved aside together with them: a fresh run begins a new run at
+the logger.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ class RunId:
     """The id of this run at a logger.
 
     Args:
-        run_dir: where it is kept; None: nowhere.
-        logger: its name: "wandb", "mlflow".
+        run_dir: the directory for the id; None: the id is not stored.
+        logger: the name of the logger: "wandb", "mlflow".
 
     Raises:
-        UserError: what is kept is no id.
+        UserError: the stored text is no id.
     """
 
     def __init__(self, run_dir: Path | None, logger: str) -> None:
@@ -46,6 +47,6 @@ class RunId:
         self.id = text
 
     def keep(self, text: str) -> None:
-        """Write it down, for a resume."""
+        """Store the id, for a resume."""
         if self._path is not None and text != self.id:
             write_atomically(self._path, f"{text}\n")

@@ -61,7 +61,7 @@ class Samples(Callback):
 
 
 def as_pixels(image: torch.Tensor) -> Any:
-    """Return an image, (C, H, W), as NumPy has it: (H, W, C) uint8, or (H, W) of one channel."""
+    """Return an image, (C, H, W), as a NumPy array: (H, W, C) uint8, or (H, W) for one channel."""
     if image.is_floating_point():
         image = (image.clamp(0, 1) * 255).round().to(torch.uint8)
     pixels = image.permute(1, 2, 0).contiguous().numpy()

@@ -1,4 +1,4 @@
-"""Waiting for a metric to get better: what early stopping and a plateau have in common."""
+"""The wait for a better metric, shared by early stopping and the plateau callback."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MODES = ("min", "max")
 
 
 class Waiting:
-    """How many evaluations it is since a metric was the best.
+    """A count of the evaluations since the best value of a metric.
 
     Args:
-        metric: of the validation set, by its name there.
-        mode: "min" if less is better, "max" if more is.
-        min_delta: by how much it has to be better.
+        metric: name of a metric of the validation set.
+        mode: "min" if lower is better, "max" if higher is better.
+        min_delta: smallest change that counts as an improvement.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
 
     def __init__(self, metric: str, mode: str, min_delta: float) -> None:
@@ -31,13 +31,13 @@ class Waiting:
         self._sign = 1.0 if mode == "max" else -1.0
         self._min_delta = min_delta
         self.best: float | None = None
-        self.since = 0  # evaluations since then
+        self.since = 0  # evaluations since the best value
 
     def takes(self, metrics: dict[str, float]) -> bool:
         """Count an evaluation, and return whether it is the best so far; NaN never is.
 
         Raises:
-            SettingError: there is no such metric.
+            SettingError: the metric does not exist.
         """
         if self.metric not in metrics:
             known = ", ".join(sorted(metrics))
@@ -53,19 +53,19 @@ class Waiting:
         return better
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what to save."""
+        """Return the state to save."""
         return {"best": self.best, "since": self.since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was saved."""
+        """Restore the saved state."""
         self.best, self.since = state["best"], state["since"]
 
 
 def at_least(name: str, value: int, least: int) -> int:
-    """Return a whole number.
+    """Return a whole number after checking its lower bound.
 
     Raises:
-        SettingError: it is none, or too small.
+        SettingError: the value is no whole number, or too small.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SettingError(name, value, f"a whole number >= {least}", f"for example {name}={least}")
