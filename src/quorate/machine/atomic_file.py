@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, whatever ends the program or the machine."""
+"""Files written completely or not at all, even if the program or the machine is killed."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from pathlib import Path
 def write_atomically(
     path: Path, data: str | bytes | Iterable[bytes], *, like: os.stat_result | None = None
 ) -> None:
-    """Write a file, or replace it. Blocks until it is on the disk.
+    """Write a file, or replace it. Blocks until the file is on disk.
 
-    It is written beside its place, flushed, and moved there. Whoever reads meanwhile, or after a
-    power cut, finds the file of before or the new one. Only a kill leaves anything else: a file
+    The data are written to a temporary file in the same folder, flushed, and renamed. A reader
+    finds the old or the new file, even after a power cut. A kill may leave a temporary file
     ``.quorate-*`` in the folder.
 
     Args:
-        path: In a folder that exists.
-        like: of a file whose mode and owner the new one gets, the owner if that may be; else its
-            mode is what the umask leaves of 0666.
-        data: Text is written in UTF-8.
+        path: path in an existing folder.
+        like: status of a file whose mode, and owner if permitted, the new file gets. Default: the
+            mode is 0666 minus the umask.
+        data: the content. Text is written in UTF-8.
 
     Raises:
-        OSError: it cannot be written. Then, and when ``data`` raises, the file of before stays.
+        OSError: the file cannot be written. Then, and when ``data`` raises, the old file is
+            unchanged.
     """
     if isinstance(data, str):
         data = data.encode()
     pieces = (data,) if isinstance(data, bytes) else data
-    fresh = path.with_name(f".quorate-{secrets.token_hex(8)}")  # tempfile's would be 0600
+    fresh = path.with_name(f".quorate-{secrets.token_hex(8)}")  # tempfile's mode would be 0600
     try:
         with fresh.open("xb") as file:
             if like is not None:
                 _become(file.fileno(), like)
             file.writelines(pieces)
             file.flush()
-            os.fsync(file.fileno())  # before the name: else it may come to name an empty file
+            os.fsync(file.fileno())  # before the rename: else a power cut may leave an empty file
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
@@ -53,13 +54,13 @@ def _become(descriptor: int, like: os.stat_result) -> None:
 
 
 def folder_beside(parent: Path, prefix: str) -> Path:
-    """Make an empty folder, to be renamed to what it is to be, and return it.
+    """Make an empty folder under a temporary name, to be renamed later, and return its path.
 
-    Its mode is what the umask leaves of 0777: one of ``tempfile`` would be the user's alone, and
-    would stay so under its new name.
+    The mode is 0777 minus the umask: a folder of ``tempfile`` would be private, and would stay
+    private under its final name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     path = parent / f"{prefix}{secrets.token_hex(8)}"
     path.mkdir()
@@ -67,7 +68,7 @@ def folder_beside(parent: Path, prefix: str) -> Path:
 
 
 def flush_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk: a rename alone may not outlast a power cut."""
+    """Flush the names in a folder to disk: a rename alone may not survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

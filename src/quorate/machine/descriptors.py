@@ -1,7 +1,7 @@
-"""Descriptors: how many files a process may open, and how many a run needs.
+"""Descriptors: the limit of open files of a process, and the number that a run needs.
 
-Where they run out, a message between processes arrives without the descriptors it was sent with: so
-it is looked at before anything is started, and whoever receives such a message raises.
+A process out of descriptors receives messages without the descriptors sent with them. The limit is
+therefore checked before anything is started, and the receiver of such a message raises.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 
 from quorate.errors import UserError
 
-# Measured on Linux: a run with a run directory, a validation set and two workers has 13 before it
-# starts them, and 30 at most: while it saves.
-PER_WORKER = 4  # its wire, its exit, what it printed, and how it was started
-SPARE = 14  # what opens later: a fork server, summaries, metrics, a checkpoint; and some more
-PER_DEVICE = 4  # of a replica in stages, while processes start: how each was started, and some more
-# Measured likewise: four ranks of one machine have 59 on rank 0 while they train, and up to 5 more
-# while they connect.
-PER_RANK = 11  # its process, see above, three connections by gloo, pipes, shared memory
-SPARE_OF_RANKS = 20  # what gloo listens with, and the above
+# Measured on Linux: a run with a run directory, a validation set and two workers has 13 open before
+# the workers start, and at most 30, during a save.
+PER_WORKER = 4  # socket, exit, captured output, start of a worker
+SPARE = 14  # opened later: fork server, summaries, metrics, a checkpoint; and a reserve
+PER_DEVICE = 4  # of a replica in stages, while processes start: the start of each, and a reserve
+# Measured on Linux: four ranks of one machine have 59 open on rank 0 while training, and up to 5
+# more while connecting.
+PER_RANK = 11  # its process (see above), three connections of gloo, pipes, shared memory
+SPARE_OF_RANKS = 20  # listening sockets of gloo, and the reserve above
 
-# Else what this process starts would inherit descriptors that it receives.
+# Close on exec: without the flag, child processes would inherit received descriptors.
 _NOT_INHERITED = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 
 
 def any_readable(*fds: int, timeout_s: float | None) -> bool:
-    """Return whether a descriptor is readable in time. Blocks.
+    """Return whether any descriptor becomes readable in time. Blocks.
 
-    ``select.select`` takes no descriptor above 1023.
+    Not by ``select.select``, which accepts no descriptor above 1023.
 
     Args:
-        fds: a closed far end, or the end of a process, counts as readable.
-        timeout_s: None: wait for ever.
+        fds: the descriptors; a closed peer, or the end of a process, counts as readable.
+        timeout_s: seconds to wait; None: no limit.
     """
     poll = select.poll()
     for fd in fds:
@@ -46,19 +46,20 @@ def any_readable(*fds: int, timeout_s: float | None) -> bool:
 def receive_descriptors(
     end: socket.socket, nbytes: int, count: int, flags: int = 0
 ) -> tuple[bytes, list[int]]:
-    """Receive bytes from a Unix socket, and the descriptors that came with them.
+    """Receive bytes from a Unix socket, and the descriptors sent with the bytes.
 
-    ``socket.recv_fds`` of Python 3.11 ignores its flags, and says nothing of lost descriptors.
+    Not by ``socket.recv_fds``: in Python 3.11 the function ignores its flags and hides lost
+    descriptors.
 
     Args:
-        end: of a pair of sockets. It blocks, or not, as it is set and as ``flags`` say.
-        nbytes: that are received at most.
-        count: of descriptors that come with one message at most. The caller owns those returned.
-        flags: of ``recvmsg``.
+        end: an end of a socket pair. Blocks depending on the socket's mode and ``flags``.
+        nbytes: most bytes to receive.
+        count: most descriptors in one message. The caller owns the returned descriptors.
+        flags: flags of ``recvmsg``.
 
     Raises:
-        UserError: the kernel could not hand descriptors over: this process has too many open.
-        OSError: as ``recvmsg`` raises it.
+        UserError: the kernel could not deliver descriptors: this process has too many open files.
+        OSError: as raised by ``recvmsg``.
     """
     fds = array.array("i")
     space = socket.CMSG_SPACE(count * fds.itemsize)
@@ -67,7 +68,7 @@ def receive_descriptors(
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) // fds.itemsize * fds.itemsize])
     if came & socket.MSG_CTRUNC:
-        for fd in fds:  # some of a message are as good as none
+        for fd in fds:  # an incomplete set of descriptors is useless
             os.close(fd)
         most, opened = limit()[0], _open()
         raise UserError(
@@ -81,10 +82,10 @@ def receive_descriptors(
 
 
 def limit() -> tuple[int | None, int | None]:
-    """Return how many a process may open, and to what it may raise that itself; None: no limit."""
+    """Return the soft and the hard limit of open files of this process; None: no limit."""
     try:
         import resource
-    except ImportError:  # not on this system
+    except ImportError:  # a system without the module
         return None, None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     none = (resource.RLIM_INFINITY, -1)
@@ -92,32 +93,32 @@ def limit() -> tuple[int | None, int | None]:
 
 
 def require_for_workers(workers: int) -> None:
-    """Compare what worker processes will need with what is left.
+    """Check that the free descriptors suffice for worker processes.
 
     Raises:
-        UserError: there are too few; it names the figures.
+        UserError: there are too few; the error has the figures.
     """
     what = "1 worker needs" if workers == 1 else f"{workers} workers need"
     _require(PER_WORKER * workers + SPARE, what, "fewer workers, or engine='towers'")
 
 
 def require_for_ranks(ranks: int) -> None:
-    """Compare what a rank of a collective will need with what is left.
+    """Check that the free descriptors suffice for a rank of a collective.
 
     Raises:
-        UserError: there are too few; it names the figures.
+        UserError: there are too few; the error has the figures.
     """
     what = "1 rank needs" if ranks == 1 else f"{ranks} ranks need"
     _require(PER_RANK * ranks + SPARE_OF_RANKS, what, "fewer workers, or engine='towers'")
 
 
 def require_for_stages(devices: int) -> None:
-    """Compare what the processes of a replica in stages will need with what is left.
+    """Check that the free descriptors suffice for the processes of a replica in stages.
 
     Raises:
-        UserError: there are too few; it names the figures.
+        UserError: there are too few; the error has the figures.
     """
-    # Two for each pair of processes, of which the replica's own is one.
+    # Two descriptors for each pair of processes, including the replica's own process.
     need = devices * (devices + 1) + PER_DEVICE * devices + SPARE
     _require(need, f"stages on {devices} devices need", "fewer devices")
 
@@ -134,10 +135,10 @@ def _require(need: int, what: str, fewer: str) -> None:
 
 
 def _open() -> int | None:
-    """Return how many this process has open; None where that cannot be known."""
+    """Return the number of open descriptors of this process; None if unknown."""
     for folder in (Path("/proc/self/fd"), Path("/dev/fd")):
         try:
-            return len(os.listdir(folder)) - 1  # noqa: PTH208  without that of the listing
+            return len(os.listdir(folder)) - 1  # noqa: PTH208  minus the listing's own descriptor
         except OSError:
             continue
     return None

@@ -1,18 +1,18 @@
-"""Names of devices: torch's, and TensorFlow's for the same devices.
+"""Names of devices: torch's names, and TensorFlow's names for the same devices.
 
-Without torch: ``quorate doctor`` reads names where torch cannot be imported.
+Free of torch: ``quorate doctor`` parses names even if torch cannot be imported.
 """
 
 from __future__ import annotations
 
 import re
 
-# "gpu", "gpu:1", "/gpu:1", "/device:GPU:1", and the same of the CPU.
+# "gpu", "gpu:1", "/gpu:1", "/device:GPU:1", and the same with "cpu".
 TENSORFLOW_NAME = re.compile(r"/?(?:device:)?(gpu|cpu)(:[0-9]+)?", re.IGNORECASE)
 
 
 def in_torch(name: str) -> str:
-    """Return the name that torch has for what TensorFlow may call otherwise."""
+    """Return torch's name for a device name of torch or TensorFlow."""
     match = TENSORFLOW_NAME.fullmatch(name)
     if match is None:
         return name

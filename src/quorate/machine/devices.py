@@ -1,9 +1,10 @@
-"""Devices: from what a user types to the devices of each worker.
+"""Devices: from the names typed by a user to the devices of each worker.
 
-`--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible ones),
-``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two. Workers are
-dealt over the list in turn. This file names CUDA: why there is none can be said of it alone.
-TensorFlow's names (``gpu:1``, ``/device:GPU:1``) are understood.
+`--devices` is a comma-separated list of torch's own names: ``cpu``, ``cuda`` (all visible GPUs),
+``cuda:1``, ``mps``, and ``cuda:0+cuda:1`` for a replica whose model is spread over two devices.
+Workers are assigned to the entries in turn. Only CUDA is named in this module, because only a
+missing CUDA device has a cause that can be explained. TensorFlow's names (``gpu:1``,
+``/device:GPU:1``) are accepted.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from quorate.machine.resources import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.visible_devices import VARIABLE, why_none
 from quorate.settings import whole
 
-# There where the kernel has NVIDIA's driver (on Linux; elsewhere the doctor knows more).
+# Exists if the kernel has NVIDIA's driver (on Linux; ``quorate doctor`` checks other systems).
 DRIVER = Path("/proc/driver/nvidia/version")
 
-KINDS = ("cpu", "cuda", "gpu", "mps", "xpu")  # that people name; torch's builds know more
+KINDS = ("cpu", "cuda", "gpu", "mps", "xpu")  # kinds that users type; builds of torch know more
 
 Devices = str | torch.device | Sequence[str | torch.device] | None
 
 
 class Group(tuple[torch.device, ...]):
-    """The devices of one worker's replica: nearly always one."""
+    """The devices of one worker's replica: nearly always a single device."""
 
     def __str__(self) -> str:
         return "+".join(map(str, self))
@@ -44,10 +45,10 @@ def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
     Args:
         devices: devices or names, as a list or separated by commas; None means every visible GPU,
             or the CPU with one worker per core, at most 8.
-        workers: how many workers there are; None means one per entry.
+        workers: number of workers; None means one per entry.
 
     Raises:
-        SettingError: an unknown or absent device, or a number of workers below one.
+        SettingError: a device is unknown or absent, or ``workers`` is below one.
     """
     if workers is not None:
         workers = whole("workers", workers, least=1)
@@ -69,10 +70,10 @@ def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
 
 
 def describe(devices: Sequence[Group], least: int | None = None) -> str:
-    """Return how many workers are on what: ``2 cpu workers``, ``cuda:0, cuda:1 x 2``.
+    """Return the workers and their devices in words: ``2 cpu workers``, ``cuda:0, cuda:1 x 2``.
 
     Args:
-        least: how many of them there are at least: ``2 to 8 cpu workers``; all by default.
+        least: least number of workers: ``2 to 8 cpu workers``. Default: all of them.
     """
     counts = Counter(map(str, devices))
     if len(counts) == 1:
@@ -84,7 +85,7 @@ def describe(devices: Sequence[Group], least: int | None = None) -> str:
 
 
 def kinds(groups: Sequence[Group]) -> set[str]:
-    """Return the sorts of devices, of GPUs the models: two sorts give different bits."""
+    """Return the kinds of devices, for GPUs the models: different kinds give different bits."""
 
     def kind(device: torch.device) -> str:
         if device.type == "cpu":
@@ -97,30 +98,30 @@ def kinds(groups: Sequence[Group]) -> set[str]:
 
 @cache
 def device_types() -> tuple[str, ...]:
-    """Return the types of device that this process may compute on: "cpu", and its accelerator's."""
+    """Return the device types available to this process: "cpu", and the accelerator's type."""
     accelerator = torch.accelerator.current_accelerator()
     return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make "cuda" without a number mean this device, for this thread, as in a worker."""
+    """Make "cuda" without a number mean this device in the current thread, as in a worker."""
     return (
         nullcontext() if device.type == "cpu" else torch.accelerator.device_index(device.index or 0)
     )
 
 
 def has_streams(device: torch.device) -> bool:
-    """Return whether work for a device runs in streams, beside the host: on GPUs, but for MPS."""
+    """Return whether work for a device runs in streams beside the host: on all GPUs except MPS."""
     return device.type != "cpu" and hasattr(torch.get_device_module(device), "Stream")
 
 
 def has_float64(device: torch.device) -> bool:
-    """Return whether a device computes in float64; elsewhere the host does."""
+    """Return whether a device computes in float64; the host does for all other devices."""
     return device.type != "mps"
 
 
 def _default_devices(workers: int | None) -> list[Group]:
-    # No other accelerator: MPS and XPU lack kernels, so they are for who names them.
+    # No other accelerator by default: MPS and XPU lack kernels, so the user has to name them.
     if torch.cuda.is_available():
         return _parse("cuda")
     cores = min(usable_cores(), MOST_CPU_WORKERS)
@@ -128,7 +129,7 @@ def _default_devices(workers: int | None) -> list[Group]:
 
 
 def _parse(entry: str) -> list[Group]:
-    """Return what one entry of the list names."""
+    """Return the groups of devices named by one entry of the list."""
     parts = [_named(name.strip()) for name in entry.split("+")]
     if len(parts) == 1:
         return [Group([device]) for device in parts[0]]
@@ -148,10 +149,10 @@ def _named(name: str) -> list[torch.device]:
         meant = nearest(kind, KINDS)
         index = f"{colon}{index}" if index.isdecimal() and meant != "cpu" else ""
         fix = "check the spelling" if meant is None else f"did you mean {meant}{index}?"
-        if f"{meant}{index}" == torch_name:  # more digits than torch reads
+        if f"{meant}{index}" == torch_name:  # more digits than torch parses
             fix = "name one that exists"
         raise SettingError("devices", name, known, fix) from None
-    # Not ``device.index``, which torch keeps in eight bits: cuda:256 would be cuda:0.
+    # Not ``device.index``: torch stores the index in eight bits, so cuda:256 would become cuda:0.
     number = int(torch_name.partition(":")[2] or 0)
     if device.type == "cpu":
         if number:
@@ -173,7 +174,7 @@ def _named(name: str) -> list[torch.device]:
 
 
 def _why_none(kind: str) -> str:
-    """Return why torch sees no device of a kind: the nearest cause first."""
+    """Return why torch sees no device of a kind: the most likely cause first."""
     said = f"torch {torch.__version__} sees no {kind} device here"
     if kind != "cuda":
         return said

@@ -1,4 +1,4 @@
-"""A process that dies with its parent, also when signal 9 kills the parent.
+"""The start of a process tied to its parent: the process dies even if signal 9 kills the parent.
 
 Run as a script, this file begins a worker's process: tied to the parent before any slow import, so
 that at no moment the process could be left behind. Then the file calls ``run`` of a module.
@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 
-# They reach all processes of a job: a terminal's Ctrl-C and its end, a cluster's SIGTERM and its
-# warning before that. The coordinator alone decides.
+# Signals sent to all processes of a job: by Ctrl-C or the end of a terminal, and by a cluster as
+# SIGTERM with an earlier warning. Only the coordinator acts on these signals.
 JOB_SIGNALS = [
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
@@ -40,7 +40,7 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # the parent had already ended
         os._exit(1)
 
 
@@ -58,7 +58,7 @@ def _main() -> None:
         signal.signal(number, signal.SIG_IGN)
     parent, module, path, arguments = sys.argv[1:5]
     die_with(int(parent))
-    sys.path[:] = json.loads(path)  # and not this file's folder
+    sys.path[:] = json.loads(path)  # without this file's folder
     import_module(module).run(**json.loads(arguments))
 
 

@@ -1,6 +1,7 @@
-"""The environment: read here and nowhere else, and never written, but for two variables.
+"""The environment: read in this module only, and never written except for two variables.
 
-And by a process that is forked for somebody: it takes what that one has.
+The exception is a process forked on behalf of another process, which takes over the whole
+environment of that process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-READ_BY_ITEM, READ_BY_CALL = "environ", "getenv"  # of ``os``: code that reads names one of them
+READ_BY_ITEM, READ_BY_CALL = "environ", "getenv"  # of ``os``: readers use either name
 
 DEVICE_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
@@ -26,17 +27,17 @@ KERNEL_VARIABLES = (
 
 
 def kernel_environment() -> dict[str, str]:
-    """Return the variables that are set and that choose a processor's kernels."""
+    """Return the environment variables that choose a processor's kernels, if set."""
     return {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
 
 
 def device_environment() -> dict[str, str]:
-    """Return the variables that are set and that devices, threads and interfaces depend on."""
+    """Return the environment variables that devices, threads and interfaces depend on, if set."""
     return {name: os.environ[name] for name in DEVICE_VARIABLES if name in os.environ}
 
 
 def set_device_variable(name: str, value: str) -> None:
-    """Set a variable for libraries of this process that read it later, and for its children."""
+    """Set a variable for libraries of this process loaded later, and for child processes."""
     os.environ[name] = value
 
 
@@ -47,7 +48,7 @@ MALLOC_VARIABLES = (
 
 
 def has_malloc_settings() -> bool:
-    """Return whether it says how the C library is to allocate memory."""
+    """Return whether the environment configures the allocation of memory by the C library."""
     return any(name in os.environ for name in MALLOC_VARIABLES)
 
 
@@ -59,49 +60,49 @@ TORCHRUN_VARIABLES = (
 
 
 def torchrun_environment() -> dict[str, str]:
-    """Return the variables that are set and by which torchrun tells a process its place."""
+    """Return the variables with which torchrun tells a process its place, if set."""
     return {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
 
 
 def ranks_here() -> int | None:
-    """Return how many ranks torchrun has started on this machine; None: it has not."""
+    """Return the number of ranks that torchrun started on this machine; None without torchrun."""
     count = torchrun_environment().get("LOCAL_WORLD_SIZE", "")
     return int(count) if count.isdecimal() else None
 
 
 def is_first_rank_here() -> bool:
-    """Return whether this process is the first rank of its machine; True where it is no rank."""
+    """Return whether this process is the first rank of its machine; True without torchrun."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def torchrun_error_file() -> Path | None:
-    """Return the file in which torchrun looks for why this rank ended; None: it is no rank."""
+    """Return the file from which torchrun reads the error of this rank; None without torchrun."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file) if file and "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def gloo_interface() -> str | None:
-    """Return the interface that gloo was told to listen on, if it was."""
+    """Return the interface that gloo is configured to listen on, if any."""
     return os.environ.get("GLOO_SOCKET_IFNAME")
 
 
 def ray_address() -> str | None:
-    """Return the address of the cluster whose job this process is, if it is one."""
+    """Return the address of the Ray cluster whose job runs this process, if any."""
     address = os.environ.get("RAY_ADDRESS", "")
     return None if address in ("", "local") else address
 
 
 def ray_tmpdir() -> str | None:
-    """Return the folder that Ray was told to make its own in, if it was."""
+    """Return the folder configured for Ray's temporary files, if any."""
     return os.environ.get("RAY_TMPDIR") or None
 
 
 @contextmanager
 def marked(mark: str) -> Iterator[None]:
-    """Within the block processes that are started, by whatever library, have a word with them.
+    """Put a mark into the environment of all processes started within the block, by any library.
 
-    Those who write their title over their command line (setproctitle, as Ray's agents do) write it
-    over their environment too, and the word is gone, unless SPT_NOENV is set.
+    Programs that write their title over their command line (by setproctitle, as Ray's agents do)
+    also overwrite their environment, and the mark with it, unless SPT_NOENV is set.
     """
     changes = {"QUORATE_MARK": mark, "SPT_NOENV": "1"}
     before = {name: os.environ.get(name) for name in changes}
@@ -119,17 +120,17 @@ def marked(mark: str) -> Iterator[None]:
 def child_environment(
     defaults: Mapping[str, str], changes: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment for a process that is started: this one's, changed.
+    """Return the environment for a child process: this process's environment, changed.
 
     Args:
-        defaults: for what this one lacks.
-        changes: instead of what this one has.
+        defaults: variables used if this process lacks them.
+        changes: variables that replace this process's.
     """
     return {**defaults, **os.environ, **(changes or {})}
 
 
 def become(environment: Mapping[str, str]) -> None:
-    """Have this process's environment be another one, as that of a new interpreter would be."""
+    """Replace the environment of this process completely, as in a new interpreter."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     for name, value in environment.items():
@@ -138,7 +139,7 @@ def become(environment: Mapping[str, str]) -> None:
 
 
 def hash_seed() -> str | None:
-    """Return PYTHONHASHSEED; None where each process hashes strings by a number of its own."""
+    """Return PYTHONHASHSEED; None if each process hashes strings with a random seed."""
     seed = os.environ.get("PYTHONHASHSEED", "")
     return None if seed in ("", "random") else seed
 
@@ -155,5 +156,5 @@ def cache_dir() -> Path:
 
 
 def wants_full_tracebacks() -> bool:
-    """Return whether tracebacks are to be shown as they are: QUORATE_TRACEBACK=full."""
+    """Return whether the user wants unfolded tracebacks: QUORATE_TRACEBACK=full."""
     return os.environ.get("QUORATE_TRACEBACK", "").lower() == "full"

@@ -29,12 +29,12 @@ class ForkedChild:
     """A daemon process that ignores the signals of a job. End the child with ``end_children``.
 
     Args:
-        name: of the process, after "quorate-".
-        run: called in the child.
-        arguments: of ``run``.
-        closes: sockets of the parent. The child closes its copies: while a copy is open nobody
-            hears that the parent is gone.
-        threads: intra-op threads of the child.
+        name: name of the process, after "quorate-".
+        run: the function called in the child.
+        arguments: arguments of ``run``.
+        closes: sockets of the parent. The child closes its copies: while a copy is open, the peers
+            do not notice the parent's death.
+        threads: number of intra-op threads of the child.
 
     Raises:
         OSError: there are too many processes, or there is no memory.

@@ -1,9 +1,9 @@
-"""Freed memory: a process that computes shards keeps it, as it wants the same again at once.
+"""Freed memory: a process that computes shards keeps its memory, to use it again at once.
 
-glibc gives large blocks back to the system when they are freed: activations and gradients, in every
-shard. Then each page of the next ones is a fault, and is zeroed: a tenth of the time of a
-convolutional network's shard, a fifth where its activations are large. Threads other than the main
-one suffer most: their arenas hold no block of more than 32 MB (``mallopt(3)``, glibc's
+By default glibc returns large blocks to the system when they are freed: activations and gradients,
+in every shard. Each page of the next blocks is then a page fault, and is zeroed: a tenth of the
+time of a convolutional network's shard, a fifth if its activations are large. All threads but the
+main thread suffer most: their arenas hold no block of more than 32 MB (``mallopt(3)``, glibc's
 malloc/arena.c).
 """
 
@@ -15,30 +15,30 @@ from contextlib import suppress
 
 from quorate.machine.environment import has_malloc_settings
 
-# mallopt's parameters, of malloc.h.
+# mallopt's parameters, from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _NEVER = -1
-_HEAP_BYTES = 64 << 20  # of a thread's arena: one that is empty goes unless the pad is as large
+_HEAP_BYTES = 64 << 20  # a thread's arena: an empty arena is returned unless the pad is as large
 
 
 def keep_freed_memory() -> None:
-    """Have this process use freed memory again, from now on. Before threads are started.
+    """Make this process keep and reuse freed memory from now on. Call before threads are started.
 
-    It holds as much as it once needed until ``return_freed_memory``. Nothing happens with another C
-    library than glibc, or where the environment says how it allocates.
+    The process keeps its peak memory until ``return_freed_memory``. Does nothing if the C library
+    is not glibc, or if the environment configures the allocation.
     """
     if sys.platform != "linux" or has_malloc_settings():
         return
     with suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_MAX, 0)  # a block that is mapped alone is unmapped when it is freed
+        mallopt(_MMAP_MAX, 0)  # a separately mapped block would be unmapped when freed
         mallopt(_TRIM_THRESHOLD, _NEVER)
         mallopt(_TOP_PAD, _HEAP_BYTES)
-        mallopt(_ARENA_MAX, 1)  # for threads to come: they take large blocks from the main heap
+        mallopt(_ARENA_MAX, 1)  # for later threads: large blocks come from the main heap
 
 
 def return_freed_memory() -> None:
-    """Give the system what is free now."""
+    """Return the memory that is free now to the system."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Which GPU a torch device is, whatever is visible: nvidia-smi's number and its UUID."""
+"""The identity of a torch device's GPU, regardless of visibility: nvidia-smi's number, UUID."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from quorate.machine.visible_devices import Visible
 
 
 class Found(NamedTuple):
-    """A GPU that the driver's library knows."""
+    """A GPU found by the driver's library."""
 
-    handle: Any  # NVML's, of the GPU or of its slice
+    handle: Any  # NVML's handle of the GPU or of its slice
     visible: Visible
 
 
 class Nvml:
-    """The driver's library, open. It is asked, never told anything. ``close`` it.
+    """The driver's library, opened read-only. Call ``close`` at the end.
 
-    It opens where there is a driver and the package nvidia-ml-py of the extra ``nvml``; otherwise
-    ``module`` is None, and nothing is found.
+    Needs a driver and the package nvidia-ml-py of the extra ``nvml``; otherwise ``module`` is None,
+    and no GPU is found.
     """
 
     def __init__(self) -> None:
@@ -40,24 +40,25 @@ class Nvml:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the package nvidia-ml-py is there."""
+        """True if the package nvidia-ml-py is installed."""
         return self._pynvml is not None
 
     def find(self, name: str) -> Found | None:
-        """Return the GPU that torch calls so, or None if that cannot be known.
+        """Return the GPU with a torch name, or None if unknown.
 
-        By UUID: numbers are torch's own where CUDA_VISIBLE_DEVICES hides or reorders GPUs.
+        Searches by UUID: torch numbers GPUs differently if CUDA_VISIBLE_DEVICES hides or reorders
+        GPUs.
         """
         nvml = self.module
         if nvml is None:
             return None
         try:
             device = torch.device(name)
-            # Only CUDA tells a UUID.
+            # Only CUDA reports a UUID.
             index = torch.cuda.current_device() if device.index is None else device.index
             uuid = torch.cuda.get_device_properties(index).uuid
         except (AssertionError, AttributeError, RuntimeError):
-            return None  # torch has no CUDA, or no such device; what needs it says so
+            return None  # torch has no CUDA, or no such device; callers report the lack
         with self.unless_it_fails():
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             return Found(handle, Visible(nvml.nvmlDeviceGetIndex(handle), f"GPU-{uuid}"))
@@ -68,14 +69,14 @@ class Nvml:
         return None
 
     def unless_it_fails(self) -> suppress:
-        """Return a context for a block whose values may be missing."""
+        """Return a context that skips the rest of a block when NVML fails."""
         pynvml = self._pynvml
         if pynvml is None:
             return suppress(OSError)
         return suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, OSError)
 
     def close(self) -> None:
-        """Let go of the driver's library; nothing is found afterwards."""
+        """Close the driver's library; no GPU is found afterwards."""
         if self.module is not None:
             self.module = None
             with self.unless_it_fails():
@@ -83,9 +84,9 @@ class Nvml:
 
 
 def mapping(devices: Sequence[torch.device]) -> list[str]:
-    """Return ``cuda:0 = physical 4 = GPU-...`` for each GPU among the devices, once.
+    """Return ``cuda:0 = physical 4 = GPU-...`` for each distinct GPU among the devices.
 
-    Without the package nvidia-ml-py the only line names the extra that installs it.
+    Without the package nvidia-ml-py, the only line names the extra that installs the package.
     """
     names = dict.fromkeys(str(device) for device in devices if device.type == "cuda")
     if not names:
@@ -99,7 +100,7 @@ def mapping(devices: Sequence[torch.device]) -> list[str]:
 
 
 def processes(device: torch.device) -> list[tuple[int, int | None]]:
-    """Return who computes on a GPU: the driver's number of each process, and its bytes there."""
+    """Return the processes on a GPU: the driver's process number, and the bytes of each."""
     with closing(Nvml()) as nvml:
         found = nvml.find(str(device))
         if found is not None:

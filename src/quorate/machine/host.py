@@ -1,4 +1,4 @@
-"""Cores and memory of this machine, and what a container may have of them."""
+"""Cores and memory of this machine, and the share available to a container."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ import psutil
 from quorate.machine.resources import container_cores, memory_left
 
 MIB = 1 << 20
-# Of a small model: 222 MiB and 55 per worker.
+# Measured with a small model: 222 MiB, and 55 MiB per worker.
 MEMORY_BYTES, MEMORY_PER_WORKER_BYTES = 256 * MIB, 64 * MIB
 
 
 class Shortage(NamedTuple):
-    """What a machine has too little of for a run."""
+    """A shortage of a resource for a run."""
 
-    what: str  # with the figures
+    what: str  # the resource, with the figures
     cure: str
 
 
 @dataclass(frozen=True)
 class Host:
-    """Cores and memory of a machine, and what this process may have of them."""
+    """Cores and memory of a machine, and the share available to this process."""
 
     processor: str | None
-    cores: int  # of the machine, logical
+    cores: int  # logical cores of the machine
     cores_physical: int | None
     cores_allowed: int  # by affinity: cpuset, taskset
-    cores_limit: float | None  # of the container: cpu.max, cfs_quota
+    cores_limit: float | None  # limit of the container: cpu.max, cfs_quota
     numa_nodes: int
-    memory_bytes: int | None  # None: the system does not say
+    memory_bytes: int | None  # None: unknown
     memory_free_bytes: int | None
-    container_free_bytes: int | None  # of the container's limit, if there is one
+    container_free_bytes: int | None  # left under the container's limit, if there is one
 
     @property
     def cores_usable(self) -> float:
-        """How many cores may be used at a time."""
+        """The number of cores that may be used at a time."""
         limit = self.cores_allowed if self.cores_limit is None else self.cores_limit
         return min(self.cores_allowed, limit)
 
     def too_few_cores(self, workers: int, threads: int, devices: int = 1) -> Shortage | None:
-        """Return what to say of so many CPU workers, each with so many threads; None: nothing.
+        """Return the shortage of cores for CPU workers and their threads; None if none.
 
         Args:
-            devices: CPUs of each worker, which compute at the same time.
+            devices: CPUs per worker, which compute at the same time.
         """
         if workers * devices * threads <= max(1.0, self.cores_usable):
             return None
@@ -64,7 +64,7 @@ class Host:
         return Shortage(f"{who} x {each} on {cores}: workers wait for one another", cure)
 
     def too_little_memory(self, workers: int) -> Shortage | None:
-        """Return what to say of so many worker processes, with the smallest of models."""
+        """Return the shortage of memory for worker processes with the smallest model, or None."""
         known = [b for b in (self.container_free_bytes, self.memory_free_bytes) if b is not None]
         free, need = min(known, default=None), MEMORY_BYTES + workers * MEMORY_PER_WORKER_BYTES
         if free is None or free >= need:
@@ -79,7 +79,7 @@ class Host:
 
 
 def host() -> Host:
-    """Return what this machine has, and what this process may have of it."""
+    """Return the resources of this machine, and the share available to this process."""
     memory = _or_none(psutil.virtual_memory)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     cores = os.cpu_count() or 1
@@ -98,7 +98,7 @@ def host() -> Host:
 
 
 def _or_none(ask: Callable[[], Any]) -> Any:
-    """Return an answer, or None where /proc or /sys is not there, or has another form."""
+    """Return the result of a call, or None if /proc or /sys is missing or has another format."""
     try:
         return ask()
     except (OSError, ValueError, LookupError, NotImplementedError, RuntimeError):

@@ -1,20 +1,20 @@
 """Time limits: how long quorate waits for processes, threads, hosts and devices, in seconds.
 
-Every limit of engines, data and training stands here, so that limits can be compared and changed
-together. A user's own limits (``Workers(timeout_s=)``, ``Workers(start_timeout_s=)``) are settings.
-Costs that decide between two ways to compute are no limits, and stand where the choice is made.
+All limits of engines, data and training are in this file, to be compared and changed together. A
+user's own limits (``Workers(timeout_s=)``, ``Workers(start_timeout_s=)``) are settings. Costs that
+decide between two ways to compute are no limits, and are defined beside the decision.
 """
 
 from __future__ import annotations
 
 # 1. Ends: from the request to end until the process or thread is killed or abandoned.
-WORKER_EXIT_S = 0.5  # a worker process: results of an unfinished shard are of no use to anybody
+WORKER_EXIT_S = 0.5  # a worker process: results of an unfinished shard are useless
 THREAD_EXIT_S = 1.0  # a thread, until a Python exception interrupts user code in the thread
 BUSY_EXIT_S = 5.0  # a loader within a row, a service within a file, a rank within a shard
 STAGE_EXIT_S = 30.0  # a stage whose links are closed: kernels on a GPU cannot be interrupted
 KILLED_EXIT_S = 10.0  # a killed process: the kernel may wait for a disk of the network
 SIGNALLED_EXIT_S = 10.0  # the run, after a second signal: tells workers, saves what was trained
-ABANDONED_S = 0.1  # any thread, after a second Ctrl-C: nobody waits for user code
+ABANDONED_S = 0.1  # any thread, after a second Ctrl-C: user code is not waited for
 FIRST_RANK_S = 5.0  # a rank of torchrun that leaves the printing of an error to the first rank
 EXIT_REPORT_S = 1.0  # from the death of a process to the report of the death
 

@@ -1,9 +1,9 @@
-"""The memory fraction: a hard bound on what a worker's tensors take of its device's memory.
+"""The memory fraction: a hard bound on a worker's tensors as a share of its device's memory.
 
-Without one, torch's allocator takes memory as it is needed, and keeps it. The bound is torch's own
-(``set_per_process_memory_fraction``): tensors and what the allocator keeps for later count, CUDA's
-context and libraries (some 500 MiB) do not. A worker that needs more gets torch's out-of-memory
-error, however much is free. Not measured on a GPU yet.
+By default torch's allocator takes memory when needed, and frees none. The bound is torch's own
+(``set_per_process_memory_fraction``): tensors and the allocator's reserve count, CUDA's context and
+libraries (some 500 MiB) do not. A worker that needs more gets torch's out-of-memory error, even if
+the device has free memory. Not measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ def checked_fraction(fraction: object, devices: Sequence[torch.device]) -> float
     """Return a fraction that every worker can have.
 
     Args:
-        fraction: of a device's memory, above 0 and at most 1; None for no bound.
-        devices: one per worker.
+        fraction: fraction of a device's memory, above 0 and at most 1; None for no bound.
+        devices: the devices, one per worker.
 
     Raises:
-        SettingError: it is no such number, or workers on one device may take more than there is.
+        SettingError: the value is no such number, or the workers of a device could exceed its
+            memory.
     """
     if fraction is None:
         return None
@@ -40,13 +41,13 @@ def checked_fraction(fraction: object, devices: Sequence[torch.device]) -> float
 
 
 def bound_memory(devices: Sequence[torch.device], fraction: float | None) -> None:
-    """Bound what this process may take of the devices.
+    """Bound the memory of the devices that this process may use.
 
-    torch bounds a process: workers that are threads of one share what they have together.
+    torch bounds a whole process: workers that are threads of one process share their total.
 
     Args:
-        devices: of the workers in this process, one per worker.
-        fraction: as ``checked_fraction`` returned it.
+        devices: the devices of the workers in this process, one per worker.
+        fraction: the result of ``checked_fraction``.
     """
     if fraction is None:
         return
@@ -54,14 +55,14 @@ def bound_memory(devices: Sequence[torch.device], fraction: float | None) -> Non
         if not _can_be_bounded(device):
             continue
         module, share = torch.get_device_module(device), min(1.0, fraction * workers)
-        if device.type == "mps":  # there is one
+        if device.type == "mps":  # there is a single MPS device
             module.set_per_process_memory_fraction(share)
         else:
             module.set_per_process_memory_fraction(share, device)
 
 
 def free_cache(devices: Sequence[torch.device]) -> None:
-    """Give back what this process's allocator keeps of the devices: workers are others."""
+    """Free the device memory cached by this process: worker processes need the memory."""
     for kind in {device.type for device in devices if device.type != "cpu"}:
         empty_cache = getattr(torch.get_device_module(kind), "empty_cache", None)
         if empty_cache is not None:
@@ -69,7 +70,7 @@ def free_cache(devices: Sequence[torch.device]) -> None:
 
 
 def fraction_remark(devices: Sequence[torch.device], fraction: float | None) -> list[str]:
-    """Return what to say of devices whose memory it does not bound: a script is to run on any."""
+    """Return a remark on devices without a bound: not an error, for portable scripts."""
     kinds = {device.type for device in devices if not _can_be_bounded(device)}
     if fraction is None or not kinds:
         return []

@@ -1,4 +1,4 @@
-"""Out of memory: who holds what of a device, and what to change."""
+"""Out of memory: the users of a device's memory, and the remedies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quorate.machine.gpu_identity import processes
 from quorate.machine.shared_memory import free_bytes
 
 MIB = 1 << 20
-MOST_NAMED = 5  # processes, those with most memory
+MOST_NAMED = 5  # processes with most memory
 
 
 def note(
@@ -24,12 +24,12 @@ def note(
     shards: int | None = None,
     parameter_bytes: int | None = None,
 ) -> str | None:
-    """Return what to add to an exception of a worker; None if it lacked no memory.
+    """Return a note for an exception of a worker; None if memory was not the cause.
 
     Args:
-        device: where it computed.
-        shards: that a batch was cut into.
-        parameter_bytes: of the model's trainable parameters; gradients take as many.
+        device: the device of the computation.
+        shards: number of shards per batch.
+        parameter_bytes: bytes of the model's trainable parameters; gradients take as many.
     """
     if not _is_out_of_memory(error):
         return None
@@ -43,14 +43,14 @@ def note(
         helps.append("fewer workers on this device, or none of other programs")
     try:
         held = _held(device, parameter_bytes)
-    except Exception as failed:  # nothing may take the place of the user's exception
+    except Exception as failed:  # a failure of this note must not replace the user's exception
         held = f"who holds what is not known ({type(failed).__name__}: {failed})"
     return f"quorate: out of memory on {device}: {held}. What helps: {'; '.join(helps)}"
 
 
 def _held(device: torch.device, parameter_bytes: int | None) -> str:
     parts = []
-    if has_streams(device):  # and an allocator of torch's that counts
+    if has_streams(device):  # and torch's allocator reports figures
         left, total = torch.accelerator.get_memory_info(device)
         tensors = torch.accelerator.memory_allocated(device)
         kept = torch.accelerator.memory_reserved(device) - tensors
@@ -78,7 +78,7 @@ def _held(device: torch.device, parameter_bytes: int | None) -> str:
 def _fraction(device: torch.device) -> float:
     if device.type == "cpu":
         return 1.0
-    try:  # torch.accelerator has no name for it
+    try:  # torch.accelerator lacks this function
         module = torch.get_device_module(device)
         return float(module.get_per_process_memory_fraction(device))
     except (AssertionError, AttributeError, RuntimeError):  # the device itself has failed
@@ -96,14 +96,14 @@ def _resident() -> list[tuple[int, int | None]]:
 
 
 def _named(others: Sequence[tuple[int, int | None]]) -> list[str]:
-    """Return ``process 4242 (python) has 20,000 MiB``, those with most first."""
+    """Return ``process 4242 (python) has 20,000 MiB`` for the processes with most memory first."""
     ordered = sorted(others, key=lambda other: -(other[1] or 0))
     own = psutil.Process().pid
     named = []
     for pid, nbytes in [other for other in ordered if other[0] != own][:MOST_NAMED]:
         try:
             name = f" ({psutil.Process(pid).name()})"
-        except psutil.Error:  # gone, or of the machine that this container is on
+        except psutil.Error:  # the process has ended, or runs outside of this container
             name = ""
         has = "an unknown amount" if nbytes is None else _mib(nbytes)
         named.append(f"process {pid}{name} has {has}")
@@ -122,9 +122,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def be_killed_first() -> None:
-    """Let the kernel rather kill this process than others, where memory runs out.
+    """Make the kernel kill this process before others when memory runs out.
 
-    A worker can be started again, and nothing is lost with it: its coordinator cannot.
+    A worker can be restarted without any loss; the coordinator cannot.
     """
     with suppress(OSError, ValueError):  # not Linux, or no /proc
         score = Path("/proc/self/oom_score_adj")

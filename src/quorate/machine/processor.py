@@ -1,7 +1,7 @@
-"""Processors: which kernels compute, as far as their results depend on it.
+"""Processors: the properties of a processor that choose kernels and so affect the bits.
 
-torch and its libraries choose kernels by the instructions that a processor has, and by its maker;
-other kernels round in another way.
+torch and its libraries choose kernels by a processor's instruction set and maker; different
+kernels round differently.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from quorate.machine.host import processor_field
 
 
 def processors(devices: Iterable[torch.device]) -> list[str]:
-    """Return what the CPU and the devices are: ``["AuthenticAMD AVX512", "NVIDIA H200"]``.
+    """Return the CPU and the devices: ``["AuthenticAMD AVX512", "NVIDIA H200"]``.
 
-    The CPU is among them always: it adds gradients and makes updates.
+    The CPU is always included: it adds gradients and makes updates.
     """
     maker = processor_field("vendor_id") or platform.machine()
     chosen = [f"{name}={value}" for name, value in kernel_environment().items()]

@@ -1,8 +1,8 @@
-"""Regular files: opened without waiting, and read up to a bound.
+"""Regular files: opened without blocking, and read up to a bound.
 
-A folder that others can write to may hold anything under a name that a run reads: a FIFO, which
-blocks whoever opens it, a device without an end, a socket, a sparse file of a terabyte. A link is
-followed, as users put files on other disks; what it leads to has to be a regular file all the same.
+A folder writable by others may hold anything under a name that a run reads: a FIFO, whose opening
+blocks, an endless device, a socket, a sparse file of a terabyte. Links are followed, because users
+keep files on other disks; the target has to be a regular file all the same.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
     stat.S_IFSOCK: "a socket",
 }
-# Without it opening a FIFO waits for whoever writes to it. It changes nothing for regular files.
+# Without these flags, opening a FIFO blocks until there is a writer. Regular files are unaffected.
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def regular_descriptor(path: str | Path) -> int:
-    """Return a descriptor for reading a regular file, which the caller closes. Does not block.
+    """Return a descriptor for reading a regular file; the caller closes it. Does not block.
 
     Raises:
-        OSError: the file is not there, cannot be read, or is no regular file; the error's text
-            says what it is.
+        OSError: the file is missing, unreadable, or no regular file; the error names the kind.
     """
-    # Before the opening too: that of some devices has an effect (a tape is rewound).
+    # Check before opening too: opening some devices has an effect (a tape is rewound).
     _require_regular(Path(path).stat(), path)
     descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
     try:
@@ -44,7 +43,7 @@ def regular_descriptor(path: str | Path) -> int:
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a regular file for reading bytes. Does not block, whatever is there.
+    """Open a regular file for reading bytes. Does not block, whatever the path names.
 
     Raises:
         OSError: see ``regular_descriptor``.
@@ -53,11 +52,11 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def regular_lines(path: str | Path, most_bytes: int) -> Iterator[bytes]:
-    """Yield the lines of a regular file with their ends, in memory for one of them.
+    """Yield the lines of a regular file with their ends, with one line in memory at a time.
 
     Args:
-        path: of the file.
-        most_bytes: of a line with its end. A sparse file of a terabyte is one line.
+        path: the path of the file.
+        most_bytes: bound of a line with its end. A sparse file of a terabyte is one line.
 
     Raises:
         OSError: see ``regular_descriptor``; or a line is longer.
@@ -70,7 +69,7 @@ def regular_lines(path: str | Path, most_bytes: int) -> Iterator[bytes]:
 
 
 def size_of(file: BufferedReader) -> int:
-    """Return how many bytes an open file has now."""
+    """Return the current size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
@@ -78,12 +77,13 @@ def read_regular(path: str | Path, most_bytes: int) -> bytes:
     """Read a whole regular file.
 
     Args:
-        most_bytes: a larger one is not read.
+        path: the path of the file.
+        most_bytes: bound of the size; a larger file is not read completely.
 
     Raises:
-        OSError: see ``open_regular``; or it is larger.
+        OSError: see ``open_regular``; or the file is larger.
     """
-    with open_regular(path) as file:  # it may grow: no more is read than there was, and one byte
+    with open_regular(path) as file:  # a growing file: reads one byte more than its first size
         data = file.read(min(size_of(file), most_bytes) + 1)
     if len(data) > most_bytes:
         raise _too_large(f"more than the {most_bytes:,} bytes", path)
@@ -101,22 +101,22 @@ def _require_regular(found: os.stat_result, path: str | Path) -> None:
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a path leads to a regular file that can be reached."""
+    """Return whether a path leads to a reachable regular file."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether a path leads to a folder that can be reached."""
+    """Return whether a path leads to a reachable folder."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether a path leads to anything that can be reached."""
+    """Return whether a path leads to any reachable file."""
     return os.path.exists(path)  # noqa: PTH110
 
 
 def reason_against_new_file(path: Path) -> str | None:
-    """Return why no file of this path can be made: its name is too long, say; None: it may be."""
+    """Return why a new file cannot have this path, such as a name too long; None if it can."""
     try:
         path.lstat()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Cores and memory that this process may use, by affinity and by the limits of a container.
+"""Cores and memory available to this process, by affinity and by the limits of a container.
 
-Limits of this process's control group and of all groups above count, the smallest of them. Both
-versions of the kernel's interface are read (cgroup v1 and v2, and machines that have both).
+The smallest limit of this process's control group and of all its parent groups counts. Both
+versions of the kernel's interface are read (cgroup v1 and v2, and machines with both).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-_NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 where there is none
+_NO_LIMIT = 1 << 60  # version 1 writes a number near 2**63 for "no limit"
 
 
 def container_cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Return the group's limit of cores, maybe a fraction; None without a limit."""
+    """Return the group's limit of cores, possibly a fraction; None without a limit."""
     found = []
     for group in _groups("cpu", root, membership):
         try:
@@ -30,7 +30,7 @@ def container_cores(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float |
             if quota not in ("max", "-1"):
                 found.append(int(quota) / int(period))
         except (OSError, ValueError, ZeroDivisionError):
-            pass  # no such group, or no controller of cores in it
+            pass  # no such group, or a group without a controller of cores
     return min(found, default=None)
 
 
@@ -72,10 +72,10 @@ def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 def oom_kills(
     root: Path = ROOT, membership: Path = MEMBERSHIP, vmstat: Path = Path("/proc/vmstat")
 ) -> int:
-    """Return a count that rises when the kernel kills a process for memory; 0 if none is to be had.
+    """Return a count that rises when the kernel kills a process for memory; 0 if unavailable.
 
-    It counts this process's control group, whichever limit was reached: others on the machine may
-    run out of memory too. Only without a group it is the count of the whole machine.
+    The count is of this process's control group, for any limit reached: other processes of the
+    machine may run out of memory too. Without a group, the count of the whole machine is returned.
     """
     groups = _groups("memory", root, membership)
     files = (group / name for group in groups for name in ("memory.events", "memory.oom_control"))
@@ -89,7 +89,7 @@ def oom_kills(
 
 
 def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """Yield this process's group and those above it, as far as they can be seen from here."""
+    """Yield this process's group and its parents, as far as they are visible."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -104,7 +104,8 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
             continue
         for base in bases:
             group = base / own.lstrip("/")
-            # In a container the name may be that of the machine, and the root is the group.
+            # In a container the name may be the machine's, while the root is the container's own
+            # group.
             yield from (g for g in (group, *group.parents) if g == base or base in g.parents)
 
 
@@ -112,7 +113,7 @@ MOST_CPU_WORKERS = 8
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on, by affinity and by its container's limit."""
+    """Return the number of cores for this process, by affinity and by its container's limit."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -122,19 +123,19 @@ def usable_cores() -> int:
 
 @cache
 def _cores_limit() -> float | None:
-    return container_cores()  # it reads files, and an update asks
+    return container_cores()  # cached: reads files, and is called in every update
 
 
 def most_memory() -> int | None:
-    """Return bytes that can be had now; None where the system does not say.
+    """Return the bytes of memory available now; None if the system does not report them.
 
-    What a container has used so far is not taken off: most of it may be files that were read, which
-    make room.
+    The container's current use is not subtracted: most of it may be cached files, which the kernel
+    drops when memory is needed.
     """
     import psutil  # not by those who only look at a run
 
     found = [memory_limit()]
-    # Where /proc is not there, or has another form, the system does not say.
+    # psutil fails if /proc is missing or has another format.
     with suppress(OSError, ValueError, LookupError, NotImplementedError, RuntimeError):
         found.append(psutil.virtual_memory().available)
     return min((nbytes for nbytes in found if nbytes is not None), default=None)

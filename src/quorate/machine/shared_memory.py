@@ -1,8 +1,8 @@
-"""Shared memory: segments without a name, which other processes map by their descriptor.
+"""Shared memory: segments without a name, mapped by processes that receive the descriptor.
 
-Nobody but the processes that were handed a descriptor can open a segment, and it is gone with the
-last of them, however they ended: there is nothing to clean up after a kill -9. On Linux a segment
-is a memfd, which counts as memory and is not bounded by the size of /dev/shm.
+Only processes that received the descriptor can open a segment. The kernel frees the segment with
+the last of these processes, however they end: a kill -9 leaves nothing to clean up. On Linux a
+segment is a memfd, which counts as memory and is not bounded by the size of /dev/shm.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-_MAP_FIXED = 0x10  # of Linux's mman.h: Python does not have it
+_MAP_FIXED = 0x10  # from Linux's mman.h: Python lacks the constant
 
 
 class Segment:
-    """Zeroed memory, mapped here, that other processes can map too.
+    """Zeroed memory mapped into this process, for sharing with more processes.
 
-    Pages are taken from the machine when they are first written.
+    The machine provides each page at the first write.
 
     Args:
-        nbytes: its size, at least 1.
-        fd: the descriptor of a segment that another process made; this object owns it from now on.
+        nbytes: size in bytes, at least 1.
+        fd: the descriptor of a segment made by another process; this object owns it from now on.
 
     Raises:
-        UserError: the machine does not give so much memory.
+        UserError: the machine lacks so much memory.
     """
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         try:
             self.fd = _anonymous(nbytes) if fd is None else fd
             weakref.finalize(self, os.close, self.fd)
-            # Tensors hold on to the map, and the object need not outlive them to keep it mapped.
+            # Tensors keep the map alive, so this object may be collected before its tensors.
             self.map = mmap.mmap(self.fd, nbytes)
         except OSError as error:
             cure = "use fewer workers or shards, or engine='towers'"
-            if error.errno == errno.EFBIG:  # it counts as a file
+            if error.errno == errno.EFBIG:  # the limit on file sizes applies to a memfd
                 cure = "raise the limit on the size of files: ulimit -f unlimited, or " + cure
             size = f"{nbytes:,} bytes" if nbytes < MIB else f"{nbytes / MIB:,.0f} MiB"
             raise UserError(
@@ -61,28 +61,28 @@ class Segment:
         self.nbytes = nbytes
 
     def become(self, other: Segment) -> None:
-        """Have what is mapped here be another segment of this size, at the address that it has.
+        """Replace the mapped memory by another segment of equal size, at the same address.
 
-        So tensors in it are the other's from now on. What was here is given back, and nobody may
-        touch it any more: neither another thread meanwhile, nor a process that has it mapped. On
-        Linux alone.
+        All tensors in this segment show the other segment's memory from now on. The old memory is
+        freed, and must not be accessed any more: neither by another thread during the call, nor by
+        a process with its own map of the old segment. Linux only.
 
         Raises:
-            UserError: the machine does not map it.
+            UserError: the machine cannot map the other segment.
         """
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         access = mmap.PROT_READ | mmap.PROT_WRITE
-        # Over what is there: the map and all tensors go on to point to it, as aligned as before.
+        # Map over the old segment: the map object and all tensors keep their address and alignment.
         flags = mmap.MAP_SHARED | _MAP_FIXED
         if libc.mmap(address, self.nbytes, access, flags, other.fd, 0) != address:
             why = os.strerror(ctypes.get_errno())
             raise UserError(
                 "shared memory", f"another segment cannot be mapped at this address ({why})"
             )
-        os.ftruncate(self.fd, 0)  # the map has a descriptor of its own, which would keep it
+        os.ftruncate(self.fd, 0)  # the map object's own descriptor would keep the memory
         os.dup2(other.fd, self.fd, inheritable=False)
 
     def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
@@ -94,17 +94,17 @@ class Segment:
         return torch.frombuffer(self.map, dtype=dtype, count=count, offset=start)
 
     def array(self, nbytes: int, start: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """Return the bytes from byte ``start`` on: they are no copy."""
+        """Return the bytes from byte ``start`` on, without a copy."""
         import numpy as np
 
         return np.frombuffer(self.map, np.uint8, nbytes, start)
 
 
 def require(nbytes: int, purpose: str, fix: str) -> None:
-    """Compare what will be needed with what is free.
+    """Check that the free memory suffices.
 
     Raises:
-        UserError: there is not enough; it names both figures.
+        UserError: there is not enough memory; the error has both figures.
     """
     free = free_bytes()
     if free is not None and nbytes > free:
@@ -116,7 +116,7 @@ def require(nbytes: int, purpose: str, fix: str) -> None:
 
 
 def free_bytes() -> int | None:
-    """Return what segments may still take of machine and container; None if that is unknown."""
+    """Return the bytes available for segments in machine and container; None if unknown."""
     if not hasattr(os, "memfd_create"):
         return shutil.disk_usage(tempfile.gettempdir()).free
     found = [_available(Path("/proc/meminfo")), memory_left()]
@@ -128,7 +128,7 @@ def _anonymous(nbytes: int) -> int:
         fd = os.memfd_create("quorate", os.MFD_CLOEXEC)
         os.fchmod(fd, 0o600)
     else:
-        with tempfile.TemporaryFile() as file:  # has no name, or loses it at once
+        with tempfile.TemporaryFile() as file:  # the file has no name, or loses its name at once
             fd = os.dup(file.fileno())
     try:
         os.ftruncate(fd, nbytes)

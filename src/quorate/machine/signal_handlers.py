@@ -1,9 +1,9 @@
 """Signal handlers of quorate, which forks of user code do not keep.
 
 A fork inherits handlers, and the descriptor to which the interpreter writes the numbers of signals.
-``multiprocessing.Pool`` in a dataset or a callback ends processes by SIGTERM: a handler of
-quorate's would only note the signal, and the pool would wait for ever. So a fork gets back the
-earlier handlers. Processes forked by quorate install handlers again.
+``multiprocessing.Pool`` in a dataset or a callback ends processes by SIGTERM: a handler of quorate
+would only note the signal, and the pool would wait for ever. So a fork gets back the earlier
+handlers. Processes forked by quorate install handlers again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from quorate.machine.dies_with_parent import JOB_SIGNALS
 
-# What a process of Python has that nobody has told anything.
+# The handlers of a fresh Python process.
 OF_PYTHON: Mapping[int, Any] = {
     number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     for number in JOB_SIGNALS
@@ -32,18 +32,18 @@ class _Handler(NamedTuple):
     before: Any
 
 
-_handlers: list[_Handler] = []  # in the order in which they were installed
+_handlers: list[_Handler] = []  # in the order of installation
 _in_forks: list[Callable[[], None]] = []  # called in a fork
-_mask = threading.local()  # of the thread that forks: its signals before
+_mask = threading.local()  # per forking thread: the signal mask before the fork
 
 
 def handle(number: int, handler: Any, before: Any = None) -> None:
     """Install a handler until ``put_back``, in this process and in no fork.
 
     Args:
-        number: of the signal.
-        handler: as ``signal.signal`` takes it.
-        before: handler of forks; None: the handler that is installed now.
+        number: number of the signal.
+        handler: a handler for ``signal.signal``.
+        before: handler of forks; None: the handler installed now.
 
     Raises:
         ValueError: this is not the main thread.
@@ -73,20 +73,20 @@ def in_forks(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def ignore_job_signals(before: Mapping[int, Any] | None = None) -> None:
-    """Ignore the signals of a job, which reach all processes: the coordinator alone decides.
+    """Ignore the signals of a job, which reach all processes: only the coordinator acts on them.
 
     Programs started by user code in this process do not ignore the signals: an empty handler ends
     with ``exec``, and SIG_IGN would not.
 
     Args:
-        before: handlers of forks; None: the handlers that are installed now.
+        before: handlers of forks; None: the handlers installed now.
 
     Raises:
         ValueError: this is not the main thread.
     """
     for number in JOB_SIGNALS:
         handle(number, _do_nothing, None if before is None else before[number])
-        signal.siginterrupt(number, False)  # a call of the system goes on
+        signal.siginterrupt(number, False)  # restart interrupted system calls
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
@@ -94,7 +94,7 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
 
 
 def _put_back(entry: _Handler) -> None:
-    # None: it was installed by C code, and cannot be again.
+    # None: a handler installed by C code, which Python cannot restore.
     if entry.before is not None and signal.getsignal(entry.number) == entry.handler:
         signal.signal(entry.number, entry.before)
 
@@ -109,8 +109,8 @@ _forks_are_watched: list[bool] = []
 
 
 def _hold() -> None:
-    # A signal that reaches a fork before its handlers are put back would be noted and forgotten,
-    # and be written to the pipe of its parent: it waits until then.
+    # A signal that reaches a fork before its handlers are restored would be lost, and would be
+    # written to the pipe of its parent: block signals until then.
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
 
 
@@ -129,10 +129,10 @@ def _forget() -> None:
 
 
 class LeftError(SystemExit):
-    """An end at once, for a signal: no ``sys.exit()`` of the interrupted code."""
+    """An immediate end for a signal, as distinct from a ``sys.exit()`` of the interrupted code."""
 
 
 def ends_program(error: BaseException) -> bool:
-    """Return whether an exception is Ctrl-C or a signal's, which reach the main thread."""
+    """Return whether an exception is Ctrl-C or a signal's, both raised in the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     return isinstance(error, (KeyboardInterrupt, LeftError)) and is_main

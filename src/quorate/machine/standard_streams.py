@@ -1,8 +1,8 @@
-"""Standard output and error: closed, full or broken streams end no run.
+"""Standard output and error: closed, full or broken streams never end a run.
 
-Whoever reads them may be gone (``| head``), their disk may be full, and a daemon has none. What
-cannot be written is dropped then, and the descriptor leads nowhere from there on: what is in its
-buffer, and what others print to it, can fail no more, also not when the interpreter ends.
+The reader of a stream may be gone (``| head``), the disk may be full, and a daemon has no streams.
+From the first failure on, output is dropped and the descriptor points to the null device: neither
+the stream's buffer nor output of other code can fail any more, not even at the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Steady:
     Any thread may write to it, as to any stream.
 
     Args:
-        stream: where it is written; None: the process has none.
+        stream: the wrapped stream; None: the process has none.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
-        # Why nothing is written any more; None as long as all is.
+        # Why output is dropped; None while writing works.
         self.fault: str | None = "it is closed" if stream is None or stream.closed else None
 
     def write(self, text: str) -> int:
@@ -38,13 +38,13 @@ class Steady:
         if self.stream is not None and self.fault is None:
             try:
                 return self.stream.write(text)
-            except UnicodeEncodeError:  # a path, say, in a locale that does not have its letters
+            except UnicodeEncodeError:  # a path with letters outside the locale's encoding, say
                 encoding = self.stream.encoding or "ascii"
                 return self.write(text.encode(encoding, "backslashreplace").decode(encoding))
             except BlockingIOError as error:
                 if not self._drains():
                     self._give_up(error)
-            except (OSError, ValueError) as error:  # ValueError: it was closed
+            except (OSError, ValueError) as error:  # ValueError: the stream was closed
                 self._give_up(error)
         return len(text)
 
@@ -73,10 +73,10 @@ class Steady:
         return getattr(self.stream, name)
 
     def _drains(self) -> bool:
-        """Return whether a full pipe takes the text in the buffer in time."""
+        """Return whether a full pipe accepts the buffered text in time."""
         assert self.stream is not None
         until = time.monotonic() + FULL_PIPE_S
-        poll = select.poll()  # select() takes no descriptor above 1023
+        poll = select.poll()  # select() accepts no descriptor above 1023
         while (left_s := until - time.monotonic()) > 0:
             try:
                 poll.register(self.stream.fileno(), select.POLLOUT)
@@ -90,27 +90,27 @@ class Steady:
         return False
 
     def _give_up(self, error: Exception) -> None:
-        """Write no more, and let the descriptor lead nowhere, for all writers."""
+        """Write no more, and point the descriptor to the null device for all writers."""
         self.fault = (error.strerror if isinstance(error, OSError) else None) or str(error)
         stream = self.stream
         if stream is None or not any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
-            return  # somebody's own file
+            return  # a file of the caller's own
         with suppress(OSError, ValueError):
             descriptor = stream.fileno()
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, descriptor)
-            if null != descriptor:  # else it was closed, and is open again
+            if null != descriptor:  # equal if the descriptor was closed: it is open again now
                 os.close(null)
-            stream.flush()  # what was left in its buffer: it would fail once more at exit
+            stream.flush()  # the rest of the buffer, which would fail again at exit
         occupy_standard_descriptors()
 
 
 @contextmanager
 def steady() -> Iterator[Steady]:
-    """Within the block ``sys.stdout`` and ``sys.stderr`` are steady; yield the former.
+    """Make ``sys.stdout`` and ``sys.stderr`` steady within the block; yield the steady stdout.
 
-    Those that somebody has put there instead (a test, a notebook) stay, and are used through what
-    is yielded.
+    Streams replaced by other code (a test, a notebook) stay in place; only the yielded object wraps
+    them.
     """
     occupy_standard_descriptors()
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
@@ -126,7 +126,7 @@ def steady() -> Iterator[Steady]:
         yield ours["stdout"]
     finally:
         for name, stream in before.items():
-            ours[name].flush()  # at exit it would fail with an exit code of its own
+            ours[name].flush()  # at exit a failing flush would set an exit code of its own
             if getattr(sys, name) is ours[name]:
                 setattr(sys, name, stream)
 
@@ -143,10 +143,10 @@ def flush_standard_streams() -> None:
 
 
 def inherited_by_children() -> tuple[int | None, int | None]:
-    """Return what ``subprocess`` is to give a child as standard output and error.
+    """Return the standard output and error for a child of ``subprocess``.
 
-    None is this process's own. A descriptor 1 that was closed at its start may be a file of the
-    user's by now.
+    None stands for this process's own stream. If descriptor 1 was closed at the start, the number
+    may belong to a file of the user by now.
     """
     stdout, stderr = (
         subprocess.DEVNULL if stream is None or stream.closed else None
@@ -158,8 +158,8 @@ def inherited_by_children() -> tuple[int | None, int | None]:
 def occupy_standard_descriptors() -> None:
     """Open the null device in the place of closed descriptors 0, 1 and 2.
 
-    Else the next socket or segment gets such a number, and whatever a library prints, or a child
-    takes for its standard output, goes there.
+    Otherwise the next socket or segment would get such a number, and would receive all output of
+    libraries and of child processes.
     """
     for descriptor in (0, 1, 2):
         try:

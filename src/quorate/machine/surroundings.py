@@ -1,4 +1,4 @@
-"""What a process needs around it: folders, standard descriptors, a system on which it may fork."""
+"""The surroundings of a process: folders, standard descriptors, a system that allows forks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quorate.machine.standard_streams import occupy_standard_descriptors
 
 
 def require_surroundings() -> None:
-    """Refuse a process that has no folder to be in, or none for temporary files.
+    """Refuse a process without a current folder or a folder for temporary files.
 
-    Descriptors 0, 1 and 2 that are closed are opened, before anything else gets their numbers.
+    Closed descriptors 0, 1 and 2 are opened, before other files can get their numbers.
 
     Raises:
-        UserError: something is missing.
+        UserError: a folder is missing.
     """
     require_current_folder()
     require_temporary_folder()
@@ -24,13 +24,13 @@ def require_surroundings() -> None:
 
 
 def require_current_folder() -> None:
-    """Refuse a current folder that is not there any more.
+    """Refuse a deleted current folder.
 
-    torch's libraries do not load their kernels in such a place, and end the process with a message
-    about something else.
+    In such a folder, torch's libraries fail to load their kernels, and end the process with a
+    misleading message.
 
     Raises:
-        UserError: it was deleted.
+        UserError: the folder was deleted.
     """
     try:
         os.getcwd()  # noqa: PTH109
@@ -44,10 +44,10 @@ def require_current_folder() -> None:
 
 
 def require_temporary_folder() -> None:
-    """Refuse a machine on which no temporary file can be written: torch needs some.
+    """Refuse a machine without a writable folder for temporary files, which torch needs.
 
     Raises:
-        UserError: there is no folder for it.
+        UserError: there is no such folder.
     """
     try:
         tempfile.gettempdir()
@@ -61,7 +61,7 @@ def require_temporary_folder() -> None:
 
 
 def can_fork() -> bool:
-    """Return whether this system has what a server of forks needs; some sandboxes lack it."""
+    """Return whether this system supports a server of forks; some sandboxes do not."""
     if sys.platform != "linux":
         return False
     try:

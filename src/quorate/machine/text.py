@@ -1,18 +1,18 @@
-"""Text for a terminal: columns, figures, and text of unknown origin made fit to be shown."""
+"""Text for a terminal: columns, figures, and the escaping of text of unknown origin."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-MOST_IN_FULL = 1e12  # of which a float has four places: 1e308 has 309 digits before them
+MOST_IN_FULL = 1e12  # from here on figures have an exponent: 1e308 has 309 digits before the point
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
-    """Return rows of cells as lines with a column below the other, two spaces apart.
+    """Return rows of cells as lines with aligned columns, two spaces apart.
 
     Args:
-        rows: all with the same number of cells.
-        right: numbers of the columns that are aligned at the right, from 0.
+        rows: rows with an equal number of cells.
+        right: numbers of the right-aligned columns, from 0.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return "\n".join(
@@ -28,8 +28,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Container[
     """Return rows below heads, without the columns that are empty in every row.
 
     Args:
-        heads: of all columns.
-        rows: each with as many cells.
+        heads: the heads of all columns.
+        rows: rows with as many cells.
         right: as for ``aligned``.
     """
     kept = [column for column in range(len(heads)) if any(row[column] for row in rows)]
@@ -38,7 +38,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Container[
 
 
 def three_digits(value: float) -> str:
-    """Return a figure with the three digits that it is worth: ``41,700``, ``1.25``, ``0.0042``."""
+    """Return a figure with three significant digits: ``41,700``, ``1.25``, ``0.0042``."""
     if not 1e-4 <= abs(value) < MOST_IN_FULL:
         return f"{value:.3g}"
     rounded = float(f"{value:.3g}")
@@ -46,7 +46,7 @@ def three_digits(value: float) -> str:
 
 
 def in_four_places(value: float) -> str:
-    """Return a metric with four places: ``0.3127``; ``1.0000e+308`` where it has many digits."""
+    """Return a metric with four places: ``0.3127``; ``1.0000e+308`` for very large values."""
     return f"{value:.4f}" if not abs(value) >= MOST_IN_FULL else f"{value:.4e}"
 
 
@@ -54,16 +54,17 @@ MOST_CHARACTERS = 300
 
 
 def printable(text: object, most: int = MOST_CHARACTERS) -> str:
-    """Return a text with what is not to be seen in it escaped, as ``repr`` does it.
+    """Return a text with its unprintable characters escaped, in the way of ``repr``.
 
-    What a terminal would obey must not reach it: control characters (a sequence could clear the
-    screen, rename the window, type an answer), line ends, marks that turn the direction of writing,
-    surrogates, which no terminal's encoding has. Ordinary text of any language stays as it is.
+    Escaped are all characters that a terminal would interpret: control characters (a sequence could
+    clear the screen, rename the window, type an answer), line ends, marks that change the direction
+    of writing, and surrogates, which no terminal's encoding has. Ordinary text of any language is
+    unchanged.
 
     Args:
-        text: of an unknown origin; anything else by its ``str``.
-        most: characters of it to show. Of a longer text the middle is left out, and how much that
-            is stands in its place.
+        text: a text of unknown origin; any other object is converted by ``str``.
+        most: greatest number of characters to show. The middle of a longer text is replaced by the
+            number of characters left out.
     """
     whole = str(text)
     if len(whole) <= most:

@@ -1,4 +1,4 @@
-"""This host: its name, and a mark that those processes have in common which see each other."""
+"""This host: the name, and a mark shared by the processes that can see each other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import psutil
 
 
 def name() -> str:
-    """Return the name of this host, as its administrators know it."""
+    """Return the name of this host, as set by its administrators."""
     return socket.gethostname() or "a host without a name"
 
 
 def mark() -> str:
-    """Return what two processes share if the number of one is that of the same one to the other.
+    """Return a text that two processes share if process numbers mean the same to both.
 
-    Two containers of a host have another name mostly, and other numbers for processes always.
+    Two containers of a host usually differ in the name, and always in the namespace of process
+    numbers.
     """
     found = [name()]
     with suppress(OSError):
@@ -29,7 +30,7 @@ def mark() -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether there is no such process any more on this host, or what is left of one."""
+    """Return whether a process of this host has ended; a zombie has ended too."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:

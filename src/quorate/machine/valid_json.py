@@ -1,8 +1,8 @@
-"""JSON that every reader takes, with numbers that are not finite.
+"""JSON accepted by every reader, including numbers that are not finite.
 
-JSON has neither NaN nor infinity, and Python writes them all the same: ``NaN`` makes a line that
-jq, JavaScript and strict readers refuse. They are written as strings here, as protobuf's JSON does,
-and ``float`` reads those back.
+JSON has neither NaN nor infinity, but Python writes both: jq, JavaScript and strict readers refuse
+a line with ``NaN``. This module writes such numbers as strings, like protobuf's JSON, and ``float``
+converts the strings back.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def dumped(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON, with ``"NaN"``, ``"Infinity"`` or ``"-Infinity"`` where it is that.
+    """Return a value as JSON, with the strings "NaN", "Infinity" and "-Infinity" where needed.
 
     Args:
-        value: of dicts, lists, tuples and what else ``json`` knows.
-        indent: of each level; None: on one line.
+        value: a value of dicts, lists, tuples and other types of ``json``.
+        indent: spaces per level; None: on one line.
     """
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
-    except ValueError:  # as a rule all are finite, and nothing is looked through
+    except ValueError:  # usually all numbers are finite, and no search is needed
         return json.dumps(_in_words(value), allow_nan=False, indent=indent)
 
 
 def number(value: object) -> float | None:
-    """Return a number that was read from JSON, also one that ``dumped`` put into words.
+    """Return a number read from JSON, including the strings written by ``dumped``.
 
-    None where it is no number, or a whole one that no float can hold. Python's reader takes the
-    ``NaN`` of older files for a number.
+    Returns None for a value other than a number, and for an integer too large for a float. Python's
+    reader also accepts the ``NaN`` of older files.
     """
     if isinstance(value, str):
         return NOT_FINITE.get(value)

@@ -1,19 +1,19 @@
-"""CUDA_VISIBLE_DEVICES: which GPUs a process sees, in which order, and why it does not see others.
+"""CUDA_VISIBLE_DEVICES: the GPUs that a process sees, their order, and why others are hidden.
 
 The rules are CUDA's (programming guide, "CUDA environment variables"; for slices the MIG user
-guide, "CUDA device enumeration"), and where these are silent, those by which torch counts devices:
+guide, "CUDA device enumeration"), and otherwise the rules by which torch counts devices:
 
 * Not set: all GPUs. Empty: none.
-* A list with commas. An index is nvidia-smi's (with CUDA_DEVICE_ORDER=PCI_BUS_ID, or GPUs that are
-  all of one kind); blanks around it do not count, nor does what follows its digits.
-* A UUID as nvidia-smi -L shows it, or as much of its beginning as no other GPU has. The first entry
-  decides whether the list is one of indices, of ``GPU-`` or of ``MIG-`` names.
-* The first entry that is invalid ends the list: -1, an index or a UUID that is not there or fits
-  several GPUs, a name among indices, a blank before a name.
-* One entry twice: none is visible.
-* A process sees one slice of a GPU at most (MIG), and if it sees one, no whole GPU.
+* A list with commas. An index is nvidia-smi's (with CUDA_DEVICE_ORDER=PCI_BUS_ID, or GPUs of a
+  single kind); blanks around the index and text after its digits are ignored.
+* A UUID as shown by nvidia-smi -L, or an unambiguous prefix. The first entry decides whether all
+  entries are indices, ``GPU-`` names or ``MIG-`` names.
+* The first invalid entry ends the list: -1, an index or a UUID without a GPU or with several, a
+  name among indices, a blank before a name.
+* An entry twice: no GPU is visible.
+* A process sees at most one slice of a GPU (MIG), and with a slice no whole GPU.
 
-The order of what is visible is that of the list: its first is ``cuda:0``.
+The visible GPUs have the order of the list: the first is ``cuda:0``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Slice(NamedTuple):
-    """A part of a GPU that is cut up (MIG)."""
+    """A slice of a partitioned GPU (MIG)."""
 
     uuid: str  # "MIG-..."
     gpu_instance: int
@@ -36,7 +36,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver knows."""
+    """A GPU known to the driver."""
 
     index: int  # nvidia-smi's
     uuid: str  # "GPU-..."
@@ -46,7 +46,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Visible:
-    """What one ``cuda:N`` is."""
+    """The GPU, or slice, behind a name ``cuda:N``."""
 
     index: int  # nvidia-smi's
     uuid: str  # of the GPU, or of its slice
@@ -56,25 +56,25 @@ class Visible:
 
 
 class Selection(NamedTuple):
-    """What the variable selects."""
+    """The GPUs selected by the variable."""
 
     visible: tuple[Visible, ...]  # cuda:0, cuda:1, ...
-    remark: str | None  # why it is less than the variable seems to say
+    remark: str | None  # why fewer GPUs are visible than the variable seems to say
 
 
 class _Entries(NamedTuple):
-    """The entries up to the first one that is invalid on any machine."""
+    """The entries before the first entry that is invalid on any machine."""
 
     valid: tuple[int | str, ...]
     remark: str | None
 
 
 def select(value: str | None, gpus: Sequence[Gpu]) -> Selection:
-    """Return what a process sees of these GPUs.
+    """Return the GPUs visible to a process.
 
     Args:
-        value: of the variable; None if it is not set.
-        gpus: all that the driver knows, by index.
+        value: the value of the variable; None if not set.
+        gpus: all GPUs known to the driver, by index.
     """
     if value is None:
         return _sliced(gpus, None)
@@ -94,7 +94,7 @@ def select(value: str | None, gpus: Sequence[Gpu]) -> Selection:
 
 
 def why_none(value: str | None) -> str | None:
-    """Return why the variable hides every GPU of any machine; None if it need not."""
+    """Return why the variable hides every GPU on any machine; None if it need not."""
     if value is None:
         return None
     entries = _entries(value)
@@ -145,7 +145,7 @@ def _fits(entry: int | str, gpu: Gpu) -> bool:
 
 
 def _sliced(gpus: Sequence[Gpu], remark: str | None) -> Selection:
-    """Return the GPUs, or the one slice that is seen instead of them."""
+    """Return the whole GPUs, or the single slice visible instead."""
     for gpu in gpus:
         if gpu.slices:
             if len(gpus) > 1 or len(gpu.slices) > 1:
@@ -160,7 +160,7 @@ def _slices(entries: _Entries, gpus: Sequence[Gpu]) -> Selection:
     first = entries.valid[0]
     for gpu in gpus:
         for part in gpu.slices:
-            # The second form is that of drivers before R470.
+            # The second form is used by drivers before R470.
             place = f"MIG-{gpu.uuid}/{part.gpu_instance}/{part.compute_instance}"
             if first in (part.uuid, place):
                 remark = entries.remark
