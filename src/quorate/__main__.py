@@ -1,4 +1,4 @@
-"""``python -m quorate`` is the ``quorate`` command."""
+"""``python -m quorate``: the ``quorate`` command."""
 
 import sys
 

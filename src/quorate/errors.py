@@ -3,36 +3,36 @@
 ::
 
     QuorateError
-    ├── OneLineError             no traceback says more than its message; it has an exit code
-    │   ├── UserError            the user can mend it: exit code 2
-    │   │   ├── SettingError     an option: name, got, expected, what to do
+    ├── OneLineError             its message suffices without a traceback; has an exit code
+    │   ├── UserError            a mistake that the user can fix: exit code 2
+    │   │   ├── SettingError     an option: name, got, expected, fix
     │   │   │   └── CopyError    a model that cannot be copied
     │   │   ├── DataError        a dataset or a file: where, got, expected
-    │   │   ├── LossError        what the loss function returned
-    │   │   ├── OutputError      what the function of a prediction returned, or a metric collects
-    │   │   ├── CompileError     what torch.compile cannot compile
-    │   │   ├── SharedError      a Shared: its names and values, or where it is read and set
+    │   │   ├── LossError        an invalid result of the loss function
+    │   │   ├── OutputError      an invalid output of a prediction, or input of a metric
+    │   │   ├── CompileError     code that torch.compile cannot compile
+    │   │   ├── SharedError      a Shared: names and values, or the place of access
     │   │   ├── InputError       a worker process that reads standard input
     │   │   ├── PackageError     a package of an extra is not installed
     │   │   └── CheckpointError  a saved state that is damaged or does not fit
-    │   │       └── MisfitError  one that is sound, and of another run
+    │   │       └── MisfitError  a sound state of a different run
     │   ├── ExitError            user code called sys.exit() in the middle of a shard
     │   ├── SaveError            a state that cannot be written to the disk
     │   ├── NotFiniteError       a loss or gradient that is no number, before the update
     │   ├── SameBitsError        a strict run that cannot have the same bits elsewhere
-    │   ├── ServerError          a server of a Ray cluster is gone, with its slice of the parameters
-    │   └── RunError             a run that a command started failed
-    ├── WorkerError              workers ended, or raised what only they have a type for
+    │   ├── ServerError          a server of a Ray cluster is gone, with a slice of the parameters
+    │   └── RunError             a run started by a command has failed
+    ├── WorkerError              workers ended, or raised an exception of a type unknown outside
     └── ProtocolError            a transport broke the coordinator's rules: a bug, with the events
 
 The line of a ``OneLineError`` is made of parts: ``name: got ..., expected ...; fix``. The parts are
 attributes too, for programs and tests that catch the exception.
 
-An exception raised by the user's own code is none of these: it reaches the caller as it is, with a
-note (PEP 678) that says worker, step, shard and rows.
+An exception raised by the user's own code is none of these: the caller receives the original
+exception, with a note (PEP 678) that names worker, step, shard and rows.
 
-A program that one of the first kind ends, as nobody catches it, shows its line and exits with its
-code, under ``quorate run`` and as a plain script alike. What else ends a program is shown as ever.
+An uncaught ``OneLineError`` prints its line and ends the program with its exit code, under
+``quorate run`` and in a plain script alike. All other exceptions are shown by Python as usual.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-MOST_SHOWN = 200  # characters of a value that was got
-FIRST, LAST = 8_000, 2_000  # characters of a text, which may be of megabytes: its ends
+MOST_SHOWN = 200  # most characters of a value in a message
+FIRST, LAST = 8_000, 2_000  # characters kept at both ends of a text, which may have megabytes
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-_shown_before: Hook | None = None  # by whom exceptions were shown; None: nothing was changed yet
+_shown_before: Hook | None = None  # the hook before ours; None: not replaced yet
 
 
 class QuorateError(Exception):
-    """Whatever quorate itself raises."""
+    """The base of all exceptions raised by quorate itself."""
 
 
 class OneLineError(QuorateError):
     """An error that ends a program with one line, and with ``exit_code``.
 
-    The line is ``{name}: got {got}, expected {expected}; {fix}``, or ``{name}: {why}; {fix}``.
-    Parts that are left out leave no trace in the line.
+    The line is ``{name}: got {got}, expected {expected}; {fix}``, or ``{name}: {why}; {fix}``. A
+    missing part leaves no trace in the line.
 
     Args:
-        name: The setting, file, tensor or call that the error is about; or the whole sentence.
-        why: What is wrong, where no value can be compared with an expected value.
-        got: The value that was found, as text.
-        expected: The values that would work, as text.
-        fix: What the user can do, as an imperative.
+        name: the setting, file, tensor or call that the error is about; or the whole sentence.
+        why: the fault, if no value can be compared with an expected value.
+        got: the actual value, as text.
+        expected: the valid values, as text.
+        fix: the remedy for the user, as an imperative.
     """
 
     exit_code = 1
@@ -89,34 +89,34 @@ class OneLineError(QuorateError):
             f"{word} {value}" for word, value in values.items() if value is not None
         )
         said = ": ".join(part for part in (self.name, self.why, compared) if part)
-        # Not by super().__init__(): OSError, a base of SaveError, ignores its arguments there.
+        # Not by super().__init__(): OSError, a base of SaveError, ignores arguments there.
         self.args = (f"{said}; {fix}" if fix else said,)
 
     @property
     def parts(self) -> dict[str, object]:
-        """The parts by name, as other processes receive them."""
+        """The parts by name, for other processes."""
         return {part: portable(value) for part, value in vars(self).items() if part[0] != "_"}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a pickle or copy is made of: the line and the parts, not a call with them."""
+        """Return the state for a pickle or copy: the line and the parts, not a call with them."""
         return _restored, (type(self), self.args), {**vars(self), **self.parts}
 
     def __new__(cls, *_args: object, **_kwargs: object) -> OneLineError:
-        """Make one, and see to it that it will be shown in a line.
+        """Make an error, and install the hook that shows it as one line.
 
-        Here, and not where a ``Trainer`` is made: a group of settings may refuse its values before
-        there is any. A program that has none of these is left as it is.
+        The hook is not installed by ``Trainer``, because a group of settings may refuse its values
+        before any trainer exists. A program without such an error keeps its hook.
         """
         show_one_line_errors()
         return super().__new__(cls)
 
     @property
     def line(self) -> str:
-        """What is shown of it."""
+        """The text shown to the user."""
         return cut(f"quorate: {' '.join(str(self).splitlines())}")
 
     def _render_traceback_(self, *_: object) -> list[str]:
-        """Return what IPython shows, in notebooks too: IPython asks exceptions for it by this name.
+        """Return the text for IPython and notebooks: IPython calls a method of this name.
 
         ``sys.last_value`` is the exception itself, with all frames.
         """
@@ -124,13 +124,13 @@ class OneLineError(QuorateError):
 
 
 class UserError(OneLineError):
-    """A mistake that the user can mend."""
+    """A mistake that the user can fix."""
 
     exit_code = 2
 
 
 class SettingError(UserError):
-    """An option has a value that cannot work."""
+    """An invalid value of an option."""
 
     def __init__(self, name: str, got: object, expected: str, fix: str) -> None:
         super().__init__(name, got=shown(got), expected=expected, fix=fix)
@@ -138,12 +138,12 @@ class SettingError(UserError):
 
 
 class PackageError(UserError):
-    """A package is not installed because the extra that has it was not asked for.
+    """A missing package, whose extra was not installed.
 
     Args:
-        package: its name for pip.
+        package: name of the package for pip.
         extra: the extra of quorate-torch that installs the package.
-        purpose: what needs the package, as a plural noun: ``TFRecord files``.
+        purpose: the feature that needs the package, as a plural noun: ``TFRecord files``.
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
@@ -153,13 +153,13 @@ class PackageError(UserError):
 
 
 class CopyError(SettingError):
-    """A model cannot be copied, and towers need a copy each."""
+    """A model that cannot be copied; towers need a copy each."""
 
-    reason = ""  # why not
+    reason = ""  # the cause
 
 
 class DataError(UserError):
-    """A dataset or a data file is not what it should be."""
+    """An invalid dataset or data file."""
 
     def __init__(
         self,
@@ -176,60 +176,60 @@ class DataError(UserError):
 
 
 class LossError(UserError):
-    """The loss function returned something that cannot be trained on."""
+    """An invalid result of the loss function."""
 
 
 class OutputError(UserError):
-    """What is to be kept of each row is not by row, or not the same kind of thing for all rows."""
+    """An output without a row dimension, or with different kinds for different rows."""
 
 
 class CompileError(UserError):
-    """The loss function cannot be compiled with the model, or has to be compiled too often."""
+    """A loss function that cannot be compiled with the model, or is compiled too often."""
 
     def __init__(self, why: str, fix: str = "leave compile off") -> None:
         super().__init__("compile", why, fix=fix)
 
 
 class CutError(UserError):
-    """A model cannot be cut into stages as it is asked for, or a shard does not fit the cut."""
+    """A model that cannot be cut into the requested stages, or a shard unfit for the cut."""
 
     def __init__(self, why: str, fix: str) -> None:
         super().__init__("split", why, fix=fix)
 
 
 class SharedError(UserError):
-    """A ``Shared`` has a name or a value that cannot be, or is read or set where it cannot be."""
+    """An invalid name or value of a ``Shared``, or an access in the wrong place."""
 
 
 class InputError(UserError, EOFError):
-    """A worker process reads standard input, of which it has none: an end of file, and why."""
+    """A read of standard input by a worker process, which has none: an end of file."""
 
 
 class CheckpointError(UserError):
-    """A saved state is damaged, or does not fit this model and these settings."""
+    """A damaged saved state, or a state unfit for this model and these settings."""
 
 
 class MisfitError(CheckpointError):
-    """A saved state is sound, and of another run: no checkpoint of this one can be like it."""
+    """A sound saved state of another run, with other settings."""
 
 
 class ExitError(OneLineError):
-    """User code that computes a shard called ``sys.exit()``, on any engine.
+    """A call of ``sys.exit()`` by user code that computes a shard, on any engine.
 
-    A shard has no end of its own to choose: the run would seem to be done.
+    Without this error, the run would look finished although only a shard ended.
     """
 
     def __init__(self, name: str, exit_code: int = 1, *, why: str = "", fix: str = "") -> None:
         super().__init__(name, why, fix=fix)
-        self.exit_code = exit_code  # as it was given; 1 where that would mean success
+        self.exit_code = exit_code  # the code of sys.exit(); 1 instead of 0
 
 
 class NotFiniteError(OneLineError):
-    """A loss or a gradient is infinite or not a number; the update was not made."""
+    """An infinite loss or gradient, or one that is not a number; the update was not made."""
 
 
 class SaveError(OneLineError, OSError):
-    """The state of a run cannot be written to the disk; older checkpoints are as they were."""
+    """A failure to write the state of a run to the disk; older checkpoints are unchanged."""
 
     def __init__(self, name: str, errno: int | None, *, why: object = "", fix: str = "") -> None:
         super().__init__(name, why, fix=fix)
@@ -242,27 +242,27 @@ class SaveError(OneLineError, OSError):
 
 
 class SameBitsError(OneLineError):
-    """A run that was asked to be strict came upon a reason why its bits are not the same."""
+    """A reason, found in a strict run, why the bits may differ on other workers."""
 
 
 class RunError(OneLineError):
-    """A run that a command started in a process of its own failed, by the script's doing."""
+    """A failure of a run started by a command in a separate process, caused by the script."""
 
 
 class WorkerError(QuorateError):
-    """Workers ended and no more can be started, or user code raised an exception of its own."""
+    """A loss of workers without replacement, or an exception of the user's own type."""
 
 
 class RankError(OneLineError):
-    """Another rank of the collective is gone; what it had of the run went with it."""
+    """The loss of another rank of the collective, with its part of the run's state."""
 
 
 class ServerError(OneLineError):
-    """A process that makes updates is gone, and with it its slice or part of the state."""
+    """The loss of a process that makes updates, with its slice or part of the state."""
 
 
 class ProtocolError(QuorateError):
-    """An event that cannot happen in the coordinator's present state."""
+    """An event that is impossible in the coordinator's current state."""
 
     def __init__(self, message: str, events: Iterable[object]) -> None:
         trail = "\n".join(f"  {event}" for event in events)
@@ -276,14 +276,14 @@ def _restored(kind: type[OneLineError], args: tuple[object, ...]) -> OneLineErro
 
 
 def portable(value: object) -> object:
-    """Return a value for another process: a plain value as it is, any other as text."""
+    """Return a value for another process: a plain value unchanged, any other value as text."""
     if isinstance(value, str | Path):
         return cut(str(value))
     return value if value is None or type(value) in (bool, int, float) else shown(value)
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: one line of it, and not all of a large one."""
+    """Return a value for a message: on one line, and shortened."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # user code
@@ -294,20 +294,20 @@ def shown(value: object) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """Return the one of some words that somebody meant who wrote another; None if none is near."""
+    """Return the known word most similar to a misspelled word; None if no word is similar."""
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
     return by_lower[near[0]] if near else None
 
 
 def cure(word: object, known: Iterable[str], otherwise: str = "choose one of them") -> str:
-    """Return what to do about a word that is none of those known: ``did you mean sync?``."""
+    """Return the remedy for an unknown word: ``did you mean sync?``."""
     near = nearest(word, known)
     return otherwise if near is None else f"did you mean {near}?"
 
 
 def cut(text: str) -> str:
-    """Return a text, without the middle of a very long one, and with how much that was."""
+    """Return a text, with the middle of a very long text replaced by the number of characters."""
     if len(text) <= FIRST + LAST:
         return text
     left_out = len(text) - FIRST - LAST
@@ -315,10 +315,10 @@ def cut(text: str) -> str:
 
 
 def show_one_line_errors() -> bool:
-    """From now on, have a ``OneLineError`` that nobody catches end this program in its line.
+    """Show an uncaught ``OneLineError`` of this program as one line from now on.
 
     Returns:
-        Whether other exceptions are shown by Python itself, and not as somebody else wants it.
+        Whether Python itself shows all other exceptions, without a hook of another library.
     """
     global _shown_before
     if _shown_before is None:
@@ -327,7 +327,7 @@ def show_one_line_errors() -> bool:
 
 
 def _is_plain(hook: Hook) -> bool:
-    """Whether a hook shows what Python does: torch's adds the rank, once there is a group."""
+    """Return whether a hook shows exceptions as Python does: torch's hook only adds the rank."""
     module = getattr(hook, "__module__", None) or ""
     return hook is sys.__excepthook__ or module.startswith("torch.distributed")
 
@@ -335,10 +335,10 @@ def _is_plain(hook: Hook) -> bool:
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     assert _shown_before is not None
     if not isinstance(error, OneLineError) or not _is_plain(_shown_before):
-        _shown_before(kind, error, trace)  # whoever shows exceptions in another way shows all
+        _shown_before(kind, error, trace)  # a custom hook shows all exceptions
     elif sys.stderr is not None:
-        with suppress(OSError, ValueError):  # nobody is there to read it
+        with suppress(OSError, ValueError):  # stderr is closed
             print(error.line, file=sys.stderr, flush=True)
-    stays = sys.flags.inspect or sys.flags.interactive or hasattr(sys, "ps1")  # at its prompt
+    stays = sys.flags.inspect or sys.flags.interactive or hasattr(sys, "ps1")  # at the prompt
     if isinstance(error, OneLineError) and not stays:
         raise SystemExit(error.exit_code)

@@ -1,8 +1,8 @@
 """Settings: fields of frozen dataclasses, each declared once with its help, its flag and its check.
 
-What a user types at the command beats what the script passes to ``Trainer``: a field that has a
-flag is replaced where the settings are put together (``resolved``). The command's flags, the
-comparison at a resume and the answers to former names are made from the same fields.
+A value typed at the command has priority over the script's argument of ``Trainer``: ``resolved``
+replaces each field that has a flag. The command's flags, the comparison at a resume and the answers
+to old names of settings are derived from the same fields.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ S = TypeVar("S", bound="Settings")
 _overrides: ContextVar[Mapping[str, Any]] = ContextVar("quorate_overrides")
 
 
-NONE = "none"  # what is typed at the command for a number that a script sets to None
+NONE = "none"  # text typed at the command for a number that a script sets to None
 
 
 class AtResume(Enum):
-    """What becomes of a run whose setting is not what its checkpoint says."""
+    """The treatment of a setting that differs from the run's checkpoint."""
 
-    REFUSED = "refused"  # with another value it is another run
-    SAID = "said"  # it goes on, and bits may differ from there on
+    REFUSED = "refused"  # refused: the value would make a different run
+    SAID = "said"  # the run resumes with a message: bits may differ from then on
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of a setting beside its value."""
+    """The description of a setting, apart from its value."""
 
-    name: str  # at the command ("--worker-timeout-s"), and formerly of a keyword of Trainer
+    name: str  # at the command ("--worker-timeout-s"), and in old versions of Trainer
     help: str  # one line
-    kind: type | None  # int, float, str, bool; None: there is no flag
+    kind: type | None  # int, float, str, bool; None: no flag
     metavar: str | None
-    check: Callable[[str, Any], Any] | None  # from name and value to the value as it is kept
-    at_resume: AtResume | None  # None: it may change
-    recorded: str  # its name in a checkpoint
-    seen: Callable[[Any], Any]  # from the value to what a checkpoint has of it, for JSON
-    place: str = ""  # where it is in a script: "Workers(timeout_s=)"
-    may_be_none: bool = False  # a number, or NONE at the command for None in a script
+    check: Callable[[str, Any], Any] | None  # (name, value) -> value to store
+    at_resume: AtResume | None  # None: the setting may change
+    recorded: str  # name in a checkpoint
+    seen: Callable[[Any], Any]  # turns the value into JSON for a checkpoint
+    place: str = ""  # place in a script: "Workers(timeout_s=)"
+    may_be_none: bool = False  # whether NONE at the command means None, for a number
 
 
 def about(
@@ -71,7 +71,7 @@ def about(
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of a group of settings, which checks itself."""
+    """The base of a group of settings: checks its values."""
 
     def __post_init__(self) -> None:
         typed = _overrides.get({})
@@ -80,8 +80,8 @@ class Settings:
             value = getattr(self, field)
             if option.check is None or (value is None and field in optional):
                 continue
-            # A plain value of the first field stands for the group, under the option's name; and
-            # what was typed at the command is called what it is called there.
+            # A plain value of the first field stands for the group, under the option's name; and an
+            # error about a value typed at the command has the name used there.
             is_known = field == option.name or field == fields(self)[0].name or option.name in typed
             label = option.name if is_known else f"{type(self).__name__}.{field}"
             object.__setattr__(self, field, option.check(label, value))
@@ -91,7 +91,7 @@ def options(group: type[Settings], place: str = "") -> dict[str, Option]:
     """Return a group's options by the names of its fields, in their order.
 
     Args:
-        place: what a script calls; the name of the class if it is left out.
+        place: the call in a script. Default: the name of the class.
     """
     optional = {field.name for field in fields(group) if str(field.type).endswith("| None")}
     described = {field.name: option for field in fields(group) if (option := _option(field))}
@@ -109,7 +109,7 @@ def options(group: type[Settings], place: str = "") -> dict[str, Option]:
 
 @contextmanager
 def overriding(values: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block settings have these values, by their options' names, whatever is passed."""
+    """Override settings within the block, by their options' names, regardless of arguments."""
     token = _overrides.set(values)
     try:
         yield
@@ -118,20 +118,20 @@ def overriding(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def setting(name: str, passed: T) -> T:
-    """Return the value of a setting: the command's, if one was typed, else the script's."""
+    """Return the value of a setting: the command's, if typed, else the script's."""
     value: T = _overrides.get({}).get(name, passed)
     return value
 
 
 def resolved(group: type[S], value: object) -> S:
-    """Put a group together: what was passed, and over it what was typed at the command.
+    """Return a group of settings: the script's values, replaced by values typed at the command.
 
     Args:
-        value: a group, or the plain value of its first field; None is a group of defaults where
-            all of its fields have one.
+        value: a group, or the plain value of its first field; None is a group of defaults if all
+            fields have defaults.
 
     Raises:
-        SettingError: a value cannot work.
+        SettingError: a value is not valid.
     """
     if isinstance(value, group):
         passed = value
@@ -149,16 +149,16 @@ def resolved(group: type[S], value: object) -> S:
 
 
 def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function so that an unknown keyword is a user's mistake, and not a traceback.
+    """Decorate a function so that an unknown keyword raises a ``SettingError`` with a remedy.
 
     Args:
-        places: from a keyword of an earlier version or of another trainer to where its setting is.
+        places: maps keywords of earlier versions and other trainers to the place of the setting.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         code = function.__code__
         known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-        unnamed = code.co_argcount - 1  # that may be given without a name
+        unnamed = code.co_argcount - 1  # number of positional arguments
         parameters = [signature(function).parameters[name] for name in known]
         required = [p.name for p in parameters if p.default is p.empty]
         called = function.__name__.replace("__init__", "Trainer")
@@ -199,14 +199,14 @@ def _has_defaults(group: type[Settings]) -> bool:
     return all(f.default is not MISSING or f.default_factory is not MISSING for f in fields(group))
 
 
-# --- checks: from a name for messages and a value to the value as it is kept ----------------------
+# --- checks: functions of a name, for messages, and a value; each returns the value to store ------
 
 
 def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Check a whole number.
 
     Raises:
-        SettingError: it is no integer, too small or too large.
+        SettingError: the value is no integer, too small or too large.
     """
     expected = f"a whole number >= {least}" + ("" if most is None else f" and <= {most}")
     try:
@@ -231,7 +231,7 @@ def real(name: str, value: object, *, above: float, below: float = float("inf"))
     """Check a real number between two bounds, both excluded.
 
     Raises:
-        SettingError: it is no number, or out of bounds.
+        SettingError: the value is no number, or out of bounds.
     """
     expected = f"a number > {above:g}" + ("" if below == float("inf") else f" and < {below:g}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -252,7 +252,7 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
     """Check a word.
 
     Raises:
-        SettingError: it is none of these.
+        SettingError: the word is not among the choices.
     """
     if value not in choices:
         raise SettingError(name, value, " or ".join(choices), cure(value, choices))
@@ -262,20 +262,20 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> str:
 def function(
     name: str, value: T, expected: str, arguments: int, fix: str = "see help(quorate.Trainer)"
 ) -> T:
-    """Check that something can be called with so many arguments.
+    """Check that a value is callable with so many positional arguments.
 
     Args:
-        fix: what to do about a value that is no function.
+        fix: the remedy for a value that is no function.
 
     Raises:
-        SettingError: it cannot.
+        SettingError: the value is not callable in this way.
     """
     expected = f"a function {expected}"
     if not callable(value):
         raise SettingError(name, type(value).__name__, expected, fix)
     try:
         takes = signature(value)
-    except (TypeError, ValueError):  # it is not written in Python
+    except (TypeError, ValueError):  # a callable without a signature, not written in Python
         return value
     try:
         takes.bind(*range(arguments))
@@ -287,7 +287,7 @@ def function(
 
 
 def a_function(expected: str, arguments: int = 1) -> Callable[[str, T], T]:
-    """Return the check of something that can be called with so many positional arguments.
+    """Return the check of a value callable with so many positional arguments.
 
     Args:
         expected: completes "a function ...".
@@ -296,12 +296,12 @@ def a_function(expected: str, arguments: int = 1) -> Callable[[str, T], T]:
 
 
 def switch(name: str, value: object) -> bool:
-    """Return whether something is on.
+    """Check a switch, and return whether the switch is on.
 
     Raises:
-        SettingError: it is neither: "no", which counts as true in Python.
+        SettingError: the value is no truth value: "no" would count as true in Python.
     """
-    # NumPy's truth value is no bool, and is called so before and from NumPy 2 on.
+    # NumPy's truth value is no bool; its type is called bool_ before NumPy 2, bool from then on.
     is_whole = isinstance(value, int) and value in (0, 1)
     if not is_whole and type(value).__name__ not in ("bool", "bool_"):
         raise SettingError(name, value, "True or False", "pass a bool")
@@ -309,10 +309,10 @@ def switch(name: str, value: object) -> bool:
 
 
 def file_or_directory(name: str, value: object) -> Path | str:
-    """Check the name of something that is to be there.
+    """Check the type of the path of a file or directory.
 
     Raises:
-        SettingError: it is no path.
+        SettingError: the value is no path.
     """
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise SettingError(name, value, "the path of a file or directory", "pass a str or a Path")
@@ -320,10 +320,10 @@ def file_or_directory(name: str, value: object) -> Path | str:
 
 
 def directory(name: str, value: object) -> Path | None:
-    """Check the name of a directory that exists or can be made; None is no directory.
+    """Check the path of a directory that exists or can be made; None is no directory.
 
     Raises:
-        SettingError: it is no path, or there is a file in its place.
+        SettingError: the value is no path, or the path leads to a file or an unwritable directory.
     """
     expected = "the path of a directory"
     if value is None:
@@ -343,7 +343,8 @@ def directory(name: str, value: object) -> Path | None:
         why = f"{nearest}: {error.strerror or error}"
         raise SettingError(name, str(value), expected, why) from error
     if not is_directory:
-        # Not seeing is not the same as not being there: nothing is begun in its place.
+        # The target of a dangling link may exist on an unmounted disk: never start a run in its
+        # place.
         is_link = nearest.is_symlink() and not nearest.exists()
         why = (
             "is a link that leads nowhere: is a disk not mounted?"
@@ -356,7 +357,7 @@ def directory(name: str, value: object) -> Path | None:
     try:
         path.lstat()
     except FileNotFoundError:
-        pass  # it is yet to be made
-    except OSError as error:  # its name is too long, say
+        pass  # the directory will be made later
+    except OSError as error:  # a name too long, say
         raise SettingError(name, str(value), expected, error.strerror or str(error)) from error
     return path

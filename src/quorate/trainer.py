@@ -137,7 +137,7 @@ class Trainer:
         loading: Loading | None = None,
         run_dir: str | Path | RunDir | None = None,
     ) -> None:
-        fold_tracebacks()  # before anything is refused, and before any code of the user's runs
+        fold_tracebacks()  # before any setting is refused, and before any user code runs
         losses = losses_of(loss, totals)
         self._recipe = recipe = Recipe(
             loss=losses,
@@ -157,12 +157,12 @@ class Trainer:
         self._say: Callable[[str], None] = showing(logging.getLogger("quorate").warning)
         self._crew = Crew(recipe, lambda: make_model(model, recipe.seed, losses))
         self.model = self._crew.given
-        if recipe.run_dir.init_from is not None:  # in workers too: frozen weights are theirs
+        if recipe.run_dir.init_from is not None:  # in workers too, for their frozen weights
             weights.load_weights(self.model, recipe.run_dir.init_from, self._say)
         self._prepared = Prepared.of(recipe)
-        self._stops: Stops | None = None  # of the loop, evaluation or prediction under way
-        self._loop: Loop | None = None  # under way
-        self._fit: Fit | None = None  # under way
+        self._stops: Stops | None = None  # of the current loop, evaluation or prediction
+        self._loop: Loop | None = None  # the current loop
+        self._fit: Fit | None = None  # the current fit
 
     @property
     def run_dir(self) -> Path | None:
@@ -265,7 +265,7 @@ class Trainer:
         data, rows = taken(self._recipe, dataset, shuffle=shuffle), None
         if chosen is not None:
             rows = taken(self._recipe, chosen.dataset, trains=False, name="validation")
-            if rows.line is None:  # a plain dataset: its batches are made like those of training
+            if rows.line is None:  # a plain dataset: batches are made as in training
                 rows = rows._replace(loading=data.loading)
         self._recipe.optimize.require_validation(is_there=chosen is not None)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
@@ -362,9 +362,9 @@ class Trainer:
 
     @contextmanager
     def _naming_stragglers(self) -> Iterator[None]:
-        """Name slow workers in one line when the block ends, outside of ``fit``, which names them.
+        """Name slow workers in one line at the end of the block, outside of a training loop.
 
-        Within a loop they are the loop's, which names them at its end.
+        Inside a training loop, the loop names the workers at its end.
         """
         if self._stops is not None:
             yield
@@ -378,7 +378,7 @@ class Trainer:
 
     @contextmanager
     def _stoppable(self) -> Iterator[Stops]:
-        """Yield what ``stop`` asks within the block: nothing inside a loop, which it ends."""
+        """Yield the stop requests of the block; none inside a training loop: ``stop`` ends it."""
         stops = Stops()
         if self._stops is not None:
             yield stops
@@ -499,7 +499,7 @@ class Trainer:
         with prepared.lock.held(self._say):
             facts = self._facts(prepared.state)
             path = save_now(run_dir, prepared.state, facts, prepared.lock.renew)
-        prepared.saved = (self.global_step, path)  # again: the model may be another since
+        prepared.saved = (self.global_step, path)  # save again: the model may have changed since
         return path
 
     def _facts(self, state: Any) -> dict[str, Any]:
