@@ -13,7 +13,7 @@ __all__ = ["at", "cache_dir"]
 
 
 def __getattr__(name: str) -> Any:
-    # Not at import: files of data sets are read where there is no torch.
+    # Imported on access: data set files can then be read in an installation without torch.
     if name == "at":
         from quorate.replica.beside.at import at
 

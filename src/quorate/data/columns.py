@@ -1,4 +1,4 @@
-"""Columns of a ``TensorDataset``: some rows of each, or those of neighbouring shards at once."""
+"""Columns of a ``TensorDataset``: the rows of a shard, or of neighbouring shards at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from quorate.replica.flat import ALIGNMENT_BYTES
 
 
 class Column:
-    """A tensor of all rows. How it lies is looked at once, and not for each shard."""
+    """A tensor of all rows. The memory layout is examined once, not for each shard."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        # Indexing works element by element: of images it takes up to 14 times as long.
+        # Indexing copies element by element: for images it takes up to 14 times as long.
         is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
         is_plain = is_plain and tensor.is_cpu and tensor.is_contiguous()
         is_number = is_plain and not (tensor.is_quantized or tensor.is_complex())
@@ -24,7 +24,7 @@ class Column:
         self.row_bytes = tensor.stride(0) * tensor.element_size() if self.is_plain else 0
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """Return ``tensor[index]``, in memory of its own.
+        """Return ``tensor[index]``, in newly allocated memory.
 
         Args:
             index: (b,) int64, on the host.
@@ -40,7 +40,7 @@ class Columns:
         self._columns = [Column(tensor) for tensor in tensors]
 
     def rows(self, rows: Rows) -> list[torch.Tensor]:
-        """Return some rows of each, in memory of their own.
+        """Return some rows of each tensor, in newly allocated memory.
 
         Args:
             rows: (b,) int64.
@@ -49,14 +49,15 @@ class Columns:
         return [column.rows(index) for column in self._columns]
 
     def of_shards(self, rows: Rows, sizes: Sequence[int]) -> list[list[torch.Tensor]]:
-        """Return the rows of neighbouring shards: of each shard a list, as ``rows`` of its own.
+        """Return the rows of neighbouring shards: a list of tensors per shard, as ``rows`` returns.
 
-        They are views of what was indexed at once, if they lie as if alone: alignment can change
-        the bits that kernels return, and another worker loads a shard by itself.
+        The tensors are views of a single indexing result if their alignment equals that of separate
+        results: alignment can change the bits returned by kernels, and another worker loads each
+        shard separately.
 
         Args:
-            rows: (b,) int64, of all of them.
-            sizes: how many of them are of each.
+            rows: (b,) int64, the rows of all shards.
+            sizes: number of rows of each shard.
         """
         index = torch.from_numpy(rows)
         columns = [_split(column, index, sizes) for column in self._columns]
@@ -67,7 +68,7 @@ def _split(column: Column, index: torch.Tensor, sizes: Sequence[int]) -> Sequenc
     """Return the rows of each shard."""
     if column.is_plain:
         whole = column.rows(index)
-        begins = whole.data_ptr()  # of the first of them, and then of each after it
+        begins = whole.data_ptr()  # address of the first row
         odd = [size for size in {*sizes[:-1]} if size * column.row_bytes % ALIGNMENT_BYTES]
         if begins % ALIGNMENT_BYTES == 0 and not odd:
             return torch.split_with_sizes(whole, sizes)

@@ -11,7 +11,7 @@ from quorate.errors import PackageError
 
 
 def __getattr__(name: str) -> Any:
-    """Return google-crc32c's function ``extend`` or ``value``; the next access finds it here.
+    """Return google-crc32c's function ``extend`` or ``value``, and cache it in this module.
 
     Raises:
         PackageError: google-crc32c is not installed.

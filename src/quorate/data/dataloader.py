@@ -1,8 +1,8 @@
-"""What is in a ``torch.utils.data.DataLoader``: dataset, collate function, order, processes.
+"""The parts of a ``torch.utils.data.DataLoader``: dataset, collate function, order, processes.
 
-A loader itself is never iterated over: it gives batches one after the other, for one process, and
-none by its position. What it was made of says the same by position, so that is taken, or refused
-where it cannot be. What the trainer was given beats it.
+A loader is never iterated: it returns batches in sequence, to a single process, and cannot return a
+batch by position. Its parts allow access by position; a part that does not is refused. Arguments of
+the trainer have priority over the loader.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from quorate.data.loading import Loading, Taken
 from quorate.data.streams.stream import Stream
 from quorate.errors import SettingError
 
-# Of a loader: how it fetches, which is done in another way here.
+# Settings of a loader for fetching rows; quorate fetches rows by other means.
 FETCHING = {"pin_memory": False, "worker_init_fn": None, "generator": None}
-NO_MATTER = (SequentialSampler, RandomSampler, DistributedSampler)  # where each row counts once
+NO_MATTER = (SequentialSampler, RandomSampler, DistributedSampler)  # each row counts once
 
 
 def dataset_of(given: Any) -> Any:
-    """Return the dataset that is in a loader; anything else as it is."""
+    """Return the dataset in a loader; return any other object unchanged."""
     return given.dataset if isinstance(given, DataLoader) else given
 
 
@@ -51,21 +51,21 @@ def taken(
     batch_size: int | None = None,
     name: str = "dataset",
 ) -> Taken:
-    """Take what is in a loader; anything else is a dataset already.
+    """Return the parts of a loader; treat any other object as a dataset.
 
     Args:
         given: a dataset or a loader.
-        loading: of the trainer. What it leaves open is taken from the loader.
-        shuffle: what was asked for; None: as the loader does, else True.
-        batch_size: of the trainer. None: rows are evaluated, each once, in any order.
-        name: of the argument, for messages.
+        loading: the trainer's settings. Settings left open are taken from the loader.
+        shuffle: the user's choice; None: the loader's choice, or True for a dataset.
+        batch_size: the trainer's batch size. None: rows are evaluated, each once, in any order.
+        name: name of the argument, for messages.
 
     Raises:
-        SettingError: the loader has what cannot be asked for by position.
+        SettingError: a part of the loader does not allow access by position.
     """
     dataset = dataset_of(given)
     if batch_size is not None and loading.order is None and isinstance(dataset, Stream):
-        loading = replace(loading, order=dataset.order)  # it can be read in no other
+        loading = replace(loading, order=dataset.order)  # a Stream can be read in no other order
     if not isinstance(given, DataLoader):
         return Taken(given, loading, shuffle is None or shuffle)
     _require_plain(given, name)
@@ -107,23 +107,23 @@ def taken(
 
 
 class SamplerOrder:
-    """The rows of each epoch as a sampler of the user's gives them; see ``EpochRows``.
+    """The rows of each epoch in the order of a user's sampler; see ``EpochRows``.
 
     Args:
-        sampler: gives the same rows whenever it is iterated over after ``set_epoch(epoch)``, or
-            always, if it has no such method.
-        rows: R, how many the dataset has.
-        name: of the argument, for messages.
+        sampler: must return the same rows in every iteration after ``set_epoch(epoch)``, or in
+            every iteration if the sampler has no such method.
+        rows: R, number of rows of the dataset.
+        name: name of the argument, for messages.
 
     Raises:
-        SettingError: it gives others each time, or rows that are none.
+        SettingError: the sampler returns different rows in each iteration, or invalid rows.
     """
 
-    replacement = True  # a row may be there twice
+    replacement = True  # an epoch may contain a row twice
 
     def __init__(self, sampler: Any, rows: int, name: str) -> None:
         self._sampler = sampler
-        self._lock = threading.Lock()  # towers have one sampler
+        self._lock = threading.Lock()  # towers share one sampler
         self._of, self._name = rows, name
         first, _, again = self._asked(0), self._asked(1), self._asked(0)
         if not np.array_equal(first, again):
@@ -144,10 +144,10 @@ class SamplerOrder:
         return f"{self.rows:,} rows in its order"
 
     def require_rows(self, rows: int) -> None:
-        """Require a dataset of so many rows.
+        """Check that a dataset has the expected number of rows.
 
         Raises:
-            SettingError: it is another.
+            SettingError: the dataset has a different number of rows.
         """
         if rows != self._of:
             raise _refused(self._name, f"{rows:,} rows", f"{self._of:,}", "pass the same dataset")
@@ -156,7 +156,7 @@ class SamplerOrder:
         """Return the rows of an epoch in the sampler's order, (D,) int64.
 
         Raises:
-            SettingError: it gives another number of rows than in the first epoch.
+            SettingError: the sampler returns a different number of rows than in the first epoch.
         """
         rows = self._asked(epoch)
         if len(rows) != self.rows:
@@ -193,7 +193,7 @@ def _require_plain(loader: DataLoader[Any], name: str) -> None:
 
 
 def _batches(loader: DataLoader[Any], name: str) -> tuple[int, bool, Any]:
-    """Return rows of a batch, whether the last ones are dropped, and what gives the order."""
+    """Return the batch size, whether the last rows are dropped, and the sampler."""
     if loader.batch_size is not None:
         return loader.batch_size, loader.drop_last, loader.sampler
     inner = loader.batch_sampler
@@ -236,7 +236,7 @@ def _loaded_by(
 
 
 def _shuffles(sampler: Any) -> bool | None:
-    """Return whether an order is shuffled; None: it is neither that nor the dataset's."""
+    """Return whether an order is shuffled; None: neither shuffled nor the dataset's order."""
     if type(sampler) is SequentialSampler:
         return False
     if type(sampler) is RandomSampler:
@@ -245,7 +245,7 @@ def _shuffles(sampler: Any) -> bool | None:
 
 
 def _has_every_row(sampler: Any, dataset: Any) -> bool:
-    """Return whether an epoch has every row once."""
+    """Return whether an epoch has every row exactly once."""
     if isinstance(sampler, RandomSampler):
         return not sampler.replacement and sampler.num_samples == len(dataset)
     return True

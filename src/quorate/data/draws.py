@@ -21,7 +21,7 @@ from quorate.coordination.keys import hashes, key
 from quorate.errors import SettingError
 from quorate.settings import whole
 
-MOST = 1 << 32  # of what ``integers`` chooses from
+MOST = 1 << 32  # largest number of values for ``integers``
 
 Augment = Callable[[Any, "Draws"], Any]
 
@@ -69,7 +69,7 @@ class Draws:
             raise SettingError("high", high, f"at least low={low}", "exchange them")
         unit = (self._next(n) >> np.uint64(40)) * 2.0**-24
         values = (low + (high - low) * unit).astype(np.float32)
-        # Rounding may go up to the bound, which is not to be reached.
+        # Rounding may reach the upper bound, which must be excluded.
         below = np.nextafter(np.float32(high), np.float32(low))
         return torch.from_numpy(np.minimum(values, below))
 

@@ -17,30 +17,32 @@ from quorate.replica.transfer import pinned
 
 CPU = torch.device("cpu")
 
-# A shard that takes no longer to load is loaded by whoever wants it: to hand it over from one
-# thread to another takes as long.
+# A shard that loads faster is loaded by the thread that needs the rows: handing rows over between
+# threads takes as long.
 CHEAP_S = 3e-4
-FIRST_LOAD = 30  # times as long as usual a first load may take
-SLOW_LOADS = 16  # in turn, after which shards are loaded ahead: some may have waited for a core
+FIRST_LOAD = 30  # a first load may take so many times as long as usual
+SLOW_LOADS = 16  # slow loads in a row before loading ahead: a few may have waited for a core
 
 
 class Feed:
-    """Loads shards ahead of their use, in the order of the tickets; cheap ones when they are taken.
+    """A loader of shards ahead of their use, in the order of the tickets; cheap shards on demand.
+
+    Any thread may call ``take``; ``close`` ends the thread and the processes.
 
     Args:
-        source: what loads them.
-        tickets: the shards in the order in which they will be wanted.
-        ahead: how many shards are held ready at most.
-        behind: shards so many steps before one that was taken may still be wanted; older ones are
-            dropped, or not loaded.
-        covers: whether a shard is, or was, among the tickets; others are loaded when asked for.
-        loader_workers: processes that load; 0 means a thread of this process. Turn it up if rows
-            take long to decode and the workers wait for input.
-        threads: intra-op threads of what loads, as workers have them: bits depend on it.
-        moves_to: a device that batches will be moved to, for which they are made ready.
-        told: of what is loaded ahead by the feed's own thread.
-
-    ``take`` may be called by any thread; ``close`` ends the thread and the processes.
+        source: loads a shard.
+        tickets: the shards in the order of their later use.
+        ahead: largest number of shards held ready.
+        behind: shards up to so many steps before a taken shard may still be needed; older shards
+            are dropped, or not loaded.
+        covers: returns whether a shard is, or was, among the tickets; all other shards are loaded
+            on demand.
+        loader_workers: number of loading processes; 0 means a thread of this process. Increase if
+            rows take long to decode and the workers wait for input.
+        threads: intra-op threads of the loading code, equal to the workers': bits depend on the
+            number.
+        moves_to: the device that batches will be moved to, for page-locking.
+        told: called with each ticket loaded ahead by the feed's own thread.
     """
 
     def __init__(
@@ -62,24 +64,25 @@ class Feed:
         self._behind = behind
         self._covers = covers
         self._threads = threads
-        self._wanted: Ticket = (-1, -1)  # the last one that somebody waits for
+        self._wanted: Ticket = (-1, -1)  # the last ticket that a thread waits for
         self._ready: dict[Ticket, Batch | None] = {}
-        self._loaded: Ticket = (-1, -1)  # the last one put into _ready
+        self._loaded: Ticket = (-1, -1)  # the last ticket put into _ready
         self._ended = False
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None  # once something is loaded ahead
+        self._thread: threading.Thread | None = None  # started with the first load ahead
         self._tickets = iter(tickets)
-        self._taken: Ticket = (-1, -1)  # the last one, while nothing is loaded ahead
+        self._taken: Ticket = (-1, -1)  # the last ticket taken, while nothing is loaded ahead
         self._told = told
-        self._has_warned = False  # of memory that cannot be page-locked
-        self._slow = 0  # loads in turn that were not cheap
+        self._has_warned = False  # about memory that cannot be page-locked
+        self._slow = 0  # number of consecutive loads that were not cheap
         if loader_workers or moves_to.type != "cpu" or not self._is_cheap():
-            # Loader processes start here, in the caller's thread: of a training loop before the
-            # workers' threads. A fork of a process with running threads may inherit a locked lock.
+            # Loader processes start at this point, in the caller's thread: in a training loop
+            # before the workers' threads. A fork of a process with running threads may inherit a
+            # locked lock.
             self._load_ahead(loader_workers)
 
     def _is_cheap(self) -> bool:
-        """Return whether a shard is cheap to load; tried where a first load may have been slow."""
+        """Return whether a shard is cheap to load; repeats a slow first measurement."""
         source = self._source
         if source.load_s > FIRST_LOAD * CHEAP_S:
             return False
@@ -99,10 +102,10 @@ class Feed:
         self._thread.start()
 
     def take(self, ticket: Ticket) -> Batch:
-        """Return the rows of a shard; wait for them if need be.
+        """Return the rows of a shard; wait for the rows if necessary.
 
-        A shard that was taken before (its worker died, or is slow) is loaded again, by the caller,
-        and so is one whose loading failed: what the dataset raises, it raises here.
+        A shard already taken (by a worker that died or is slow) is loaded again, by the caller. So
+        is a shard whose loading failed: the dataset's exception is raised in the caller.
         """
         if self._thread is None:
             return self._loaded_now(ticket)
@@ -114,12 +117,12 @@ class Feed:
                     self._changed.wait()
             batch = self._ready.pop(ticket, None)
             for old in [t for t in self._ready if t[0] < ticket[0] - self._behind]:
-                del self._ready[old]  # of a step that is over: nobody will come for it
+                del self._ready[old]  # the step is over: no worker will need the shard
             self._changed.notify_all()
         return self._source.load(ticket) if batch is None else batch
 
     def take_run(self, tickets: Sequence[Ticket]) -> list[Batch]:
-        """Return the rows of neighbouring shards of one step, as ``take`` of each."""
+        """Return the rows of neighbouring shards of one step, like ``take`` for each."""
         if self._thread is not None or tickets[0] in self._ready:
             return [self.take(ticket) for ticket in tickets]
         batches = self._source.load_run(tickets)
@@ -127,11 +130,11 @@ class Feed:
         return batches
 
     def load_following(self) -> None:
-        """Load the shard after the one that was taken last, if no thread loads ahead.
+        """Load the shard after the last taken shard, unless a thread loads ahead.
 
-        For whoever alone takes from this feed, while nobody waits for it. What the dataset raises
-        it raises when the shard is taken. One that is not cheap is loaded so a few times at most:
-        see ``SLOW_LOADS``.
+        For a feed with a single user, while no worker waits. An exception of the dataset is raised
+        when the shard is taken. Expensive shards are loaded by this method only a few times, until
+        a thread loads ahead: see ``SLOW_LOADS``.
         """
         if self._thread is not None or any(ticket > self._taken for ticket in self._ready):
             return
@@ -152,32 +155,32 @@ class Feed:
         return batch
 
     def _note_time(self, taken: Ticket) -> None:
-        """Load ahead from now on, if it was not cheap again and again."""
+        """Note a load; start loading ahead after several consecutive expensive loads."""
         self._taken = taken
         if self._source.last_s <= CHEAP_S:
             self._slow = 0
             return
-        with self._changed:  # several towers have one feed
+        with self._changed:  # several towers share a feed
             self._wanted = max(self._wanted, taken)
             self._slow += 1
             if self._slow >= SLOW_LOADS and self._thread is None and not self._ended:
                 self._load_ahead()
 
     def following(self, ticket: Ticket) -> Batch | None:
-        """Return the next batch after a ticket's that is loaded and not taken, if there is one."""
+        """Return the next loaded batch after a ticket's, without taking it; None without one."""
         with self._changed:
             later = min((t for t in self._ready if t > ticket), default=None)
             return None if later is None else self._ready[later]
 
     def close(self) -> None:
-        """End the thread and the processes; a row that takes long keeps nobody for long."""
+        """End the thread and the processes; a slow row delays the end only briefly."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
         if self._thread is None:
             return
         self._loads.end()
-        # After a second Ctrl-C nobody waits for a dataset that may be stuck.
+        # After a second Ctrl-C, do not wait for a dataset that may hang.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         self._thread.join(timeout=ABANDONED_S if at_once else BUSY_EXIT_S)
         if self._thread.is_alive() and not at_once:
@@ -189,14 +192,14 @@ class Feed:
         self._ready.clear()
 
     def _pinned(self, loaded: Batch) -> Batch | None:
-        """Return a batch in page-locked memory; None where that fails.
+        """Return a batch in page-locked memory; None if page-locking fails.
 
-        Whoever wants the batch then loads it again, and moves it as it is: there may be no more
-        such memory now, and be some for the next batch.
+        After a failure the caller loads the batch again, and moves it from ordinary memory:
+        page-locked memory may be exhausted now and available for the next batch.
         """
         try:
             return loaded._replace(data=pinned(loaded.data, self._moves_to))
-        except Exception as error:  # the edge of a thread; a batch has the user's own classes
+        except Exception as error:  # the edge of a thread; the user's classes may raise
             if not self._has_warned:
                 self._has_warned = True
                 logging.getLogger("quorate").warning(
@@ -211,8 +214,8 @@ class Feed:
             for ticket, loaded in self._loads:
                 batch = loaded and self._pinned(loaded)
                 with self._changed:
-                    # Nobody may come for what is ready: others computed it. So a ticket that
-                    # somebody waits for is loaded even beyond the bound.
+                    # The ready shards may never be taken, because other workers computed them. So a
+                    # ticket that a thread waits for is loaded even beyond the bound.
                     while (
                         len(self._ready) >= self._ahead
                         and self._wanted <= self._loaded

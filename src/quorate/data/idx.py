@@ -27,7 +27,7 @@ from quorate.machine.resources import too_large
 GZIP_MAGIC = b"\x1f\x8b"
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_MOST_DIMENSIONS = 64  # what torch's kernels and NumPy can take
+_MOST_DIMENSIONS = 64  # the maximum of torch's kernels and of NumPy
 _PIECE_BYTES = 1 << 16
 
 
@@ -59,8 +59,8 @@ def read_idx(path: str | Path) -> torch.Tensor:
 class _Content:
     """The uncompressed content of a file, read from front to back.
 
-    Sizes are only believed once so many bytes have arrived: memory grows with what the file holds,
-    whatever its header says.
+    A size in the header is trusted only after so many bytes have arrived: memory grows with the
+    actual content of the file, not with its header.
     """
 
     def __init__(self, path: Path, stream: BinaryIO | gzip.GzipFile) -> None:
@@ -89,12 +89,13 @@ class _Content:
         sizes = struct.unpack(f">{magic[3]}I", table)
         dtype = np.dtype(_DTYPES[magic[2]])
         shape = f"{' x '.join(map(str, sizes))} {dtype.newbyteorder('=')}"
-        # Strides are computed with sizes of 0 taken as 1, so an empty shape can overflow too.
+        # torch computes strides with sizes of 0 taken as 1, so an empty shape can overflow too.
         if math.prod(max(size, 1) for size in sizes) * dtype.itemsize >= 1 << 63:
             raise self._wrong(shape, "sizes whose product fits into 63 bits", 4)
 
-        # 2. The data, and nothing behind them. A compressed file of zeros is a thousandth of them:
-        # they are held twice while their bytes are brought into order.
+        # 2. The data, and no trailing bytes. A compressed file of zeros is a thousandth of its
+        # content, and the data are held twice during the conversion of the byte order: check the
+        # memory first.
         due = math.prod(sizes) * dtype.itemsize
         if reason := too_large(2 * due):
             raise self._wrong(shape, f"a tensor that fits: it takes {reason}", 4)
@@ -105,12 +106,12 @@ class _Content:
         if self._take(1):
             raise self._wrong("more bytes", f"the end of the file ({shape})", self.at - 1)
 
-        # 3. Native byte order, in memory that nobody else holds.
+        # 3. Native byte order, in memory owned by the tensor.
         flat = np.frombuffer(data, dtype).astype(dtype.newbyteorder("="))
         return torch.from_numpy(flat).reshape(sizes)
 
     def _take(self, count: int) -> bytearray:
-        """Read the next ``count`` bytes, or as many as there are."""
+        """Read the next ``count`` bytes, or all remaining bytes if fewer."""
         taken = bytearray()
         while len(taken) < count:
             try:

@@ -127,9 +127,9 @@ def _per_image(values: torch.Tensor) -> torch.Tensor:
 
 
 def _first(place: torch.Tensor, length: int, window: int) -> torch.Tensor:
-    """Return where a window begins in each image, (B,) int64."""
+    """Return the first row or column of the window in each image, (B,) int64."""
     last = length - window
-    # In float64, where a number below 1 times a count stays below the count.
+    # In float64, a number below 1 times a count stays below the count.
     return (place.double() * (last + 1)).long().clamp_(0, last)
 
 
@@ -152,8 +152,8 @@ def _fitting(images: torch.Tensor, size: tuple[int, int], dim: int) -> int:
 def _means(values: torch.Tensor) -> torch.Tensor:
     """Return means over the last dimension, (..., n) -> (...).
 
-    One half is added to the other until one number is left. ``torch.mean`` may choose another order
-    for another batch, or on more threads.
+    Halves are added until a single number is left. ``torch.mean`` may choose a different order for
+    a different batch, or with more threads.
     """
     n = values.shape[-1]
     while (left := values.shape[-1]) > 1:
@@ -167,7 +167,7 @@ def _means(values: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=4)
 def _symmetries(side: int) -> torch.Tensor:
-    """Return where each pixel of a turned square comes from, (8, side * side) int64."""
+    """Return the source of each pixel of a turned square, (8, side * side) int64."""
     pixels = torch.arange(side * side).view(side, side)
     return torch.stack(
         [torch.rot90(p, k).reshape(-1) for p in (pixels, pixels.flip(1)) for k in range(4)]

@@ -1,13 +1,13 @@
-"""Files that have no table of contents, as map-style datasets: any row by number, by an index.
+"""Files without a table of contents, as map-style datasets: any row by number, through an index.
 
-The index of FILE is made once, and kept as .FILE.index in the same folder, or under QUORATE_DATA
-where nothing can be written there. An index belongs to a path, a size and a time of change, and has
-a checksum: a file that was replaced, or a damaged index, is indexed anew.
+The index of FILE is built once, and stored as .FILE.index in the same folder, or under QUORATE_DATA
+if the folder is not writable. An index belongs to a path, a size and a modification time, and has a
+checksum: after a change of the file, or damage to the index, a new index is built.
 
-An index is a few named arrays. The arrays are read into memory, not mapped: the system ends a
-process that reads from a mapped file after somebody has cut the file. A checksum does not say that
-quorate wrote an index, either, so each kind of file compares the arrays with the size of the file
-before anything is read with the arrays.
+An index is a few named arrays. The arrays are read into memory, not mapped: the system kills a
+process that reads from a mapped file after the file was truncated. A checksum also does not prove
+that quorate wrote an index, so each kind of file compares the arrays with the size of the file
+before using the arrays.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from quorate.machine.atomic_file import write_atomically
 from quorate.machine.environment import cache_dir
 from quorate.machine.regular_file import open_regular, regular_descriptor
 
-# Magic; the file's size and time of change; bytes of the header; CRC-32C of all that follows.
-# An index of records has one array, and the number of records in the place of a header.
+# Magic; size and modification time of the file; bytes of the header; CRC-32C of the rest. An index
+# of records has a single array, and the number of records instead of a header size.
 _TOP = struct.Struct("<16sqqqI")
 _ARRAYS, _RECORDS = b"quorate-arrays2\n", b"quorate-index-1\n"
 _ALIGNMENT = 64
 _PIECE_BYTES = 1 << 22
 _MOST_HEAD_BYTES = 4096
-_MOST_TIMES = 16  # as large as its file an index is: of lines of one byte 8 times, of tars once
+_MOST_TIMES = 16  # largest index, as a multiple of its file: 8 for lines of one byte, 1 for tars
 
 Arrays = Mapping[str, NDArray[Any]]
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
@@ -51,13 +51,13 @@ class Kind:
     """A kind of file without a table of contents, and the arrays of the index.
 
     Args:
-        name: for messages; the last word but one is in the name of the index: "a tar file".
-        dtypes: of the index's arrays, little-endian, by name: ``{"starts": "<i8"}``.
-        scan: makes the arrays of an open file, given path, file and size; may raise DataError.
-        fits: whether arrays could be those of a file of a size in bytes: every number of a row
-            and every byte that the arrays name has to be there.
-        has_records: whether the file has records with checksums, and the index the older format:
-            one array "offsets", (records + 1,).
+        name: name for messages; the last word but one is part of the index's name: "a tar file".
+        dtypes: dtypes of the index's arrays, little-endian, by name: ``{"starts": "<i8"}``.
+        scan: returns the arrays for a path, an open file and a size; may raise DataError.
+        fits: returns whether arrays are possible for a file of some size in bytes: every row number
+            and every byte position in the arrays must exist.
+        has_records: whether the file has records with checksums, and the index has the older
+            format: one array "offsets", (records + 1,).
     """
 
     name: str
@@ -69,7 +69,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A file with an index, and the size and time of the file when the index was made."""
+    """A file with an index, and the size and time of the file when the index was built."""
 
     path: Path
     size: int  # bytes
@@ -80,7 +80,7 @@ class Indexed:
         """Return a descriptor of the file, which the caller closes.
 
         Raises:
-            DataError: it cannot be read, or was changed since.
+            DataError: the file cannot be read, or was changed since.
         """
         try:
             fd = regular_descriptor(self.path)
@@ -95,14 +95,14 @@ class Indexed:
         return fd
 
     def read(self, fd: int, start: int, size: int, where: str, fix: str = "get it again") -> bytes:
-        """Read bytes of the open file. Not through a mapping: the file might be cut meanwhile.
+        """Read bytes of the open file. Not through a mapping: the file may be truncated.
 
         Args:
             where: name of the row, for messages.
-            fix: advice to the user if the file was cut.
+            fix: advice to the user if the file was truncated.
 
         Raises:
-            DataError: the bytes are not there.
+            DataError: the file ends before the bytes.
         """
         try:
             content = os.pread(fd, size, start)
@@ -116,10 +116,10 @@ class Indexed:
 
 
 def indexed(path: Path, kind: Kind) -> Indexed:
-    """Return a file with its index: the one that was kept, or a new one, which is kept.
+    """Return a file with the stored index, or with a new index, which is then stored.
 
     Raises:
-        DataError: the file is missing, compressed, or not what it should be.
+        DataError: the file is missing, compressed, or of another kind.
     """
     path, readable = path.absolute(), "a readable file" if kind.has_records else kind.name
     try:
@@ -155,7 +155,7 @@ def _places(path: Path, kind: Kind) -> tuple[Path, Path]:
 
 
 def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
-    """Return the arrays in an index file; None if there is none that fits, or it is damaged."""
+    """Return the arrays in an index file; None if the file is missing, outdated or damaged."""
     try:
         with open_regular(place) as file:
             size = os.fstat(file.fileno()).st_size
@@ -168,8 +168,8 @@ def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
                 table = json.loads(head := file.read(number))
             else:
                 return None
-            # 1. The arrays of this kind of file, one behind the other, and nothing else: so the
-            # size of the index bounds the reading.
+            # 1. Require exactly the arrays of this kind of file, one after another: so the size of
+            # the index bounds the reading.
             if not isinstance(table, dict) or table.keys() != kind.dtypes.keys():
                 return None
             at = _TOP.size + len(head)
@@ -181,10 +181,10 @@ def _kept(place: Path, stat: os.stat_result, kind: Kind) -> Arrays | None:
                 if not 0 <= nbytes <= size - at or nbytes % np.dtype(dtype).itemsize:
                     return None
                 at += nbytes
-            # 2. No index is larger than ``_MOST_TIMES`` the file: a sparse one is not read.
+            # 2. Require an index of at most ``_MOST_TIMES`` the file: a sparse index is not read.
             if at != size or size > _MOST_TIMES * stat.st_size + _MOST_HEAD_BYTES:
                 return None
-            content = np.zeros(size, dtype=np.uint8)  # aligned as the file is
+            content = np.zeros(size, dtype=np.uint8)  # same alignment as in the file
             at, found = _TOP.size + len(head), crc32c.value(head)
             while piece := file.read(min(_PIECE_BYTES, size - at)):
                 content[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
@@ -205,16 +205,16 @@ def _magic(kind: Kind) -> bytes:
 
 
 def _padding(at: int, kind: Kind) -> int:
-    """Return the number of bytes before an array, in an index of this kind."""
+    """Return the number of padding bytes before an array, in an index of this kind."""
     return 0 if kind.has_records else -at % _ALIGNMENT
 
 
 def _keep(fresh: Indexed, kind: Kind) -> None:
-    """Write an index file, whole or not at all."""
+    """Write an index file, completely or not at all."""
     arrays = {name: np.ascontiguousarray(array) for name, array in fresh.arrays.items()}
     size, head = -1, b""
     table: dict[str, tuple[str, int, int]] = {}
-    while len(head) != size:  # where arrays begin depends on how long the header is
+    while len(head) != size:  # the positions of the arrays depend on the length of the header
         size, at = len(head), _TOP.size + len(head)
         for name, array in arrays.items():
             at += _padding(at, kind)
@@ -248,24 +248,24 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def paths_of(given: Paths) -> list[Path]:
-    """Return one path or several as a list."""
+    """Return a path, or several, as a list."""
     return [Path(path) for path in ([given] if isinstance(given, (str, Path)) else given)]
 
 
 class IndexedFiles(Dataset[Any]):
     """The rows of one or more files, in the order of the files.
 
-    No file is kept open, and nothing is shared: any thread may read at any time, and so may a copy
-    in another process.
+    No file stays open, and nothing is shared: any thread, and any copy in another process, may read
+    at any time.
 
     Args:
-        files: in the order of the rows.
+        files: the files, in the order of the rows.
         counts: number of rows of each file.
-        name: of the argument with the files, for messages.
-        first_byte: for messages; None: messages name no byte of an empty file.
+        name: name of the argument with the files, for messages.
+        first_byte: offset for messages; None: messages about an empty file have no offset.
 
     Raises:
-        DataError: no file has a row.
+        DataError: all files together have no row.
     """
 
     noun = "row"
@@ -279,7 +279,7 @@ class IndexedFiles(Dataset[Any]):
         first_byte: int | None = None,
     ) -> None:
         self._files = files
-        # (files + 1,): the number of the first row of each file, and of all rows.
+        # (files + 1,): the number of the first row of each file, and the number of rows.
         self.starts: NDArray[np.int64] = np.cumsum([0, *counts], dtype=np.int64)
         if not len(self):
             where = ", ".join(str(file.path) for file in files) or name
@@ -293,15 +293,15 @@ class IndexedFiles(Dataset[Any]):
         """Return the sample of a row.
 
         Raises:
-            IndexError: there is no such row.
-            DataError: it is damaged, or the file was changed.
+            IndexError: the row does not exist.
+            DataError: the row is damaged, or the file was changed.
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"{self.noun} {row:,} of {len(self):,}")
         return self.__getitems__([row % len(self)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Any]:
-        """Return the samples of several rows. Opens each file once; raises as ``[row]`` does."""
+        """Return the samples of several rows. Opens each file once; raises like ``[row]``."""
         if not rows:
             return []
         if min(rows) < 0 or max(rows) >= len(self):
@@ -319,9 +319,9 @@ class IndexedFiles(Dataset[Any]):
         return self._finish(samples)
 
     def _finish(self, samples: list[Any]) -> list[Any]:
-        """Return the samples of several rows, after a conversion of all together."""
+        """Return the samples of several rows, after a joint conversion."""
         return samples
 
     @abstractmethod
     def _sample(self, file: Indexed, fd: int, row: int) -> Any:
-        """Return the sample of a row of a file, which is open."""
+        """Return the sample of a row of an open file."""

@@ -15,7 +15,7 @@ from quorate.data.idx import read_idx
 from quorate.errors import DataError
 from quorate.machine.regular_file import open_regular
 
-ARRAYS = (("images", "labels"), ("x", "y"), ("x_train", "y_train"))  # names that are looked for
+ARRAYS = (("images", "labels"), ("x", "y"), ("x_train", "y_train"))  # possible names of the arrays
 
 
 class LabelledImages(NamedTuple):

@@ -1,8 +1,8 @@
 """Loader processes: load shards ahead, and send each batch through a socket.
 
 A process leaves nothing behind: no file, no folder, no segment with a name. So a loader may end at
-any instant, and ends with its parent (by signal 9, which also ends a stopped process). Batches that
-are missing then, or cannot be sent, are loaded by the workers.
+any instant, and ends with its parent (by signal 9, which also ends a stopped process). The workers
+load all batches that are then missing, or that cannot be sent.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from quorate.machine.forked_child import ForkedChild, end_children
 from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
 from quorate.machine.standard_streams import Steady
 
-# Shards that each process was asked for and has not handed over.
+# Requested and not yet delivered shards per process.
 PREFETCHED = 2
 
 _TICKET = struct.Struct("<qq")
 
 Load = tuple[Ticket, Batch | None]
-Told = Callable[[Ticket | None], None]  # what is loaded from now on
+Told = Callable[[Ticket | None], None]  # called with the ticket being loaded, or None
 
 
 def nobody_told(_ticket: Ticket | None) -> None:
@@ -164,7 +164,7 @@ class _Loader:
 
     def take(self) -> Batch | None:
         """Return the next requested batch; None if the batch is lost. Blocks."""
-        if self._is_lost:  # and whoever asks nothing of it, waits for nothing
+        if self._is_lost:  # no request was sent, so there is no answer to wait for
             return None
         try:
             loaded: Batch | None
@@ -173,7 +173,7 @@ class _Loader:
             self._lost()
             return None
         except Exception as error:  # the edge of a thread: too many files, no memory
-            # What is left in the socket may be the rest of this batch: nothing more can be had.
+            # The socket may still contain the rest of this batch: no later batch can be read.
             self._lost(f"{type(error).__name__}: {error}".splitlines()[0])
             return None
         if problem is not None:
@@ -191,11 +191,11 @@ class _Loader:
         self._socket.close()
 
     def _lost(self, problem: str = "") -> None:
-        """Print once why no batch will come from this process.
+        """Print once why no more batches come from this process.
 
         Args:
-            problem: with a received batch, for which the process is killed; empty: the process is
-                gone.
+            problem: the fault of a received batch, for which the process is killed; empty: the
+                process has ended.
         """
         if self._is_ended or self._is_lost:
             return
@@ -210,7 +210,7 @@ class _Loader:
 
 
 def attempt(source: Source, ticket: Ticket) -> Batch | None:
-    """Return the batch of a ticket; None where the dataset raises, as the worker's load will."""
+    """Return the batch of a ticket; None if the dataset raises: the worker's load raises again."""
     try:
         return source.load(ticket)
     except Exception:  # the edge of a thread or process

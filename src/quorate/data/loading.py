@@ -1,4 +1,4 @@
-"""The settings that say how rows of a dataset become batches."""
+"""The settings of how rows of a dataset become batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _sampling(name: str, value: object) -> EpochRows:
-    # It takes NumPy, which is not loaded for the command's flags.
+    # Imported late: NumPy is not loaded for the command's flags.
     sampling: EpochRows = import_module("quorate.coordination.sampling").sampling_of(name, value)
     return sampling
 
@@ -108,9 +108,9 @@ class Loading(Settings):
 
 
 class Taken(NamedTuple):
-    """What is trained on or evaluated, and how it is loaded: see ``quorate.data.dataloader``."""
+    """The data to train on or evaluate, and the loading: see ``quorate.data.dataloader``."""
 
     dataset: Any
     loading: Loading
     shuffle: bool
-    line: str | None = None  # what was taken of a ``DataLoader``; None: it was none
+    line: str | None = None  # description of the parts of a ``DataLoader``; None: no loader

@@ -1,13 +1,13 @@
-"""Parcels: a batch through a socket, from a loader process to its parent.
+"""Parcels: batches sent through a socket, from a loader process to its parent.
 
-What is large, tensors' and arrays' bytes, is sent from where it lies into fresh memory; the rest is
-a pickle, which only ever comes from a process that this one has started. Tensors that share memory
-still do, and all keep their strides and how they lie in 64 bytes: the bits that kernels return may
-depend on these.
+The bytes of tensors and arrays are sent directly from their memory into fresh memory; the rest is a
+pickle, which only ever comes from a child process of the receiver. Tensors that share memory still
+share it on arrival, and all tensors keep their strides and their position modulo 64 bytes: the bits
+returned by kernels may depend on both.
 
-A parcel: the number of buffers, their sizes in bytes, then they themselves. The first is a pickle.
-Where they are more than a socket holds at once they come in memory without a name, whose descriptor
-comes with the number.
+A parcel: the number of buffers, their sizes in bytes, then the buffers. The first buffer is a
+pickle. Buffers too large for a socket's capacity come in memory without a name, whose descriptor is
+sent along with the number.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import torch
 from quorate.machine.descriptors import receive_descriptors
 
 _NUMBER = struct.Struct("<q")
-_ALIGNMENT = 64  # bytes: torch's, of what it allocates
-_SMALL_BYTES = 1 << 17  # parcels that go through the socket
+_ALIGNMENT = 64  # bytes: torch's alignment of new memory
+_SMALL_BYTES = 1 << 17  # larger parcels do not go through the socket
 
 
 def pack(end: socket.socket, batch: Any) -> None:
-    """Send a batch, or why it cannot be sent. Blocks until the other end has taken it.
+    """Send a batch, or the reason why the batch cannot be sent. Blocks until received.
 
     Raises:
         OSError: the other end is closed.
     """
     try:
         buffers = _pickled((batch, None))
-    except Exception as error:  # the user's: whatever is in the batch may not be made for it
+    except Exception as error:  # user code: objects in the batch may not support pickling
         buffers = _pickled((None, _in_words(error)))
     sizes = b"".join(_NUMBER.pack(buffer.nbytes) for buffer in buffers)
     memory = _filled(buffers) if sum(b.nbytes for b in buffers) > _SMALL_BYTES else None
@@ -56,12 +56,12 @@ def pack(end: socket.socket, batch: Any) -> None:
 
 
 def unpack(end: socket.socket) -> tuple[Any, str | None]:
-    """Return the next batch, or None and why it could not be sent. Blocks.
+    """Return the next batch, or None and the reason why the batch could not be sent. Blocks.
 
     Raises:
         EOFError, OSError: the other end is closed.
-        UserError: memory came that this process has no descriptor left for.
-        RuntimeError: memory that came cannot be mapped.
+        UserError: this process has no free descriptor for the received memory.
+        RuntimeError: the received memory cannot be mapped.
     """
     number, fds = receive_descriptors(end, _NUMBER.size, 1)
     memory = fds[0] if fds else None
@@ -77,7 +77,7 @@ def unpack(end: socket.socket) -> tuple[Any, str | None]:
             os.close(memory)
     try:
         unpacked: tuple[Any, str | None] = pickle.loads(data, buffers=buffers)
-    except Exception as error:  # the user's: its batch is made anew by classes of its own
+    except Exception as error:  # user code: classes in the batch rebuild their objects
         return None, _in_words(error)
     return unpacked
 
@@ -88,8 +88,8 @@ def _in_words(error: Exception) -> str:
 
 
 def _filled(buffers: list[memoryview]) -> int | None:
-    """Return memory without a name that holds them, by its descriptor; None if there is no such."""
-    if not os.path.exists("/proc/self/fd"):  # noqa: PTH110  by which it is mapped
+    """Return the descriptor of nameless memory with the buffers; None if unavailable."""
+    if not os.path.exists("/proc/self/fd"):  # noqa: PTH110  the receiver maps by this path
         return None
     try:
         memory = os.memfd_create("quorate-rows", os.MFD_CLOEXEC)
@@ -103,14 +103,14 @@ def _filled(buffers: list[memoryview]) -> int | None:
                 written += os.pwrite(memory, buffer[written:], at + written)
             at += _up(buffer.nbytes)
         os.ftruncate(memory, at)
-    except OSError:  # a limit on the size of files, and it counts as one
+    except OSError:  # a limit on the size of files, which applies to a memfd
         os.close(memory)
         return None
     return memory
 
 
 def _mapped(memory: int, sizes: list[int]) -> list[memoryview]:
-    """Return what a process filled memory with. The memory is theirs, and takes no descriptor."""
+    """Return the buffers in received memory. The mapping outlives the descriptor."""
     name, nbytes = f"/proc/self/fd/{memory}", sum(_up(size) for size in sizes)
     whole = torch.from_file(name, shared=True, size=nbytes, dtype=torch.uint8).numpy().data
     ends = [*itertools.accumulate(_up(size) for size in sizes)]
@@ -122,7 +122,7 @@ def _up(nbytes: int) -> int:
 
 
 def _received(end: socket.socket, nbytes: int) -> memoryview:
-    # torch's memory is aligned, and a bytearray's is not.
+    # torch's memory is aligned, unlike a bytearray's.
     memory = torch.empty(nbytes, dtype=torch.uint8).numpy().data
     got = 0
     while got < nbytes:
@@ -134,14 +134,14 @@ def _received(end: socket.socket, nbytes: int) -> memoryview:
 
 
 def _pickled(value: Any) -> list[memoryview]:
-    """Return a pickle and the buffers that it refers to."""
+    """Return a pickle, and the buffers outside of the pickle."""
     stream, buffers = io.BytesIO(), list[memoryview]()
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         try:
             view = buffer.raw()
         except BufferError:  # an array that is not contiguous
-            return True  # is copied into the pickle
+            return True  # copy into the pickle
         buffers.append(view)
         return False
 
@@ -152,13 +152,13 @@ def _pickled(value: Any) -> list[memoryview]:
 class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(stream, protocol=5, buffer_callback=keep)
-        # By where it begins and what it spans: a pickle refers to an object that comes again.
+        # By address and extent: the pickle refers to the same object for shared memory.
         self._memories: dict[tuple[int, int, int], _Memory] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
             raise pickle.PicklingError("a tensor that was computed from others, with a gradient")
-        # Others (a subclass, sparse, quantized) have their own way, by value.
+        # All other tensors (subclasses, sparse, quantized) are pickled by value.
         if (
             type(value) is not torch.Tensor
             or value.layout is not torch.strided
@@ -184,7 +184,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Memory:
-    """A part of a storage, as a pickle wants it."""
+    """A part of a storage, with the methods for pickling."""
 
     def __init__(self, storage: torch.UntypedStorage, start: int, stop: int) -> None:
         view = torch.empty(0, dtype=torch.uint8).set_(storage, start, (stop - start,), (1,))

@@ -1,6 +1,7 @@
-"""A sample of rows: whether a dataset is the one that a run began with.
+"""A sample of rows: detects whether a resumed run has the dataset that the run began with.
 
-A dataset of as many other rows trains as well, and nobody would notice after a resume.
+A different dataset with equally many rows would train without error, and the change would go
+unnoticed.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from quorate.coordination.plan import Plan
 from quorate.data.source import Source
 from quorate.errors import DataError
 
-ROWS = 8  # that are looked at: they may take long to load
+ROWS = 8  # number of sampled rows: loading a row may be slow
 
 
 def row_sample(dataset: Any, rows: int, seed: int) -> dict[str, str | None]:
-    """Return hashes of rows that are spread over a dataset, the first and the last among them.
+    """Return hashes of rows spread over a dataset, including the first and the last row.
 
     Args:
-        rows: how many the dataset has.
-        seed: of what the dataset draws for a row.
+        rows: number of rows of the dataset.
+        seed: seed of the random numbers that the dataset draws for a row.
 
     Returns:
-        By row number. None where a row has other values each time that it is loaded, or cannot be
-        loaded.
+        The hashes by row number. None for a row whose values differ between two loads, or that
+        cannot be loaded.
     """
     chosen = np.unique(np.linspace(0, rows - 1, num=min(ROWS, rows)).round().astype(np.int64))
     plan = Plan(
@@ -49,5 +50,5 @@ def _hashes(source: Source, rows: int) -> list[str | None]:
         return [*source.load((0, 0)).samples]
     except DataError:
         raise
-    except Exception:  # user code: it raises again in its shard, where it is reported
+    except Exception:  # user code: raises again in the row's shard, with a report
         return [None] * rows

@@ -1,9 +1,9 @@
-"""The source: loads the rows of any shard, with the same bits whoever asks and however often.
+"""The source: loads the rows of any shard, with the same bits in every process and repetition.
 
 A sample's randomness is keyed by (seed, epoch, sample index): while ``dataset[i]`` runs, torch's
 default generator, Python's ``random`` and NumPy's global generator are seeded for that sample, in
-whichever thread or process it is loaded. So a shard that is loaded twice is the same twice. What
-augments whole batches gets numbers that are keyed in the same way (``quorate.data.draws``).
+whichever thread or process it is loaded. So a shard loaded twice is identical. Augmentation of
+whole batches gets numbers keyed in the same way (``quorate.data.draws``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Batch(NamedTuple):
     """The rows of one shard."""
 
     rows: Rows  # (b,) int64, indices into the dataset
-    data: Any  # what collate made of them
-    samples: Sequence[str] = ()  # a hash of each row's content, if that is wanted
+    data: Any  # result of collate
+    samples: Sequence[str] = ()  # a hash of each row's content, if requested
 
 
 class _PartOfPlan(Plan):
@@ -64,16 +64,16 @@ def length(dataset: Any, name: str = "the dataset") -> int:
     """Return a dataset's number of rows.
 
     Args:
-        name: of the dataset, for messages.
+        name: name of the dataset, for messages.
 
     Raises:
-        DataError: it is no map-style dataset, or is empty.
+        DataError: the dataset is not map-style, or is empty.
     """
     map_style = "a map-style dataset, with __getitem__ and __len__"
     if isinstance(dataset, IterableDataset):
         fix = "give its rows numbers: Stream, TarDataset, LinesDataset of quorate.data.streams"
         raise DataError(name, got=type(dataset).__name__, expected=map_style, fix=fix)
-    # A text is a sequence of texts, a class has what its instances have.
+    # A text is a sequence of texts, and a class has the methods of its instances.
     is_none = isinstance(dataset, (str, bytes, type))
     if not hasattr(dataset, "__getitem__") or is_none:
         fix = ""
@@ -90,7 +90,7 @@ def length(dataset: Any, name: str = "the dataset") -> int:
     except (TypeError, NotImplementedError):
         got = f"{type(dataset).__name__} without a length"
         raise DataError(name, got=got, expected=map_style) from None
-    except ValueError:  # len() itself refuses it
+    except ValueError:  # raised by len() itself
         got = f"{type(dataset).__name__} with a length below zero"
         raise DataError(name, got=got, expected=map_style) from None
     if rows == 0:
@@ -99,9 +99,9 @@ def length(dataset: Any, name: str = "the dataset") -> int:
 
 
 def _is_columns(dataset: Any) -> bool:
-    """Whether these are tensors of all rows, and not rows: a dict of them, or a few of one length.
+    """Return whether an object holds tensors of all rows: a dict, or a few tensors of one length.
 
-    Taken for a dataset they would be one of two rows, say, each of which is a whole tensor.
+    As a dataset, a pair of tensors would count as two rows, each with a whole tensor.
     """
     if isinstance(dataset, dict):
         return bool(dataset) and 0 not in dataset
@@ -114,7 +114,7 @@ def _is_columns(dataset: Any) -> bool:
 
 
 class Source:
-    """Loads the rows of any shard: a pure function of (step, shard)."""
+    """A loader of the rows of any shard: a pure function of (step, shard)."""
 
     def __init__(
         self,
@@ -127,23 +127,23 @@ class Source:
         self.plan = plan
         self._collate = collate or default_collate
         self._augment = augment
-        self.has_defaults = collate is None and augment is None  # which copy what is in rows
+        self.has_defaults = collate is None and augment is None  # the defaults copy rows
         self._tensors = type(dataset) is TensorDataset and collate is None
         self._known_columns: Columns | None = None
         self._turns = Turns()
-        self._draws = False  # from torch's generator
-        self.load_s, self.last_s = inf, 0.0  # that a shard took at least, and the last one
-        self.hashes_samples = False  # whether batches tell what each row held
-        self.is_sent = False  # whether batches go to another process, where all is in other memory
+        self._draws = False  # whether samples draw from torch's generator
+        self.load_s, self.last_s = inf, 0.0  # shortest and last time of a shard
+        self.hashes_samples = False  # whether batches have hashes of their rows
+        self.is_sent = False  # whether batches are sent to another process, and so copied
 
     def hashing(self) -> Source:
-        """Return a source of the same, whose batches tell what each row held."""
+        """Return a source of the same dataset whose batches have hashes of their rows."""
         source = Source(self.dataset, self.plan, self._collate, self._augment)
         source._tensors, source.hashes_samples = self._tensors, True
         return source
 
     def load(self, ticket: Ticket) -> Batch:
-        """Fetch, collate and augment one shard's rows; may raise whatever user code raises."""
+        """Fetch, collate and augment one shard's rows; may raise any exception of user code."""
         begun = time.monotonic()
         batch = self._whole(ticket)
         self.last_s = time.monotonic() - begun
@@ -152,13 +152,13 @@ class Source:
         return batch
 
     def load_part(self, ticket: Ticket, part: slice) -> Batch:
-        """Load some rows of a step, which need not be those of one shard.
+        """Load some rows of a step, possibly of several shards.
 
-        Every row is the same as ``load`` gives it. How long the load takes is not noted.
+        Every row equals the row loaded by ``load``. The time is not recorded.
 
         Args:
             ticket: the step, and the shard whose random numbers ``collate`` gets.
-            part: of the rows of the step, by their places in the batch.
+            part: positions of the rows in the batch of the step.
         """
         source = copy.copy(self)
         source.plan = _PartOfPlan(self.plan, part)
@@ -182,13 +182,13 @@ class Source:
             if not self.hashes_samples:
                 return Batch(rows, indexed)
             return Batch(rows, indexed, self._hashes(lambda: zip(*indexed, strict=True)))
-        # A turn also keeps other threads out of the dataset, which need not be thread-safe.
+        # A turn also keeps other threads out of the dataset, which may not be thread-safe.
         with loading(at_of(self.plan, ticket[0], rows)), Stream() as stream:
             data, hashes = self._turns.run(lambda reseed: self._load(ticket, stream, reseed))
         if self.has_defaults or self.is_sent:
             return Batch(rows, data, hashes)
-        # What the user's functions return may be, or be part of, what the dataset holds: a loss
-        # function that writes its batch would write that, and other epochs would read it.
+        # The user's functions may return memory of the dataset itself: a loss function that writes
+        # to its batch would change the dataset, and later epochs would read the change. So copy.
         return Batch(rows, mapped_leaves(data, _owned), hashes)
 
     def _load(
@@ -209,7 +209,7 @@ class Source:
             batch, hashes = self._collated(ticket, rows.tolist(), stream, rekey)
         if self._augment is None:
             return batch, hashes
-        # Its own generators too, in case it draws from them: but those are the shard's.
+        # Reseed torch's own generators too, in case augment draws from them: keyed by the shard.
         rekey("augment", seed, step, shard)
         draws = Draws(seed, epoch, rows, self.plan.repeats(step, shard))
         batch = self._augment(batch, draws)
@@ -218,7 +218,7 @@ class Source:
         return batch, hashes
 
     def _columns(self) -> Columns:
-        """Return the columns of a ``TensorDataset``, whose tensors a script may exchange."""
+        """Return the columns of a ``TensorDataset``; a script may replace the tensors."""
         known = self._known_columns
         if known is None or known.tensors is not self.dataset.tensors:
             self._known_columns = known = Columns(self.dataset.tensors)
@@ -231,7 +231,7 @@ class Source:
         rekey("rows", seed, *ticket)
         samples = self._load_together(rows)
         if samples is None or stream.drawn:
-            # Samples that draw are loaded one by one, so that each has a stream of its own.
+            # Samples that draw random numbers are loaded one by one, each with a separate stream.
             self._draws = self._draws or stream.drawn
             samples = []
             repeats = self.plan.repeats(*ticket)
@@ -266,7 +266,7 @@ class Source:
 
 
 def _no_batch(of: str, error: Exception) -> DataError:
-    """Return the error of rows that torch's own collate makes no batch of."""
+    """Return the error about rows that torch's default_collate cannot combine."""
     why = " ".join(str(error).split())
     expected = "rows alike: tensors of one shape, numbers, or lists, tuples and dicts of such"
     fix = "Loading(collate=) takes a function from a list of rows to a batch"
@@ -276,7 +276,7 @@ def _no_batch(of: str, error: Exception) -> DataError:
 
 
 def _owned(leaf: Any) -> Any:
-    """Return the values of a tensor or an array in memory that nobody else has."""
+    """Return a copy of a tensor or an array; any other value unchanged."""
     if isinstance(leaf, torch.Tensor):
         return copied(leaf)
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -103,15 +103,15 @@ class Tokens(Dataset[Any]):
         """Return a row: a tensor, or a tuple of tensors.
 
         Raises:
-            IndexError: there is no such row.
-            DataError: the file was cut or changed while it was used.
+            IndexError: the row does not exist.
+            DataError: the file was truncated or changed while in use.
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row:,} of {len(self):,}")
         first = row % len(self) * self._fields
         offsets = self._file.offsets(first, self._fields + 1).tolist()
         values = self._file.values(offsets[0], offsets[-1])
-        # Copies: what was read cannot be written, and fields are to have memory of their own.
+        # Copies: the bytes read are read-only, and fields must not share memory.
         fields = tuple(
             torch.from_numpy(values[start - offsets[0] : stop - offsets[0]].copy())
             for start, stop in pairwise(offsets)
@@ -119,12 +119,12 @@ class Tokens(Dataset[Any]):
         return fields if self._fields > 1 else fields[0]
 
     def lengths(self, field: int = 0) -> NDArray[np.int64]:
-        """Return how many values a field of each row has, (R,) int64, for ``Loading(order=)``."""
+        """Return the number of values of a field by row, (R,) int64, for ``Loading(order=)``."""
         every = np.diff(self._file.offsets(0, self._file.rows * self._fields + 1))
         return every[field :: self._fields].astype(np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokens, (self.path,)  # another process opens it for itself
+        return Tokens, (self.path,)  # another process opens the file again
 
 
 def write_tokens(
@@ -189,17 +189,17 @@ def _pieces(
 def _fitting(
     parts: Sequence[NDArray[Any]], kind: np.dtype[Any], where: str, first: int, fields: int
 ) -> NDArray[Any]:
-    """Return the values of some rows, one after the other, as they are kept.
+    """Return the values of some rows, concatenated, in the dtype of the file.
 
     Args:
-        parts: a field of a row each.
-        kind: of the values.
+        parts: one array per field and row.
+        kind: dtype of the values.
         where: the file, for messages.
-        first: the number of the first row.
-        fields: of a row.
+        first: number of the first row.
+        fields: number of fields per row.
 
     Raises:
-        DataError: a value does not fit.
+        DataError: a value does not fit the dtype.
     """
     kinds = "iufb" if kind.kind == "f" else "iub"
     there = [part for part in parts if len(part)]
@@ -215,7 +215,7 @@ def _fitting(
     if not there or (all(part.dtype.kind in kinds for part in there) and fits(values)):
         return values.astype(kind, copy=False)
     wrong_ones = ((n, part) for n, part in enumerate(parts) if len(part) and not fits(part))
-    if (found := next(wrong_ones, None)) is None:  # together they had another type: int64, uint64
+    if (found := next(wrong_ones, None)) is None:  # int64 and uint64 concatenate to float64
         return np.concatenate([part.astype(kind) for part in there])
     number, part = found
     row = f"{where}, row {first + number // fields:,}"
@@ -226,10 +226,10 @@ def _fitting(
 
 
 class _File:
-    """An open file of tokens. Any thread may read; a fork reads through the same descriptor.
+    """An open token file. Any thread may read; a fork reads through the same descriptor.
 
     Raises:
-        DataError: the file is missing, cut or damaged, or no file of tokens.
+        DataError: the file is missing, truncated, damaged, or not a token file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -242,7 +242,7 @@ class _File:
         except OSError as error:
             raise DataError(path, got=error.strerror or error, expected=expected) from error
         closing = weakref.finalize(self, os.close, self._fd)
-        closing.atexit = False  # a thread may be reading still
+        closing.atexit = False  # a thread may still be reading
         size = os.fstat(self._fd).st_size
         if self._read(0, min(size, len(_MAGIC))) != _MAGIC:
             raise DataError(path, got="another file", expected=expected)
@@ -263,7 +263,7 @@ class _File:
         self._bounds = self.rows * self.fields + 1
         if size != self._table_at + 8 * self._bounds + _END.size:
             raise self._damaged()
-        # The offsets, some at a time: in order, from the first value to behind the last one.
+        # Check the offsets piece by piece: in order, from the first value to the end of the last.
         crc = _checksum_of_end(self.rows, self.fields, self._values, name, self.made_from_sha256)
         before = 0
         for first in range(0, self._bounds, _OFFSETS_AT_ONCE):
@@ -277,7 +277,7 @@ class _File:
             raise self._damaged()
 
     def offsets(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return where some fields begin among the values."""
+        """Return the positions of some fields among the values."""
         content = self._read(self._table_at + 8 * first, 8 * count)
         return np.frombuffer(content, dtype="<i8")
 
@@ -292,7 +292,7 @@ class _File:
     def _read(self, at: int, nbytes: int) -> bytes:
         try:
             content = os.pread(self._fd, nbytes, at)
-            while 0 < len(content) < nbytes:  # the system reads 2 GiB at once, at most
+            while 0 < len(content) < nbytes:  # the system reads at most 2 GiB per call
                 more = os.pread(self._fd, nbytes - len(content), at + len(content))
                 if not more:
                     break
@@ -312,7 +312,7 @@ class _File:
 
 
 def _checksum_of_end(rows: int, fields: int, values: int, name: bytes, made_from: bytes) -> int:
-    """Return the CRC-32C of the end: those of the offsets are to follow."""
+    """Return the CRC-32C of the end, to be extended by the offsets."""
     crc: int = crc32c.value(struct.pack("<qqq8s32s", rows, fields, values, name, made_from))
     return crc
 

@@ -6,9 +6,9 @@
     lines = LinesDataset("corpus.jsonl", json.loads)
     rows = Stream(files, read_parquet, counts=counts)  # any format that is read from the start
 
-Each row has a number, and the row order of an epoch is a function of these numbers. That makes the
-bits independent of the workers, and a resume exact in the middle of an epoch. Tar files and line
-files are indexed once. Other files are counted once, and read in windows.
+Each row has a number, and the row order of an epoch is a function of these numbers. The bits are
+therefore independent of the workers, and a resume is exact in the middle of an epoch. Tar files and
+line files are indexed once. All other files are counted once, and read in windows.
 """
 
 from quorate.data.streams.lines import LinesDataset

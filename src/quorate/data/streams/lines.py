@@ -46,7 +46,7 @@ class LinesDataset(IndexedFiles):
 
 
 def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:  # noqa: ARG001
-    """Find where lines begin, and how long they are without their ends."""
+    """Find the starts of lines, and the lengths without line ends."""
     ends, returns, at = [], [], 0
     was_return = False
     while piece := file.read(_PIECE_BYTES):
@@ -68,12 +68,12 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:  # noqa: ARG001
 
 
 def _fits(arrays: Arrays, size: int) -> bool:
-    """Whether these can be the lines of a file: in order, none empty, an end between two."""
+    """Return whether arrays are possible lines of a file: ordered, not empty, with ends between."""
     starts, sizes = arrays["starts"], arrays["sizes"]
     return (
         len(starts) == len(sizes)
         and bool(((starts >= 0) & (starts < size) & (sizes > 0)).all())
-        # Subtracted, as a sum may overflow.
+        # Compare differences: a sum may overflow.
         and bool((starts[1:] - starts[:-1] > sizes[:-1]).all())
         and bool((sizes <= size - starts).all())
     )

@@ -28,8 +28,8 @@ from quorate.replica.shared import generators
 from quorate.replica.streams import Stream as Draws
 from quorate.settings import function, whole
 
-LOOKED_AT = 64  # windows, after which it is known how they are asked for
-FEW = 256  # times as many rows read as asked for: they are asked for from all over
+LOOKED_AT = 64  # loads of windows before the access pattern is judged
+FEW = 256  # rows read per row used from which on the access pattern counts as scattered
 
 _END = object()
 
@@ -86,12 +86,12 @@ class Stream(Dataset[Any]):
                 f"one for each of {len(self._files)} files",
             )
             raise SettingError("Stream.counts", got, expected, "pass stream.counts of a first run")
-        # Of each file, the number of its first row in the whole; at the end, how many there are.
+        # The number of each file's first row, and the total number of rows at the end.
         self.starts: NDArray[np.int64] = np.cumsum([0, *self.counts], dtype=np.int64)
         if not len(self):
             raise DataError("Stream", got="no row in any file", expected="at least one")
         self.order = Windows(self.starts, rows=self._window, files=files_at_once)
-        # An epoch is in one window of each of these files; the next ones are read ahead.
+        # An epoch uses one window of each of these files; the next windows are read ahead.
         self._most_open = self.order.files + 1
         self._lock = threading.RLock()
         self._forget()
@@ -100,11 +100,11 @@ class Stream(Dataset[Any]):
         return int(self.starts[-1])
 
     def __getitem__(self, row: int) -> Any:
-        """Return the sample of a row; reads the window that it is in, unless that is there.
+        """Return the sample of a row; reads the row's window unless the window is in memory.
 
         Raises:
-            IndexError: there is no such row.
-            DataError: its file has other rows than when they were counted.
+            IndexError: the row does not exist.
+            DataError: the file has changed since its rows were counted.
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row:,} of {len(self):,}")
@@ -123,17 +123,17 @@ class Stream(Dataset[Any]):
             raise
 
     def _forget(self) -> None:
-        """Begin anew: what another process reads, it reads for itself."""
+        """Reset all state: a process never uses windows or files of another process."""
         self._pid = os.getpid()
         self._there: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()  # windows
-        self._open: OrderedDict[int, tuple[int, Iterator[Any]]] = OrderedDict()  # at which row
-        # Generators that are open when the interpreter ends are closed after the modules that they
-        # need are gone, and complain (pyarrow's, of Parquet): these are closed before.
+        self._open: OrderedDict[int, tuple[int, Iterator[Any]]] = OrderedDict()  # (next row, rows)
+        # Close open generators before the interpreter ends: later, modules needed for closing are
+        # gone, and the generators print errors (pyarrow's, for Parquet).
         weakref.finalize(self, self._open.clear)
         self._asked, self._read, self._loads = 0, 0, 0
 
     def _window_of(self, file: int, window: int) -> list[Any]:
-        if self._pid != os.getpid():  # a fork: both would read from one descriptor
+        if self._pid != os.getpid():  # a fork: parent and child share descriptors
             self._forget()
         self._asked += 1
         if (found := self._there.get((file, window))) is not None:
@@ -153,7 +153,7 @@ class Stream(Dataset[Any]):
         return rows
 
     def _loaded(self, file: int, window: int) -> list[Any]:
-        """Read a window, from where the file is open, or from its beginning."""
+        """Read a window, from the file's open position or from the beginning."""
         start = window * self._window
         at, rows = self._open.pop(file, (0, None))
         if rows is None or at > start:
@@ -175,13 +175,13 @@ class Stream(Dataset[Any]):
         return found
 
     def _begun(self, file: int, start: int) -> tuple[int, Iterator[Any]]:
-        """Return rows of a file, from its beginning or from the one that is wanted."""
+        """Return an iterator over the rows of a file, from the beginning or from a start row."""
         if self._skips:
             return start, iter(self._rows(self._files[file], start))
         return 0, iter(self._rows(self._files[file]))
 
     def _taken(self, rows: Iterator[Any], count: int, file: int, window: int) -> list[Any]:
-        """Return the next rows. What they draw follows from file and window."""
+        """Return the next rows. Their random numbers are keyed by file and window."""
         seed = key("stream", file, window)
         with Draws() as draws, generators.kept():
             draws.reseed(seed)
@@ -189,7 +189,7 @@ class Stream(Dataset[Any]):
             return list(islice(rows, count))
 
     def _counted(self) -> list[int]:
-        """Read each file through."""
+        """Count the rows of each file by reading the file."""
         counts = []
         for number in range(len(self._files)):
             with Draws() as draws, generators.kept():

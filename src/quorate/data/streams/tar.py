@@ -17,9 +17,9 @@ from quorate.errors import DataError
 
 BLOCK = 512
 KEY = "__key__"
-_LISTED = "\0"  # between the ends of names, in which there is none
-# What WebDataset takes for the key and the kind of a member, and what it passes over: members
-# without a kind, and what its writers note about a whole file.
+_LISTED = "\0"  # separates the kinds of members; no name contains it
+# WebDataset's rules for the key and the kind of a member, and for skipped members: members without
+# a kind, and notes of its writers about a whole file.
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")
 _ABOUT_ALL = re.compile(r"__[^/]*__($|/)")
 
@@ -78,19 +78,19 @@ def _texts(array: Any) -> str:
 
 
 def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
-    """Go from header to header, and group members into rows."""
+    """Read all headers, and group members into rows."""
     firsts: list[int] = []
     keys: list[bytes] = []
     offsets: list[int] = []
     sizes: list[int] = []
     kind_of: list[int] = []
     kinds: dict[str, int] = {}
-    seen: set[str] = set()  # kinds in the row
-    at = 0  # where the last member ends
+    seen: set[str] = set()  # kinds in the current row
+    at = 0  # end of the last member
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members
                 stored = member.size if member.isreg() else 0
                 at = member.offset_data + stored + -stored % BLOCK
                 name = f"{path}, {member.name}"
@@ -126,7 +126,7 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
     except tarfile.TarError as error:
         got = f"no tar file ({error})"
         raise DataError(path, got=got, expected=KIND.name, offset=at) from error
-    # A header that is damaged ends an archive for Python's reader, without a word.
+    # Python's reader silently ends an archive at a damaged header: check for the end block.
     if os.pread(file.fileno(), BLOCK, at) != bytes(BLOCK):
         got = "a damaged header, or the end of the file"
         expected = "a member, or the end of an archive"
@@ -144,7 +144,7 @@ def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
 
 
 def _fits(arrays: Arrays, size: int) -> bool:
-    """Whether these can be the rows and members of a tar file.
+    """Return whether arrays are possible rows and members of a tar file.
 
     R rows, M members: ``firsts`` and ``keys_at`` are (R + 1,), ``offsets``, ``sizes`` and
     ``kind_of`` (M,).
@@ -159,7 +159,7 @@ def _fits(arrays: Arrays, size: int) -> bool:
         and _rises(keys_at, len(keys))
         and len(set(kinds)) == len(kinds)
         and bool(((kind_of >= 0) & (kind_of < len(kinds))).all())
-        # In the file, whatever they are: so no difference of two of them overflows.
+        # Bound every number by the size of the file first: then no difference overflows.
         and bool(((offsets >= BLOCK) & (offsets <= size) & (sizes >= 0)).all())
         and bool((sizes <= size - offsets).all())
         # A member's header lies between two members.
@@ -168,7 +168,7 @@ def _fits(arrays: Arrays, size: int) -> bool:
 
 
 def _rises(bounds: NDArray[np.int64], end: int) -> bool:
-    """Whether bounds go from 0 to an end, each above the one before."""
+    """Return whether bounds increase strictly from 0 to an end."""
     return bounds[0] == 0 and bounds[-1] == end and bool((bounds[1:] > bounds[:-1]).all())
 
 

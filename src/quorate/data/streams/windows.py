@@ -39,7 +39,7 @@ class Windows:
         self.files = whole("Windows.files", files, least=1)
         content = hashlib.sha256(f"{self._rows} {self.files} ".encode())
         content.update(self._starts.astype("<i8").tobytes())
-        self.sha256 = content.hexdigest()  # of all that the order depends on, beside the rows
+        self.sha256 = content.hexdigest()  # of everything the order depends on, except the rows
 
     def __call__(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of an epoch, (D,), in the order of windows. O(D log D).
@@ -53,7 +53,7 @@ class Windows:
         turn = np.empty(len(first), dtype=np.int64)
         turn[np.argsort(first, kind="stable")] = np.arange(len(first))
         window = (rows - self._starts[files]) // self._rows
-        # Rows that are equal in both keep the order that they are given in.
+        # Rows with equal keys keep their given order.
         return rows[np.lexsort((window, turn[files] // self.files))]
 
 

@@ -1,7 +1,7 @@
 """TFRecord files as a map-style dataset, with access to any record by number.
 
-A TFRecord file has no table of contents, so that all lengths must be read to find a record by the
-number of the record: see ``quorate.data.indexed_files``.
+A TFRecord file has no table of contents, so finding a record by number requires reading all
+lengths: see ``quorate.data.indexed_files``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quorate.data.tfrecord.example import Features
 from quorate.data.tfrecord.framing import HEAD, OVERHEAD_BYTES, TAIL, checksum, length_in
 from quorate.errors import DataError
 
-_PIECE_BYTES = 1 << 14  # read at a time while looking for lengths: large records are jumped over
+_PIECE_BYTES = 1 << 14  # bytes read at a time while looking for lengths: large records are skipped
 _GZIP = b"\x1f\x8b"
 _DAMAGED = "the file is damaged: get it again"
 
@@ -75,17 +75,17 @@ class TFRecordDataset(IndexedFiles):
 
 
 def _record_name(path: Path, number: int) -> str:
-    """Return what messages call a record."""
+    """Return a record's name for messages."""
     return f"{path}, record {number:,}"
 
 
 def _scan(path: Path, file: BinaryIO, size: int) -> Arrays:
-    """Go from length to length, and check each."""
+    """Read each length of a file, and check the checksum of each."""
     fd = file.fileno()
     offsets = [0]
-    at = 0  # where the next record begins
-    piece, start = b"", 0  # some bytes of the file, and where they begin
-    good, length = b"", 0  # the newest head that was right: most often the next one is the same
+    at = 0  # start of the next record
+    piece, start = b"", 0  # some bytes of the file, and their position
+    good, length = b"", 0  # the last valid head: most records have the same
     while at < size:
         head = piece[at - start : at - start + HEAD.size]
         if len(head) < HEAD.size:
@@ -114,7 +114,7 @@ def _length(path: Path, number: int, at: int, head: bytes, size: int) -> int:
         raise DataError(where, got=got, expected=f"{HEAD.size} bytes of a length", offset=at)
     length = length_in(head)
     if length is None:
-        # A length of 35,615 begins like gzip, so only a wrong checksum tells.
+        # A length of 35,615 begins like gzip, so only a wrong checksum proves compression.
         if at == 0 and (head.startswith(_GZIP) or _is_zlib(head)):
             kind = "gzip" if head.startswith(_GZIP) else "zlib"
             raise DataError(
@@ -134,10 +134,10 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _fits(arrays: Arrays, size: int) -> bool:
-    """Return whether offsets can be those of a file: from 0 to the end, a record between two."""
+    """Return whether offsets are possible for a file: from 0 to the end, with room for records."""
     offsets = arrays["offsets"]
     return (
-        bool(((offsets >= 0) & (offsets <= size)).all())  # so no difference overflows
+        bool(((offsets >= 0) & (offsets <= size)).all())  # then no difference overflows
         and offsets[:1].tolist() == [0]
         and bool(offsets[-1] == size)
         and not bool((np.diff(offsets) < OVERHEAD_BYTES).any())

@@ -1,10 +1,10 @@
-"""tf.train.Example, the message that most TFRecord files hold, without TensorFlow.
+"""tf.train.Example, the message type of most TFRecord files, without TensorFlow.
 
     Example   features: a map from a name to a Feature
     Feature   one of: a list of byte strings, a list of float32, a list of int64
 
-The messages are declared here as tensorflow/core/example/{example,feature}.proto declare them, in a
-pool of their own, and protobuf reads and writes them.
+The messages are declared in this module, as in tensorflow/core/example/{example,feature}.proto, in
+a separate pool, and protobuf reads and writes the messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Feature:
 
     kind: str
     shape: tuple[int, ...] | None = None
-    size: int | None = field(init=False, repr=False)  # how many values, or bytes
+    size: int | None = field(init=False, repr=False)  # number of values, or of bytes
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, tuple(KINDS))
@@ -162,7 +162,7 @@ def _tensors(column: Sequence[Any], want: Feature) -> Sequence[Any]:
     if want.kind == "bytes":
         if want.shape is None:
             return column
-        raw = np.frombuffer(bytearray().join(column), np.uint8)  # torch wants it to be writable
+        raw = np.frombuffer(bytearray().join(column), np.uint8)  # torch requires writable memory
         return torch.from_numpy(raw).view(len(column), *want.shape).unbind()
     dtype = torch.int64 if want.kind == "int64" else torch.float32
     if want.shape is None:
@@ -175,9 +175,9 @@ def _wrong(name: str, got: str, want: Feature) -> DataError:
 
 
 def _declared() -> Any:
-    """Return the class of Example."""
+    """Return the message class of Example."""
     file = text_format.Parse(_PROTO, FileDescriptorProto())
-    pool = DescriptorPool()  # in the common one TensorFlow's own may lie
+    pool = DescriptorPool()  # not the common pool, which may contain TensorFlow's own
     pool.Add(file)
     return GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 

@@ -1,13 +1,13 @@
-"""How a TFRecord file holds a record: its length, its data, and a checksum of each.
+"""The framing of records in a TFRecord file: a length, the data, and a checksum of each.
 
     length    8 bytes, little-endian uint64: n
     checksum  4 bytes, little-endian uint32: of the 8 bytes before
     data      n bytes
     checksum  4 bytes: of the data
 
-Records lie one behind the other and nothing else is in the file. A checksum is a CRC-32C, rotated
-and offset as TensorFlow does (tensorflow/core/lib/hash/crc32c.h), so that the checksum of data that
-hold a checksum is no trivial value.
+The records follow each other without gaps, and the file contains nothing else. A checksum is a
+CRC-32C, rotated and offset as in TensorFlow (tensorflow/core/lib/hash/crc32c.h), so that the
+checksum of data with an embedded checksum is no trivial value.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def checksum(data: bytes) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """Return a record that holds these bytes."""
+    """Return the data framed as a record."""
     length = _LENGTH.pack(len(data))
     return b"".join((length, TAIL.pack(checksum(length)), data, TAIL.pack(checksum(data))))
 
 
 def length_in(head: bytes) -> int | None:
-    """Return the length that a record's first 12 bytes say; None if their checksum is wrong."""
+    """Return the length in a record's first 12 bytes; None if the checksum is wrong."""
     length: int
     length, stated = HEAD.unpack(head)
     return length if checksum(head[: _LENGTH.size]) == stated else None
