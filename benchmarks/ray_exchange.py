@@ -45,7 +45,7 @@ import quorate
 from quorate.engines.job import Job
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.worker import here
-from quorate.engines.ray.node_results import NodeResults
+from quorate.engines.ray.node_relay import NodeRelay
 from quorate.replica.shard_sum import ShardSum
 
 PLACES = ("here", "there", "both")
@@ -127,7 +127,7 @@ def _compute_once(folder: Path) -> None:
 def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> None:
     """In the coordinator: note when parameters are ready, when gradients are in; count bytes."""
     collect, publish = ProcessesChannel.collect, ProcessesChannel.publish
-    fetch, put = NodeResults._fetch, ray.put
+    copy, put = NodeRelay._copy, ray.put
 
     def collecting(self: ProcessesChannel, step: int, *of: Any) -> Any:
         if self.number == 1:  # others check in between that workers agree
@@ -139,9 +139,9 @@ def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> 
         if self.number == 1:
             ready[max(in_) + 1] = time.monotonic()
 
-    def fetching(self: NodeResults, ref: Any, slot: int) -> None:
-        moved[1] += self._arena.slot_bytes
-        fetch(self, ref, slot)
+    def copying(self: NodeRelay, values: Any, *place: Any) -> None:
+        moved[1] += values.nbytes
+        copy(self, values, *place)
 
     def putting(value: Any, **options: Any) -> Any:
         moved[0] += getattr(value, "nbytes", 0)
@@ -150,7 +150,7 @@ def _watch(ready: dict[int, float], in_: dict[int, float], moved: list[int]) -> 
     ProcessesChannel.collect = collecting  # type: ignore[method-assign]
     ProcessesChannel.publish = publishing  # type: ignore[method-assign]
     ShardSum.add = lambda self, _: self  # type: ignore[method-assign]
-    NodeResults._fetch = fetching  # type: ignore[method-assign]
+    NodeRelay._copy = copying  # type: ignore[method-assign]
     ray.put = putting
 
 

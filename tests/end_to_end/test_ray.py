@@ -37,7 +37,7 @@ from support.runs import (
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "2"))
+KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "3"))
 LASTS = ("ranks.py", "steps=100000", "pause=0.01", "then=tells")
 
 
@@ -106,7 +106,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
 def test_the_same_bits_whoever_is_killed(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
-    """Workers, and the actors that have them, at random moments."""
+    """Workers, the actors that hold their places, and relays of nodes, at random moments."""
     stop, chance = tmp_path / "stop", random.Random(17)
     options = (*cluster.options(2), "--servers", "2", "--run-dir", str(tmp_path / "run"))
     words = command("lasting.py", "pause=0.01", f"stop={stop}", options=options)
@@ -114,8 +114,10 @@ def test_the_same_bits_whoever_is_killed(
         at = said.wait_for("2 take part")
         for kill in range(KILLS):
             time.sleep(chance.uniform(0.0, 1.0))
-            worker = chance.choice([*cluster.processes("dies_with")])
-            os.kill(psutil.Process(worker).ppid() if kill % 2 else worker, signal.SIGKILL)
+            servers = cluster.processes("fork_server")
+            forks = [pid for pid in servers if psutil.Process(pid).ppid() in servers]
+            victims = (forks, cluster.processes("WorkerLease"), cluster.processes("RelayActor"))
+            os.kill(chance.choice([*victims[kill % 3]]), signal.SIGKILL)
             at = said.wait_for("another is starting", at)
             at = said.wait_for("2 take part", at)
         stop.touch()
@@ -228,7 +230,8 @@ def test_a_folder_travels_and_what_user_code_raises_names_worker_node_and_rows(
     (folder / "sizes.py").write_text("SHARDS = 4")
     (script := folder / "train.py").write_text(TRAVELS)
     (where := tmp_path / "where").mkdir()
-    travels = (*cluster.options(2), "--working-dir", str(tmp_path))
+    # One of two workers at least is on the other node, with a copy of the folder.
+    travels = (*cluster.options(2)[:-1], "2:3", "--working-dir", str(tmp_path))
     ended = run_all(
         {
             "there": command(script, str(where), options=travels),

@@ -28,7 +28,6 @@ FULL_PIPE_S = 5.0  # the reader of standard output, whose pipe is full
 LOCAL_CONNECT_S = 1.0  # a process of this machine, which accepts at once as long as it lives
 CLUSTER_CONNECT_S = 5.0  # the address of a Ray cluster
 STORE_CONNECT_S = 60.0  # torch.distributed's store on another host
-HANDOVER_S = 10.0  # descriptors of shared memory that a process of this machine announced
 CLUSTER_ANSWER_S = 5  # the status of a Ray cluster; Ray takes whole seconds
 ACTOR_ANSWER_S = 60.0  # the actor of a detached run, which may be restarting
 COMPILE_S = 600.0  # torch.compile, for each new shape

@@ -149,14 +149,11 @@ class ProcessesChannel(JobChannel):
     def answered(self, worker: int, answer: messages.Answer | messages.NodeSum) -> None:
         """Take a worker's answer to a request.
 
-        Results of several workers for a step that needs all shards may have been added before. If
-        the coordinator awaits one of the answers no more, the workers send the results one by one.
+        Results of several workers for a step that needs all shards may have been added before. The
+        ends of these workers arrive after the sum.
         """
         group = answer.answers if isinstance(answer, messages.NodeSum) else [(worker, answer)]
         if not all(self._is_expected(*each) for each in group):
-            handle = self._workers.supervisor.handle(worker)
-            if isinstance(answer, messages.NodeSum) and handle is not None:
-                handle.separate(answer)
             return
         request, slots = self.requests[worker], list[int | None]()
         if not isinstance(answer, messages.ShardFailed | messages.ShardsCancelled):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from selectors import EVENT_READ, BaseSelector
 from typing import IO, Protocol
@@ -100,10 +100,6 @@ class WorkerHandle(ABC):
         if self.line is not None:
             self.line.deaf()
 
-    def separate(self, node_sum: messages.NodeSum) -> None:
-        """Have the workers of a sum hand in the results one by one. Does not block."""
-        raise NotImplementedError
-
     @abstractmethod
     def cancel(self, ticket: int) -> None:
         """Report a cancelled shard, if the worker does not see the coordinator's arena."""
@@ -173,6 +169,7 @@ class WorkerProcess(WorkerHandle):
         script: the script to run.
         starter: starts the process.
         place: in a collective, if the worker is to be a rank.
+        environment: of the process. Default: this process's.
 
     Raises:
         OSError: the process cannot be started; nothing is left.
@@ -181,7 +178,13 @@ class WorkerProcess(WorkerHandle):
     line: Wire
 
     def __init__(
-        self, number: int, script: Script, starter: SpawnStarter, *, place: RankPlace | None = None
+        self,
+        number: int,
+        script: Script,
+        starter: SpawnStarter,
+        *,
+        place: RankPlace | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(number)
         self._selector: BaseSelector | None = None
@@ -191,7 +194,7 @@ class WorkerProcess(WorkerHandle):
             self.line, theirs = Wire.pair()
             undo.enter_context(closing(self.line))
             with closing(theirs):
-                self._process = starter.start(theirs, self._output)
+                self._process = starter.start(theirs, self._output, environment)
             undo.callback(self._end_process)
             self.tells_exit = self.exit is not None
             self.post(messages.StartWorker(number, script, place, facts_of_own_process()))
@@ -283,9 +286,9 @@ class LocalPool:
         self._script = script
         self._starter = new_starter(script, workers, threads=threads)
 
-    def start(self, number: int) -> WorkerProcess:
+    def start(self, number: int, environment: Mapping[str, str] | None = None) -> WorkerProcess:
         """Start a process; the fork may come later. Does not block for long."""
-        return WorkerProcess(number, self._script, self._starter)
+        return WorkerProcess(number, self._script, self._starter, environment=environment)
 
     def flush(self) -> None:
         """Send the fork server delayed requests. Does not block."""

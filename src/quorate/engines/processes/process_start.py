@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
@@ -47,14 +47,19 @@ class SpawnStarter:
         self._script = script
         self._spins = spins
 
-    def start(self, wire: Wire, output: IO[bytes]) -> Process:
+    def start(
+        self, wire: Wire, output: IO[bytes], environment: Mapping[str, str] | None = None
+    ) -> Process:
         """Start ``worker.run`` with a wire and an output. Blocks for some milliseconds.
+
+        Args:
+            environment: of the process. Default: this process's.
 
         Raises:
             OSError: the process cannot be started.
         """
         fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
-        return _spawn(worker.__name__, fds, self._script, spins=self._spins)
+        return _spawn(worker.__name__, fds, self._script, environment, spins=self._spins)
 
     def flush(self) -> None:
         """Do nothing: nothing waits."""
@@ -76,7 +81,9 @@ class ForkStarter(SpawnStarter):
         super().__init__(script, spins=spins)
         self._server = server
 
-    def start(self, wire: Wire, output: IO[bytes]) -> Process:
+    def start(
+        self, wire: Wire, output: IO[bytes], environment: Mapping[str, str] | None = None
+    ) -> Process:
         """Request a fork that runs ``worker.run`` with a wire and an output. Does not block.
 
         Raises:
@@ -91,7 +98,8 @@ class ForkStarter(SpawnStarter):
             # If the server dies now, the sent descriptors are closed, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # The server may be stopped, or have a hundred requests to serve.
-            server.wire.post(ForkWorker(_path(), _environment(spins=self._spins)), *fds)
+            own = _environment(environment, spins=self._spins)
+            server.wire.post(ForkWorker(_path(), own), *fds)
         except BaseException:
             report.close()
             raise
@@ -388,7 +396,14 @@ def _new_server(script: Script, *, spins: bool) -> ForkServer:
 # --- new interpreters -----------------------------------------------------------------------------
 
 
-def _spawn(module: str, fds: dict[str, int], script: Script, *, spins: bool) -> SpawnedProcess:
+def _spawn(
+    module: str,
+    fds: dict[str, int],
+    script: Script,
+    environment: Mapping[str, str] | None = None,
+    *,
+    spins: bool,
+) -> SpawnedProcess:
     """Start a new interpreter that dies with this process, and runs a module with descriptors."""
     stdout, stderr = inherited_by_children()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -400,14 +415,15 @@ def _spawn(module: str, fds: dict[str, int], script: Script, *, spins: bool) -> 
         stderr=stderr,
         pass_fds=list(fds.values()),
         cwd=script.folder,
-        env=_environment(spins=spins),
+        env=_environment(environment, spins=spins),
         process_group=0,  # a terminal's Ctrl-C is the coordinator's
     )
     return SpawnedProcess(popen)
 
 
-def _environment(*, spins: bool) -> dict[str, str]:
-    return child_environment({} if spins else {"OMP_WAIT_POLICY": "passive"})
+def _environment(environment: Mapping[str, str] | None, *, spins: bool) -> dict[str, str]:
+    defaults = {} if spins else {"OMP_WAIT_POLICY": "passive"}
+    return child_environment(defaults) if environment is None else {**defaults, **environment}
 
 
 def _path() -> list[str]:

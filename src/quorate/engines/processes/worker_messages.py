@@ -5,7 +5,6 @@ from a worker          ScriptRefused ScriptRaised ReachedLoop FoundNote JobReady
                        ShardsDone ShardFailed ShardsCancelled
 to a fork server       ForkWorker
 from a fork server     WorkerForked WorkerExited
-to a coordinator       HandOver, from an actor of the coordinator's own node
 
 A pool of several machines adds CancelShards, and reports WorkerPlaced, WorkerLeaves and NodeSum
 itself. A descriptor of memory travels beside a message, in the order of the fields that name one.
@@ -13,7 +12,6 @@ itself. A descriptor of memory travels beside a message, in the order of the fie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -92,8 +90,6 @@ class ComputeShards(ModelRequest):
     rank_of: tuple[int, int]  # rank of the worker, and number of workers
     is_needed: bool  # whether the update needs these shards
     beside: list[dict[str, Any] | None] | None = None  # by shard, see ``Job.beside``
-    # Step and shard of the likely next request with the same parameters, see ``ray/shard_orders``.
-    following: tuple[int, int] | None = None
 
 
 class CancelShards(_Message):
@@ -203,15 +199,13 @@ class WorkerLeaves(_Message):
     reason: str  # "has left host, because ..."
 
 
-@dataclass
-class NodeSum:
-    """Answers of workers of one node whose results were added there. Not sent.
+class NodeSum(_Message):
+    """Answers of workers of one node whose results were added there.
 
     The sum is in the slot of the first worker.
     """
 
     answers: list[tuple[int, ShardsDone]]  # with the workers, in the order of shards
-    results: Any  # for ``WorkerHandle.separate``
 
 
 # --- starters and actors --------------------------------------------------------------------------
@@ -237,17 +231,11 @@ class WorkerExited(_Message):
     error: str | None = None  # why there is no process
 
 
-class HandOver(_Message):
-    """A worker for its coordinator. Comes with two descriptors: of the wire, of the process."""
-
-    key: str  # of the worker
-
-
 ForModel = OpenJob | ComputeShards
 Answer = ShardsDone | ShardFailed | ShardsCancelled
 _Request = ShareMemory | OpenJob | ComputeShards | CancelShards | CloseJob | EndWorker
 _News = ScriptRefused | ScriptRaised | ReachedLoop | FoundNote | JobReady
-_OfStart = StartWorker | ForkWorker | WorkerForked | WorkerExited | HandOver | WorkerPlaced
+_OfStart = StartWorker | ForkWorker | WorkerForked | WorkerExited | WorkerPlaced
 WorkerMessage = _OfStart | _Request | _News | Answer | WorkerLeaves
 Arrived = WorkerMessage | NodeSum
 JobNews = Answer | NodeSum | FoundNote

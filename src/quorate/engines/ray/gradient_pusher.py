@@ -1,4 +1,4 @@
-"""Gradients on their way from a worker's actor to the servers, a slice to each."""
+"""Gradients on their way from a relay to the servers, a slice to each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from quorate.engines.processes.arena import Image
-from quorate.engines.processes.worker_messages import ShardsDone
+from quorate.engines.ray.node_sums import WorkerResult
 from quorate.engines.ray.servers import WORK
 from quorate.engines.servers import VectorSlices
 from quorate.replica.flat import Flat
@@ -27,34 +27,34 @@ class GradientPusher:
     def __init__(self, servers: Sequence[Any], ring: Callable[[], None]) -> None:
         self._servers = servers
         self._ring = ring
-        self._on_their_way: list[tuple[ShardsDone, Image, list[Future[Any]]]] = []
+        self._on_their_way: list[tuple[WorkerResult, Image, list[Future[Any]]]] = []
 
     def push(
-        self, answer: ShardsDone, step: int, gradient: Flat, slicing: VectorSlices, rest: Image
+        self, result: WorkerResult, gradient: Flat, slicing: VectorSlices, rest: Image
     ) -> None:
         """Send a gradient, which may be overwritten after the call. Does not block.
 
         Args:
-            answer: the worker's, held back until the arrival.
+            result: the worker's, held back until the arrival.
             rest: the result of the shard without the gradient, for the coordinator.
         """
         arrivals = []
         for number, server in enumerate(self._servers):
             take = server.take.options(concurrency_group=WORK)
-            ref = take.remote(answer.ticket, step, slicing.cut(gradient, number))
-            arrivals.append(ref.future())
-        answer.is_held = True
-        self._on_their_way.append((answer, rest.copy(), arrivals))
+            told = result.answer.ticket, result.order.step, slicing.cut(gradient, number)
+            arrivals.append(take.remote(*told).future())
+        result.answer.is_held = True
+        self._on_their_way.append((result, rest.copy(), arrivals))
         for arrival in arrivals:
             arrival.add_done_callback(lambda _: self._ring())
 
-    def arrived(self) -> Iterator[tuple[ShardsDone, Image]]:
-        """Yield the answers to arrived gradients, in order, with the rest of each result.
+    def arrived(self) -> Iterator[tuple[WorkerResult, Image]]:
+        """Yield the results with arrived gradients, in order, with the rest of each result.
 
-        An answer whose gradient cannot be brought to a server is never given: the coordinator hears
+        A result whose gradient cannot be brought to a server is never given: the coordinator hears
         of the end of a server directly, and ends the run.
         """
         while self._on_their_way and all(a.done() for a in self._on_their_way[0][2]):
-            answer, rest, arrivals = self._on_their_way.pop(0)
+            result, rest, arrivals = self._on_their_way.pop(0)
             if all(arrival.exception() is None for arrival in arrivals):
-                yield answer, rest
+                yield result, rest

@@ -1,7 +1,7 @@
 """Contents of calls between the coordinator and a node: messages, and images of memory as bytes.
 
 A call has a message and images; so has each piece of news. Ray itself pickles the frame of a call.
-Requests to a worker and answers are those of ``worker_messages``; an actor adds news of its own.
+Requests to a worker and answers are those of ``worker_messages``; a relay has messages of its own.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from quorate.engines.messages import MessageReader
 from quorate.engines.processes.arena import Arena, Image
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.worker_messages import ShareMemory, WorkerMessage
+from quorate.engines.processes.worker_messages import NodeSum, WorkerMessage
 from quorate.engines.worker_status import Doing
-
-RESULTS = 2  # slots of a node's arena: one is written while the other's result is passed on
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -46,70 +44,70 @@ class ArenaPart(StrEnum):
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 
-class ActorStart(msgspec.Struct):
-    """The argument of ``WorkerActor.serve``."""
+Part = tuple[ArenaPart, int]  # with the place among the snapshots, else 0
+
+
+class RelayStart(msgspec.Struct):
+    """The argument of a relay."""
 
     script: Script
     folder: str | None  # that travelled with the script
-    threads: int  # of the worker, intra-op
-    node: str  # of the coordinator
-    mark: str  # of the coordinator's host
-    door: str | None  # the name of the coordinator's ``HandoverSocket``
-    key: str  # of the worker, at the door
+    threads: int  # of each worker, intra-op
 
 
-class ActorHello(msgspec.Struct, tag=True):
-    """The actor runs, on this node."""
+class StartProcess(msgspec.Struct, tag=True):
+    """Start a worker's process in an environment."""
 
-    same: dict[str, str]  # facts to compare, see ``same_everywhere``
-    host: str
-    mark: str
-    node: str
+    number: int  # of the worker
+    environment: dict[str, str]
 
 
-class ActorStarted(msgspec.Struct, tag=True):
-    """The actor has started the worker."""
-
-    pid: int | None
-    near: bool  # whether the worker was handed over to the coordinator
+class KillProcess(msgspec.Struct, tag=True):
+    """Kill a worker's process."""
 
 
-class ActorLeaves(msgspec.Struct, tag=True):
-    """The actor has to end."""
+Ordered = StartProcess | KillProcess | WorkerMessage
 
 
-class WorkerCut(msgspec.Struct, tag=True):
+class RelayOrder(msgspec.Struct):
+    """An order to a relay on behalf of a worker, or a message to the worker."""
+
+    message: Ordered
+    parts: list[Part]  # of the images of the call
+
+
+class NodeFacts(msgspec.Struct, tag=True):
+    """The first news of a relay: facts to compare, see ``same_everywhere``."""
+
+    same: dict[str, str]
+
+
+class WireCut(msgspec.Struct, tag=True):
     """The worker's wire is cut."""
 
 
 class WorkerEnded(msgspec.Struct, tag=True):
-    """The worker has ended; the last news."""
+    """The worker's process has ended."""
 
     ending: Ending
 
 
-ActorMessage = ActorHello | ActorStarted | ActorLeaves | WorkerCut | WorkerMessage
+Reported = WireCut | WorkerEnded | NodeSum | WorkerMessage
 
 
-class News(msgspec.Struct):
-    """News of an actor, with the status of the worker."""
+class RelayNews(msgspec.Struct):
+    """News of a relay, with the status of the worker, and perhaps followed by an image."""
 
-    message: ActorMessage | WorkerEnded | None  # None: a sign of life
-    has_image: bool  # whether an image follows
+    life: int | None  # names the worker's process
+    message: NodeFacts | Reported | None
     doing: Doing | None = None  # ``since`` is an age: clocks of two hosts have nothing in common
     ahead: tuple[int, int] | None = None
+    image: tuple[ArenaPart, int | None] | None = None  # part, and slot of the coordinator's arena
 
 
-START_READER: MessageReader[ActorStart] = MessageReader(ActorStart)
-NEWS_READER: MessageReader[News] = MessageReader(News)
-
-
-def arena_like(sent: ShareMemory) -> Arena:
-    """Return an arena for one worker alone, with room for images of the coordinator's arena."""
-    description = sent.description
-    snapshots = min(1, description.sizes.snapshots)
-    own = description.sizes._replace(slots=RESULTS + snapshots, snapshots=snapshots, again=False)
-    return Arena.like(description._replace(sizes=own))
+START_READER: MessageReader[RelayStart] = MessageReader(RelayStart)
+ORDER_READER: MessageReader[RelayOrder] = MessageReader(RelayOrder)
+NEWS_READER: MessageReader[RelayNews] = MessageReader(RelayNews)
 
 
 def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
 
-from quorate.engines.ray.own_node import OwnNode
+from quorate.engines.ray.own_node import LOST_CLUSTER, OwnNode
 from quorate.machine.limits import CLUSTER_ANSWER_S, CLUSTER_SILENCE_S, WORKER_POLL_S
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ class ClusterNotices:
             if self._node.gone is not None:
                 self._lose_all()
                 continue
+            for worker in self._workers():
+                worker.lose_relay_if_silent()
             answer = drained(self._address)
             if isinstance(answer, set):
                 heard_at = time.monotonic()
                 for worker in self._workers():
                     if worker.node_id in answer:
-                        worker.leave("because Ray drains the node")
+                        worker.call(partial(worker.leave, "because Ray drains the node"))
             elif answer is not None and time.monotonic() - heard_at > CLUSTER_SILENCE_S:
                 self._head_gone = (
                     f"the Ray cluster at {self._address} has not answered for "
@@ -76,7 +79,7 @@ class ClusterNotices:
 
     def _lose_all(self) -> None:
         for worker in self._workers():
-            worker.lose()
+            worker.call(partial(worker.lose_all, LOST_CLUSTER))
 
 
 def drained(address: str) -> set[str] | str | None:

@@ -10,16 +10,24 @@ connection before each such call.
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
+from quorate.engines.processes.endings import Ending
 from quorate.engines.ray.images import Ref
-from quorate.errors import UserError
+from quorate.errors import UserError, cut
 from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import LOCAL_CONNECT_S, WORKER_POLL_S
+
+LOST_CLUSTER = Ending(1, lost="the Ray cluster")
+MOST_SAID = 600  # characters of Ray's text about an actor that cannot be started
+NODE_DIED = "its node has died"  # in Ray's text about an actor
 
 Address = str | tuple[str, int]  # the path of a Unix socket; host and port
 
@@ -88,6 +96,35 @@ class OwnNode:
         while missing:
             self.require()
             missing = ray.wait(refs, num_returns=len(refs), timeout=WORKER_POLL_S)[1]
+
+    def kill(self, actor: Any) -> None:
+        """End an actor, unless Ray cannot be called any more. Does not block."""
+        if self.gone is None:
+            with suppress(RayError, ValueError):
+                ray.kill(actor, no_restart=True)
+
+    def ending_of(self, error: BaseException, actor: str) -> Ending:
+        """Return the ending of workers whose actor was ended by Ray or the system.
+
+        Args:
+            error: Ray's.
+            actor: for people: "its actor".
+        """
+        if self.gone is not None:  # the actor ended with the raylet
+            return LOST_CLUSTER
+        if isinstance(error, OutOfMemoryError):
+            return Ending(-signal.SIGKILL, is_out_of_memory=True)
+        if not isinstance(error, RayError):
+            return Ending(1, f"{type(error).__name__}: {error}")
+        text = " ".join(str(error).split())
+        is_preempted = False
+        if isinstance(error, ActorDiedError):
+            if error.actor_init_failed:
+                return Ending(1, cut(text[:MOST_SAID]))
+            is_preempted = error.preempted
+        if NODE_DIED in text:
+            actor = "its node, which was preempted" if is_preempted else "its node"
+        return Ending(-signal.SIGKILL, lost=actor)
 
     def close(self) -> None:
         """Close the connections."""

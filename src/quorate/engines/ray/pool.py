@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+import itertools
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import ray
 
 from quorate.engines.processes.arena import Arena
+from quorate.engines.processes.pool import LocalPool
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.cluster import joined_cluster
 from quorate.engines.ray.demand import RayDemand
-from quorate.engines.ray.handover import HandoverSocket
 from quorate.engines.ray.images import same_everywhere
-from quorate.engines.ray.node_results import NodeResults
+from quorate.engines.ray.node_relay import NodeRelay, ParameterStore
 from quorate.engines.ray.notices import ClusterNotices
-from quorate.engines.ray.parameter_store import ParameterStore
 from quorate.engines.ray.servers import RayServers
-from quorate.engines.ray.worker_actor import WorkerActor
-from quorate.engines.ray.worker_handle import NEWS, ORDERS, SUMS, RayWorkerHandle
+from quorate.engines.ray.worker_handle import RayWorkerHandle
+from quorate.engines.ray.worker_lease import LIFE, PLACE, WorkerLease
 from quorate.errors import SettingError, UserError
+from quorate.machine import this_host
 from quorate.machine.regular_file import is_folder
 from quorate.replica.sparse.found import no_rows
 
@@ -65,30 +66,29 @@ class RayPool:
         self.same = same_everywhere(script)
         self.arena = arena
         self.threads = threads
+        self._lives = itertools.count()
         self._handles: dict[int, RayWorkerHandle] = {}  # the newest of each worker
+        self._relays: dict[str, NodeRelay] = {}  # by node; the newest
         self.servers: RayServers | None = None
-        self.door: HandoverSocket | None = None
-        with ExitStack() as closing:
-            self.node = closing.enter_context(joined_cluster(address, demand, store_bytes, folder))
+        with ExitStack() as opened:
+            self.local = opened.enter_context(closing(LocalPool(script, 1, threads)))
+            self.node = opened.enter_context(joined_cluster(address, demand, store_bytes, folder))
+            self._own_id = ray.get_runtime_context().get_node_id()
             if servers is not None:
                 self.servers = RayServers(*servers, self.node)
-                closing.callback(self.servers.close)
-            else:  # workers compute from the coordinator's memory
-                with suppress(OSError):  # workers of this node are reached like all workers then
-                    self.door = HandoverSocket()
-                    closing.callback(self.door.close)
+                opened.callback(self.servers.close)
             self.store = ParameterStore(arena, self.node, self.servers)
-            self.results = NodeResults(arena, self.node)
-            closing.callback(self._handles.clear)
+            opened.callback(self._close_relays)
+            opened.callback(self._handles.clear)
             self._notices = ClusterNotices(lambda: list(self._handles.values()), self.node)
-            closing.callback(self._notices.close)
-            self._closing = closing.pop_all()
-        self.actor = ray.remote(
+            opened.callback(self._notices.close)
+            self._opened = opened.pop_all()
+        self.lease = ray.remote(
             max_restarts=0,  # the supervisor decides whether a new actor takes its place
             scheduling_strategy="SPREAD",
-            concurrency_groups={NEWS: 1, ORDERS: 1, SUMS: 1},
+            concurrency_groups={PLACE: 1, LIFE: 1},
             **demand.options(),
-        )(WorkerActor)
+        )(WorkerLease)
 
     def start(self, number: int) -> RayWorkerHandle:
         """Request a worker, for when the cluster has room. Does not block.
@@ -98,17 +98,34 @@ class RayPool:
         """
         if self._notices.gone is not None:
             raise UserError(self._notices.gone)
-        handle = self._handles[number] = RayWorkerHandle(number, self)
+        handle = self._handles[number] = RayWorkerHandle(number, next(self._lives), self)
         return handle
+
+    def is_own(self, node_id: str, mark: str) -> bool:
+        """Return whether the coordinator is the relay: workers there share its memory."""
+        is_here = node_id == self._own_id and mark == this_host.mark()
+        return is_here and self.servers is None  # else workers compute from the servers' values
+
+    def relay(self, node_id: str) -> NodeRelay:
+        """Return the relay of a node, perhaps a new one. Does not block."""
+        relay = self._relays.get(node_id)
+        if relay is None or relay.is_lost:
+            relay = self._relays[node_id] = NodeRelay(node_id, self)
+        return relay
+
+    def _close_relays(self) -> None:
+        for relay in self._relays.values():
+            relay.close()
 
     def flush(self) -> None:
         """Raise ServerError if a server is lost. Ray keeps delayed requests itself."""
+        self.local.flush()
         if self.servers is not None:
             self.servers.require()
 
     def close(self) -> None:
         """End the servers, and leave the cluster."""
-        self._closing.close()
+        self._opened.close()
 
 
 def folder_of(script: Script, working_dir: str) -> Path:

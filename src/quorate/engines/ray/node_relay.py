@@ -1,0 +1,267 @@
+"""The coordinator's end of a relay: the actor on a further node that has the node's shared memory.
+
+Values are put into Ray's object store once for all nodes, and travel to a node once, whichever of
+its workers needs them first. A result, or the sum of results of several workers, is copied into a
+slot that the coordinator has lent to the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from quorate.engines.messages import pack
+from quorate.engines.processes import worker_messages as messages
+from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.endings import Ending
+from quorate.engines.ray.images import (
+    NEWS_READER,
+    ArenaPart,
+    NodeFacts,
+    Ordered,
+    Part,
+    Ref,
+    RelayNews,
+    RelayOrder,
+    RelayStart,
+    StartProcess,
+    difference,
+    image_of,
+)
+from quorate.engines.ray.own_node import OwnNode
+from quorate.engines.ray.relay_actor import NEWS, ORDERS, RelayActor
+from quorate.engines.ray.servers import RayServers
+from quorate.engines.ray.worker_handle import RayWorkerHandle
+from quorate.machine.limits import KILLED_EXIT_S, STAGE_POLL_S
+from quorate.machine.shared_memory import Segment
+
+if TYPE_CHECKING:
+    from quorate.engines.ray.pool import RayPool
+
+
+class NodeRelay:
+    """The coordinator's end of the relay of one node. Needs ``close``.
+
+    A thread listens to the actor. The rest belongs to the coordinator's thread.
+
+    Args:
+        node_id: of the node.
+        pool: the pool of the workers.
+    """
+
+    def __init__(self, node_id: str, pool: RayPool) -> None:
+        self.is_lost = False
+        self._pool = pool
+        self._ordered = 0
+        self._workers: dict[int, RayWorkerHandle] = {}  # by life
+        # Held while a result is copied: afterwards the slot may be lent to another worker.
+        self._lock = threading.Lock()
+        self._sent: dict[Part, tuple[ArenaPart, int]] = {}  # with versions
+        self._averaged: set[int] = set()  # jobs that are computed from averaged parameters
+        self._differs: str | None = None
+        servers = () if pool.servers is None else pool.servers.actors
+        folder = None if pool.folder is None else str(pool.folder)
+        start = RelayStart(pool.script, folder, pool.threads)
+        actor = self._actor = ray.remote(
+            num_cpus=0,
+            max_restarts=0,
+            concurrency_groups={NEWS: 1, ORDERS: 1},
+            # Ray ignores a soft affinity of actors without resources.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )(RelayActor).remote(pack(start), *servers)
+        self._tell = actor.tell.options(concurrency_group=ORDERS)
+        news = actor.serve.options(num_returns="streaming", concurrency_group=NEWS).remote()
+        self._listener = threading.Thread(
+            target=self._listen, args=(news,), name="quorate-listens-to-a-relay", daemon=True
+        )
+        self._listener.start()
+
+    def start(self, worker: RayWorkerHandle, environment: Mapping[str, str]) -> None:
+        """Have the relay start a worker's process in an environment."""
+        with self._lock:
+            self._workers[worker.life] = worker
+        if self._differs is not None:
+            worker.refuse(self._differs)
+            return
+        self.post(worker, StartProcess(worker.number, dict(environment)))
+
+    def post(self, worker: RayWorkerHandle, message: Ordered, *fds: int) -> None:
+        """Send a worker a message, with images of values that the node lacks."""
+        images, descriptors, store = dict[Part, list[Ref]](), list(fds), self._pool.store
+        if isinstance(message, messages.ModelRequest):
+            if message.model_changes is not None:
+                store.frozen = message.model_changes["frozen"]
+                self._add(images, store.frozen, ArenaPart.FROZEN)
+            if message.shared is not None and message.shared["tensors"] is not None:
+                refs = store.shared(message.shared["stored"], descriptors.pop(0))
+                images[ArenaPart.SHARED, 0] = refs
+        match message:
+            case messages.ShareMemory():
+                self._add(images, store.frozen, ArenaPart.FROZEN)
+            case messages.OpenJob():
+                if message.averaged:
+                    self._averaged.add(message.job)
+                if descriptors:
+                    images[ArenaPart.START, 0] = store.start(descriptors[0])
+            case messages.ComputeShards(snapshot=(slot, version)):
+                place = slot - store.arena.snapshots.start
+                self._add(images, version, ArenaPart.SNAPSHOT, place)
+                message.snapshot = place, version
+            case messages.ComputeShards():
+                is_averaged = message.job in self._averaged
+                parameters = ArenaPart.AVERAGE if is_averaged else store.parameters
+                for part in (parameters, ArenaPart.BUFFERS):
+                    self._add(images, store.arena.published, part)
+        parts = [part for part, refs in images.items() for _ in refs]
+        values = [ref for refs in images.values() for ref in refs]
+        number, self._ordered = self._ordered, self._ordered + 1
+        with suppress(RayError):  # the actor is gone, and the listener says so
+            self._tell.remote(number, worker.life, pack(RelayOrder(message, parts)), *values)
+
+    def forget(self, worker: RayWorkerHandle) -> None:
+        """Pass on no more news of a worker, and copy no more results."""
+        with self._lock:
+            self._workers.pop(worker.life, None)
+
+    def kill(self) -> None:
+        """End the actor, and so all workers of the relay. Does not block. Thread-safe."""
+        self.is_lost = True
+        self._pool.node.kill(self._actor)
+
+    def close(self) -> None:
+        """End the actor, and wait until nothing more can come."""
+        # After this nobody may call Ray for it: once it is shut down, a call would start another,
+        # and Ray ends a process in which a thread waits for Ray then.
+        self.kill()
+        self._listener.join(KILLED_EXIT_S)
+
+    def _add(
+        self, images: dict[Part, list[Ref]], version: int, name: ArenaPart, place: int = 0
+    ) -> None:
+        """Add the images of a part of the arena, unless the node has this version."""
+        # Slices and whole parameters overwrite each other.
+        key = ArenaPart.PARAMETERS if name == ArenaPart.SLICES else name, place
+        if self._sent.get(key) != (name, version):
+            self._sent[key] = name, version
+            images[name, place] = self._pool.store.refs((name, place), version)
+
+    # --- what comes: in the listener's thread -----------------------------------------------------
+
+    def _listen(self, news: Any) -> None:
+        ending = Ending(1, "its relay ended without a word")
+        try:
+            while not self.is_lost:
+                if not ray.wait([news], timeout=STAGE_POLL_S, fetch_local=False)[0]:
+                    self._pool.node.require()
+                    continue
+                if (ref := next(news, None)) is None:
+                    break
+                told = NEWS_READER.unpack(self._pool.node.get(ref))
+                image = next(news) if told.image is not None else None
+                self._hear(told, image)
+                del ref, image  # the object: its memory is for the next one
+        except Exception as error:  # the edge of the thread
+            ending = self._pool.node.ending_of(error, "its relay")
+        with self._lock:
+            self.is_lost = True
+            workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.call(partial(worker.end, ending))
+
+    def _hear(self, news: RelayNews, image: Ref | None) -> None:
+        message, arena = news.message, self._pool.arena
+        if isinstance(message, NodeFacts):
+            self._compare(message)
+            return
+        values = None if image is None else self._pool.node.get(image)
+        with self._lock:
+            if news.life is None or (worker := self._workers.get(news.life)) is None:
+                return
+            if news.doing is not None:
+                since = time.monotonic() - news.doing.since
+                arena.sheets[worker.number].take(news.doing._replace(since=since))
+                arena.loads_ahead(worker.number, news.ahead)
+            if news.image is not None:
+                self._copy(values, *news.image)
+        if message is not None:
+            worker.call(partial(worker.take, message))
+
+    def _compare(self, facts: NodeFacts) -> None:
+        """Refuse a node that would compute something else."""
+        self._differs = difference(self._pool.same, facts.same)
+        with self._lock:
+            workers = [] if self._differs is None else list(self._workers.values())
+        for worker in workers:
+            worker.call(partial(worker.refuse, str(self._differs)))
+
+    def _copy(self, values: Any, part: ArenaPart, slot: int | None) -> None:
+        image_of(self._pool.arena, part, slot)[:] = values
+
+
+class ParameterStore:
+    """The coordinator's values as objects. An older version is gone with its last reader.
+
+    The coordinator's thread calls all methods, while the values do not change.
+
+    Args:
+        arena: the coordinator's, with the values.
+        node: the coordinator's own.
+        servers: the owners of the parameters, unless the coordinator is the owner.
+    """
+
+    def __init__(self, arena: Arena, node: OwnNode, servers: RayServers | None = None) -> None:
+        self.arena = arena
+        self.frozen = 0  # counts changes of frozen parameters
+        self._node = node
+        self._servers = servers
+        self._newest: dict[ArenaPart, tuple[int, list[Ref]]] = {}
+
+    @property
+    def parameters(self) -> ArenaPart:
+        """The part with the newest parameters: slices of the servers, or the coordinator's."""
+        is_there = self._servers is not None and self._servers.have_newest
+        return ArenaPart.SLICES if is_there else ArenaPart.PARAMETERS
+
+    def refs(self, part: Part, version: int) -> list[Ref]:
+        """Return the objects of a part of the arena; a new version is put into the store first."""
+        if self._servers is not None and part[0] == ArenaPart.SLICES:
+            return self._servers.refs
+        name, place = part
+        slot = self.arena.snapshots[place] if name == ArenaPart.SNAPSHOT else None
+        return self._put(name, version, lambda: image_of(self.arena, name, slot))
+
+    def shared(self, version: int, fd: int) -> list[Ref]:
+        """Return the object of the tensors of ``Shared``; a new version is put first.
+
+        Args:
+            fd: of the memory with the tensors.
+        """
+        return self._put(ArenaPart.SHARED, version, lambda: image_in(fd))
+
+    def start(self, fd: int) -> list[Ref]:
+        """Return a new object of the values that workers are compared from.
+
+        Args:
+            fd: of the memory with the values.
+        """
+        return [self._node.put(image_in(fd))]
+
+    def _put(self, name: ArenaPart, version: int, image: Callable[[], Image]) -> list[Ref]:
+        if (known := self._newest.get(name)) is None or known[0] != version:
+            self._newest[name] = version, [self._node.put(image())]
+        return self._newest[name][1]
+
+
+def image_in(fd: int) -> Image:
+    """Return the bytes of a segment, which stays the caller's."""
+    segment = Segment(os.fstat(fd).st_size, os.dup(fd))
+    return segment.array(segment.nbytes)

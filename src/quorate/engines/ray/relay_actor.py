@@ -1,0 +1,251 @@
+"""A relay: an actor with the shared memory of a node, on behalf of all workers of the node.
+
+The relay starts the workers of its node, as the coordinator starts the workers of its own: a fork
+server imports torch once, and the script in a worker has a main thread and no threads of Ray's, so
+that it may fork. Relay and workers share memory as a coordinator and its workers do, and copies
+travel: parameters with the first order that needs them, results with an answer, or added up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quorate.engines.messages import pack
+from quorate.engines.processes import worker_messages as messages
+from quorate.engines.processes.alarm import Alarm
+from quorate.engines.processes.arena import Arena, ArenaDescription, Image
+from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.pool import LocalPool
+from quorate.engines.ray.gradient_pusher import GradientPusher
+from quorate.engines.ray.images import (
+    ORDER_READER,
+    START_READER,
+    ArenaPart,
+    NodeFacts,
+    Part,
+    RelayNews,
+    RelayOrder,
+    Reported,
+    StartProcess,
+    WorkerEnded,
+    image_of,
+    same_everywhere,
+)
+from quorate.engines.ray.node_sums import NodeSums, WorkerResult, add_up
+from quorate.engines.ray.relayed_worker import RelayedWorker
+from quorate.engines.servers import VectorSlices
+from quorate.machine import this_host
+from quorate.machine.limits import RANK_POLL_S
+from quorate.machine.shared_memory import Segment
+
+NEWS, ORDERS = "news", "orders"  # threads of a relay
+
+Order = tuple[int, RelayOrder, tuple[Image, ...]]
+
+
+class RelayActor:
+    """The relay of a node. Ray calls ``serve`` and ``tell`` in a thread each.
+
+    Args:
+        start: a ``RelayStart``.
+        servers: the actors that receive gradients; none: the coordinator receives gradients.
+    """
+
+    arena: Arena  # from the first worker at its training loop on
+
+    def __init__(self, start: bytes, *servers: Any) -> None:
+        told = START_READER.unpack(start)
+        script = told.script
+        if told.folder is not None:  # Ray has put its copy into this process's folder
+            script = script.within(Path(told.folder), Path.cwd())
+        self._same = same_everywhere(told.script, script)
+        self._raylet = os.getppid()
+        self._selector = selectors.DefaultSelector()
+        self._alarm = Alarm(self._selector)
+        self._pool = LocalPool(script, 1, told.threads)
+        self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
+        self._servers = len(servers)
+        self._slicing: VectorSlices | None = None
+        self._told: dict[int, Order] = {}  # by number
+        self._taken = 0  # the number of the next order
+        self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
+        self._workers: dict[int, RelayedWorker] = {}  # by life
+        self._description: tuple[ArenaDescription, list[int]] | None = None
+        self.sums = NodeSums()
+        # Ray's own handler ends the process at once, but workers first hand over, when their own
+        # actors are asked to end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether gradients travel to servers."""
+        return self._pusher is not None
+
+    def __repr__(self) -> str:
+        """Return the text that Ray writes before each line that a worker prints."""
+        return f"quorate workers of {this_host.name()}"
+
+    def tell(self, number: int, life: int, message: bytes, *images: Image) -> None:
+        """Take an order. Orders are carried out by number: calls may overtake each other."""
+        self._told[number] = life, ORDER_READER.unpack(message), images
+        self._alarm.ring()
+
+    def serve(self) -> Iterator[bytes | Image]:
+        """Yield facts about the node, then the news of all workers."""
+        self._say(RelayNews(None, NodeFacts(self._same)))
+        while os.getppid() == self._raylet:
+            while self._news:
+                yield self._news.popleft()
+            wait_s = max(0.0, min(RANK_POLL_S, self.sums.due() - time.monotonic()))
+            for key, _ in self._selector.select(wait_s):
+                key.data()
+            self._pool.flush()
+            while self._taken in self._told:
+                self._take_order(*self._told.pop(self._taken))
+                self._taken += 1
+            for life, worker in list(self._workers.items()):
+                if not worker.pass_on():
+                    del self._workers[life]
+            self.pass_on_sums()
+            for result, rest in () if self._pusher is None else self._pusher.arrived():
+                self.say(result.worker, result.answer, (ArenaPart.REST, result.order.slot, rest))
+        os._exit(1)  # Ray on this node is gone; Ray may take seconds to end this actor
+
+    # --- what workers have computed ---------------------------------------------------------------
+
+    def take(self, result: WorkerResult) -> None:
+        """Take the result of a shard: for servers, for a sum, or for the coordinator."""
+        if self._pusher is not None:
+            assert self._slicing is not None
+            gradient = self.arena.slot(result.slot).flat
+            rest = image_of(self.arena, ArenaPart.REST, result.slot)
+            self._pusher.push(result, gradient, self._slicing, rest)
+        elif not self.sums.done(result):
+            self._pass_on([result])
+
+    def pass_on_sums(self) -> None:
+        """Send the coordinator all sums that wait no longer."""
+        for results in self.sums.ready():
+            self._pass_on(results)
+
+    def _pass_on(self, results: list[WorkerResult]) -> None:
+        """Send the coordinator a result, or the sum of results in the name of the first."""
+        first = results[0]
+        message: Reported = first.answer
+        if len(results) > 1:
+            add_up(self.arena, results)
+            message = messages.NodeSum(
+                [(each.worker.process.number, each.answer) for each in results]
+            )
+        # Ray copies the image before the worker gets an order that overwrites the slot.
+        image = image_of(self.arena, ArenaPart.RESULT, first.slot)
+        self.say(first.worker, message, (ArenaPart.RESULT, first.order.slot, image))
+
+    # --- orders of the coordinator ----------------------------------------------------------------
+
+    def _take_order(self, life: int, order: RelayOrder, images: tuple[Image, ...]) -> None:
+        message = order.message
+        if isinstance(message, StartProcess):
+            self._start(life, message)
+            return
+        if isinstance(message, messages.ShareMemory) and self._description is None:
+            self._make_arena(message.description)
+        owned = self._write(order.parts, images)
+        if (worker := self._workers.get(life)) is not None:  # else the coordinator hears of its end
+            worker.take_order(message, owned)
+
+    def _start(self, life: int, start: StartProcess) -> None:
+        """Start a worker's process; an earlier process of the same number is gone first."""
+        number = start.number
+        for before, worker in list(self._workers.items()):
+            if worker.process.number == number:
+                del self._workers[before]
+                worker.close()
+        try:
+            process = self._pool.start(number, start.environment)
+        except OSError as error:
+            self._say(RelayNews(life, WorkerEnded(Ending(1, str(error)))))
+            return
+        process.watch(self._selector, _look_at_everything, _look_at_everything)
+        self._workers[life] = RelayedWorker(life, process, self)
+
+    def _make_arena(self, description: ArenaDescription) -> None:
+        """Make an arena like the coordinator's, with two slots for the results of each worker."""
+        sizes = description.sizes
+        own = sizes._replace(slots=2 * sizes.workers + sizes.snapshots, again=False)
+        self.arena = Arena.like(description._replace(sizes=own))
+        self._description = self.arena.handed_over()
+        if self._servers:
+            self._slicing = VectorSlices(self.arena.parameters.layout, self._servers)
+
+    def _write(self, parts: list[Part], images: tuple[Image, ...]) -> list[Segment]:
+        """Write images to the arena; return segments with the images that have no place there.
+
+        A worker may read what is written: in a shard that the coordinator has cancelled, or in a
+        speculative shard. The results of both are dropped.
+        """
+        owned, slices = list[Segment](), itertools.count()
+        for (part, place), image in zip(parts, images, strict=True):
+            if part in (ArenaPart.SHARED, ArenaPart.START):
+                owned.append(Segment(image.nbytes))
+                owned[-1].array(image.nbytes)[:] = image
+                continue
+            for worker in self._workers.values():
+                worker.doubt()
+            if part == ArenaPart.SLICES:
+                assert self._slicing is not None
+                self._slicing.put(self.arena.parameters, next(slices), image)
+            else:
+                slot = self.arena.snapshots[place] if part == ArenaPart.SNAPSHOT else None
+                image_of(self.arena, part, slot)[:] = image
+        return owned
+
+    def send(
+        self, worker: RelayedWorker, message: messages.WorkerMessage, segments: list[Segment]
+    ) -> None:
+        """Send a worker's process a message, with the arena of this node."""
+        fds = [segment.fd for segment in segments]
+        if isinstance(message, messages.ShareMemory):
+            assert self._description is not None
+            message.description, fds = self._description
+        worker.process.post(message, *fds)
+
+    # --- news for the coordinator -----------------------------------------------------------------
+
+    def say(
+        self,
+        worker: RelayedWorker,
+        message: Reported | None,
+        image: tuple[ArenaPart, int | None, Image] | None = None,
+    ) -> None:
+        """Add a message of a worker to the news, with the worker's status, and perhaps an image.
+
+        Args:
+            image: with its part of a slot of the coordinator's arena.
+        """
+        worker.told_at = time.monotonic()
+        news = RelayNews(worker.life, message)
+        if self._description is not None:
+            doing = self.arena.sheets[worker.process.number].read()
+            news.doing = doing._replace(since=time.monotonic() - doing.since)
+            news.ahead = self.arena.loaded_ahead(worker.process.number)
+        if image is not None:
+            news.image = image[:2]
+        self._say(news)
+        if image is not None:
+            self._news.append(image[2])
+
+    def _say(self, news: RelayNews) -> None:
+        self._news.append(pack(news))
+
+
+def _look_at_everything() -> None:
+    """Do nothing: each message, and the end of a worker, only wakes the relay."""
