@@ -1,6 +1,6 @@
-"""A child run: ``quorate run`` in a process of its own, for commands that look at several runs.
+"""A child run: ``quorate run`` in a separate process, for commands that examine several runs.
 
-It dies with this process. Ctrl-C and SIGTERM end it with the command that started it.
+The run dies with this process. Ctrl-C and SIGTERM end the run together with the command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any
 from quorate.commands.options import as_typed
 from quorate.machine.environment import child_environment
 
-GRACE_S = 5.0  # how long a program may take to end when it has done its part, or is told to end
+GRACE_S = 5.0  # grace period of a program after its task is done or a request to end
 LOOK_EVERY_S = 0.05
 NO_SAVES_S = 1e9
 
@@ -36,24 +36,24 @@ def child_run(
     """Run a script to its end, and return its exit code, -n after signal n. Blocks.
 
     Args:
-        options: of ``quorate run``, by name, as in ``memory_fraction``; None: not given.
-        script: as a user types it.
-        module: in the place of the script; None: there is none.
-        arguments: of the script.
-        output: where all that it prints is written.
-        is_done: whether it has done its part. If it goes on it is told to end, then killed; so it
-            is where this raises.
-        environment: what it has instead of this process's.
+        options: options of ``quorate run``, by name, as in ``memory_fraction``; None: not given.
+        script: the script, as typed by a user.
+        module: a module in the place of the script; None: there is none.
+        arguments: arguments of the script.
+        output: file for all output of the run.
+        is_done: returns whether the run has done its task. A run that continues afterwards is
+            terminated, then killed; so is the run if ``is_done`` raises.
+        environment: changes of the environment.
 
     Raises:
         OSError: no process can be started.
     """
-    # -P: without it the folder one is in would be searched for modules before all others.
+    # -P: otherwise Python would search the current folder for modules before all others.
     command = [sys.executable, "-P", "-m", "quorate", "run", "--dies-with", str(os.getpid())]
     command += as_typed(options)
-    # Behind -- also those that are named as ours are the script's.
+    # After "--", even words with the names of our options belong to the script.
     command += ["--", script] if module is None else ["-m", module, "--"]
-    # In a session of its own: a terminal's Ctrl-C reaches this process alone, which ends the other.
+    # In a separate session: a terminal's Ctrl-C reaches only this process, which ends the run.
     process = subprocess.Popen(
         [*command, *arguments],
         stdin=subprocess.DEVNULL,
@@ -77,14 +77,14 @@ def child_run(
 
 
 def last_error(output: str) -> str:
-    """Return the line of a program's output that says what went wrong.
+    """Return the line with the error in a program's output.
 
-    After a traceback that is the exception; notes and what others print may follow it.
+    After a traceback, the line of the exception; notes and output of other code may follow it.
     """
     lines = [line for line in output.splitlines() if line.strip()]
     starts = [n for n, line in enumerate(lines) if line.startswith("Traceback (most recent call")]
     after = lines[starts[-1] + 1 :] if starts else []
-    # Markers below a line of code begin where they like.
+    # Skip lines with markers below a line of code, which may begin in any column.
     ends = (line for line in after if not line.startswith((" ", "\t")) and line.strip("^~"))
     raised = next(ends, None)
     error = raised or (lines[-1] if lines else "it printed nothing")
@@ -93,7 +93,7 @@ def last_error(output: str) -> str:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """End the program by SIGTERM, within the block, as Ctrl-C does: with the run under way."""
+    """End the program by SIGTERM within the block like by Ctrl-C: together with the current run."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -114,7 +114,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-    # What the script has started besides is in its group.
+    # The process group contains the other processes started by the script.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,7 @@
-"""Commands: what click reads of a command line, and what is called when it has been read.
+"""Commands: the parsing of a command line by click, and the call made afterwards.
 
-click takes KeyboardInterrupt and EOFError for its own, wherever they come from. So it only reads:
-reading yields a call, which ``main`` makes when click is done.
+click catches KeyboardInterrupt and EOFError of any origin. Therefore click only parses: the result
+is a call, which ``main`` makes after click has returned.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from quorate.commands.namesakes import say_namesakes
 from quorate.errors import nearest
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-TO_COPY = "Completion of commands and options"  # a section of commands, which are not broken
+TO_COPY = "Completion of commands and options"  # a section of commands, whose lines are not wrapped
 IN_ITS_PLACE = "module"  # the option that names a module in the place of a script
 
 
 class Command(click.Command):
-    """A command whose invocation is the call that it stands for: a function to an exit code."""
+    """A command whose invocation returns its call: a function that returns an exit code."""
 
     context_class = HelpContext
 
@@ -39,7 +39,7 @@ class Command(click.Command):
         self.context_settings = {**HELP, **self.context_settings}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line; whatever is wrong with it is this command's."""
+        """Parse a command line; errors refer to this command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -47,30 +47,30 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, in groups where they have some."""
+        """Write the options, in groups if the options have groups."""
         write_groups(self.get_params(ctx), ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> partial[int]:
-        """Return the call, with the options as its keywords."""
+        """Return the call, with the options as keywords."""
         assert self.callback is not None
         return partial(self.callback, **ctx.params)
 
 
 class Line(NamedTuple):
-    """A command line for a script, taken apart; each part in the order in which it was typed."""
+    """A command line for a script, divided into parts; each part in the order of typing."""
 
     ours: list[str]  # options of the command, with their values
-    behind: list[str]  # the names of those that stand behind the script
-    script: list[str]  # the script or module; empty: none was named
-    arguments: list[str]  # of the script
+    behind: list[str]  # names of the options after the script
+    script: list[str]  # the script or module; empty: none
+    arguments: list[str]  # arguments of the script
 
 
 class ScriptCommand(Command):
-    """A command for a script: its options stand before the script, or behind it.
+    """A command for a script: its options stand before or after the script.
 
-    Behind the script a word that is an option of the command is the command's, and every other one
-    the script's; ``--`` ends the command's options, and is nobody's. Before the script an unknown
-    option is a mistake. ``-m`` names a module in the place of the script, as Python's does.
+    After the script, a word that is an option of the command belongs to the command, and any other
+    word to the script; ``--`` ends the command's options. Before the script, an unknown option is
+    an error. ``-m`` names a module in the place of the script, as in Python.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,18 +86,18 @@ class ScriptCommand(Command):
         self.params += [
             module,
             click.Argument(["script"], type=click.Path()),
-            # Paths, so that a shell completes them.
+            # The type is a path, so that a shell completes the words.
             click.Argument(["arguments"], nargs=-1, type=click.Path(readable=False)),
         ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read a command line on which the options may stand behind the script."""
+        """Parse a command line whose options may stand after the script."""
         line = self._taken_apart(ctx, args)
         ctx.meta[__name__] = line.behind
         return super().parse_args(ctx, [*line.ours, "--", *line.script, *line.arguments])
 
     def invoke(self, ctx: click.Context) -> partial[int]:
-        """Return the call, which first names the options that the script may mean to be its own."""
+        """Return the call; the call first warns about options that the script may have too."""
         call = super().invoke(ctx)
         return partial(_called, call, ctx.command_path, ctx.meta[__name__])
 
@@ -108,13 +108,13 @@ class ScriptCommand(Command):
             if isinstance(parameter, click.Option)
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        # 1. What stands before the script.
+        # 1. The words before the script.
         end = _leading_options(ctx, words, takes_value)
         ours, rest = [*words[:end]], words[end:]
-        del takes_value["-m"]  # behind the script it is the script's
+        del takes_value["-m"]  # after the script, -m belongs to the script
         if rest[:1] == ["--"]:
             return Line(ours, [], [*rest[1:2]], [*rest[2:]])
-        # 2. The script, or a module in its place: click is given its name as that of both.
+        # 2. The script, or a module in its place: click receives the module's name for both.
         module = rest[0][2:] if rest and rest[0] != "-m" and rest[0].startswith("-m") else ""
         if rest[:1] == ["-m"]:
             if len(rest) < 2:
@@ -123,7 +123,7 @@ class ScriptCommand(Command):
         if module:
             ours += ["-m", module]
         script, rest = [module] if module else [*rest[:1]], rest[1:]
-        # 3. What stands behind it.
+        # 3. The words after the script.
         behind: list[str] = []
         arguments: list[str] = []
         position = 0
@@ -152,11 +152,11 @@ def _called(call: partial[int], command: str, behind: Sequence[str]) -> int:
 
 
 class Commands(click.Group):
-    """Commands by name; the module of each is imported when it is wanted.
+    """A group of commands; the module of each is imported on first use.
 
     Args:
-        modules: by the name of a command, the module whose ``command`` it is.
-        sections: what the help ends with: by a title, terms with what they mean.
+        modules: maps the name of a command to the module with its ``command``.
+        sections: the sections at the end of the help: terms and meanings, by title.
     """
 
     context_class = HelpContext
@@ -173,7 +173,7 @@ class Commands(click.Group):
         self._sections = sections
 
     def format_epilog(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections that the help ends with."""
+        """Write the sections at the end of the help."""
         for title, rows in self._sections.items():
             with formatter.section(title):
                 if title == TO_COPY:
@@ -189,7 +189,7 @@ class Commands(click.Group):
         """Return a command.
 
         Raises:
-            click.UsageError: there is none of this name.
+            click.UsageError: there is no command of this name.
         """
         if cmd_name in self._modules:
             command: click.Command = import_module(self._modules[cmd_name]).command
@@ -205,7 +205,7 @@ class Commands(click.Group):
 
 
 def usage_line(error: click.ClickException) -> str:
-    """Return what is wrong with a command line, as one line."""
+    """Return the error in a command line, as one line."""
     command = "quorate"
     if isinstance(error, click.UsageError) and error.ctx is not None:
         command = error.ctx.command_path
@@ -222,12 +222,12 @@ def usage_line(error: click.ClickException) -> str:
 def _leading_options(
     ctx: click.Context, words: Sequence[str], takes_value: Mapping[str, bool]
 ) -> int:
-    """Return how many words at the front are options with their values, ``-m`` not among them.
+    """Return the number of words at the front that are options with their values, except ``-m``.
 
-    One that is not known counts; it is refused later.
+    Unknown options count too, and are refused later.
 
     Args:
-        takes_value: by the name of each known option.
+        takes_value: whether an option takes a value, by name, for the known options.
 
     Raises:
         click.BadOptionUsage: the last option lacks its value.

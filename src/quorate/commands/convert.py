@@ -1,4 +1,4 @@
-"""``quorate convert``: labelled images of other formats into a TFRecord file."""
+"""``quorate convert``: converts labelled images to a TFRecord file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ the file to write.
 )
 @click.option("--overwrite", is_flag=True, help="replace TARGET if the file exists")
 def command(sources: tuple[Path, ...], target: Path, rows: str | None, overwrite: bool) -> int:
-    """Read, check, write, and say what was written.
+    """Read, check and write the images, and print a summary.
 
     Raises:
         DataError: a source is missing or damaged, or the target cannot be written.
-        SettingError: an option cannot work.
+        SettingError: an option is not valid.
     """
     from quorate.data.labelled_images import LabelledImages, read_idx_pair, read_npz
     from quorate.data.tfrecord.images import read_images, write_images
@@ -55,7 +55,7 @@ def command(sources: tuple[Path, ...], target: Path, rows: str | None, overwrite
         got = error.strerror or error
         raise DataError(target, got=got, expected="a file that can be written") from error
     shape = tuple(content.images.shape[1:])
-    read_images(target, shape)[count - 1]  # it is indexed now, and its last record is right
+    read_images(target, shape)[count - 1]  # builds the index, and verifies the last record
     print(
         f"{target}: {count:,} records, {target.stat().st_size / 1e6:,.1f} MB; image_raw: bytes of "
         f"shape {shape}; label: int64 from {content.labels.min()} to {content.labels.max()}"

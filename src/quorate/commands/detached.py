@@ -1,4 +1,4 @@
-"""Detached runs: asked for, looked on, stopped and listed from any machine of a Ray cluster."""
+"""Detached runs: started, followed, stopped and listed from any machine of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ LOOK_EVERY_S = 0.2
 
 
 def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
-    """Have a script run on a cluster's head node, and look on until it ends. Blocks.
+    """Run a script on a cluster's head node, and follow the run until its end. Blocks.
 
-    One that runs already is looked on. Ctrl-C stops it; what else ends this process does not.
+    If the run already exists, only follow. Ctrl-C stops the run; any other end of this process does
+    not.
 
     Args:
-        settings: those of ``quorate run`` that were given.
+        settings: the given options of ``quorate run``.
 
     Returns:
         The run's exit code.
 
     Raises:
-        UserError: it cannot be asked for so.
-        RunError: it is lost.
+        UserError: a setting does not allow a detached run.
+        RunError: the run is lost.
     """
     address = settings.get("address") or ray_address()
     if settings.get("engine", RAY) != RAY:
@@ -80,7 +81,7 @@ def _looked_on(run: DetachedRun) -> int:
             if said.code is not None:
                 run.end()
                 return int(said.code) if said.code >= 0 else 128 - int(said.code)
-            for _ in range(told, len(asked)):  # a second one ends it at once
+            for _ in range(told, len(asked)):  # a second signal ends the run at once
                 run.ask("signal", signal.SIGINT)
             told = len(asked)
             time.sleep(LOOK_EVERY_S)
@@ -88,7 +89,7 @@ def _looked_on(run: DetachedRun) -> int:
 
 @contextmanager
 def _counting(number: signal.Signals) -> Iterator[list[int]]:
-    """Within the block, have a list that grows whenever a signal comes."""
+    """Yield a list that grows with every arrival of a signal within the block."""
     came = list[int]()
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -102,7 +103,7 @@ def _counting(number: signal.Signals) -> Iterator[list[int]]:
 
 
 def listed(address: str) -> int:
-    """Print a cluster's detached runs, a line each.
+    """Print a cluster's detached runs, one per line.
 
     Raises:
         UserError: there is no such cluster.
@@ -127,7 +128,7 @@ def listed(address: str) -> int:
 
 
 def inspected(address: str, run_dir: Path, words: Sequence[str]) -> int:
-    """Print what ``quorate inspect`` says on a cluster's head node, of a run that is there.
+    """Print the output of ``quorate inspect`` on a cluster's head node for a run of the cluster.
 
     Raises:
         UserError: there is no such cluster, or no such run.

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import click
 
-UNNAMED = "Options"  # the group of those that are in none
-NARROWEST = 36  # columns of a text; click's own narrowest is 50, which a narrow terminal breaks
-MOST_TERM = 26  # columns of the left one
-NARROW = 50  # columns below which two of them leave no room for a word like Trainer(devices=)
+UNNAMED = "Options"  # the group of options without a group
+NARROWEST = 36  # least columns of a text; click's own minimum is 50, too wide for a narrow terminal
+MOST_TERM = 26  # largest width of the left column
+NARROW = 50  # fewer columns leave too little room for two, with words like Trainer(devices=)
 
 
 class Formatter(click.HelpFormatter):
-    """A text as wide as the terminal, within bounds."""
+    """A formatter of texts as wide as the terminal, within bounds."""
 
     def __init__(
         self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None
@@ -26,13 +26,13 @@ class Formatter(click.HelpFormatter):
 
 
 class HelpContext(click.Context):
-    """A command line whose help is of this module."""
+    """A context whose help is formatted by this module."""
 
     formatter_class = Formatter
 
 
 class GroupedOption(click.Option):
-    """An option that the help shows under a heading.
+    """An option shown under a heading of the help.
 
     Args:
         group: the heading.
@@ -46,7 +46,7 @@ class GroupedOption(click.Option):
 def write_groups(
     parameters: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
-    """Write options, each group under its heading, in the order in which groups come first."""
+    """Write options, each group under its heading, in the order of the groups' first options."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for parameter in parameters:
         record = parameter.get_help_record(ctx)
@@ -64,12 +64,12 @@ def write_columns(
     rows: Sequence[tuple[str, str]],
     beside: Sequence[str] = (),
 ) -> None:
-    """Write terms, and beside each what it means; where that leaves too little room, below it.
+    """Write terms with their meanings beside them, or below them if the room is too small.
 
-    In a narrow text whose terms are long it stands below all of them.
+    In a narrow text with long terms, every meaning is written below its term.
 
     Args:
-        beside: the terms of all sections whose columns are to begin below each other.
+        beside: the terms of all sections, to align their columns.
     """
     bound = min(MOST_TERM, formatter.width // 3)
     longest = max(len(term) for term in [*beside, *(term for term, _ in rows)])
@@ -92,7 +92,7 @@ def write_to_copy(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]
 
 
 def _term(parameter: click.Parameter, term: str) -> str:
-    """Return ``--[no-]compile`` for a switch, whose two names fill a line otherwise."""
+    """Return ``--[no-]compile`` for a switch: the two separate names would fill a line."""
     if parameter.secondary_opts and len(parameter.opts) == 1:
         return f"--[no-]{parameter.opts[0].removeprefix('--')}"
     return term

@@ -1,4 +1,4 @@
-"""``quorate inspect``: the state of a run, and which of its checkpoints are sound."""
+"""``quorate inspect``: shows the state of a run, and its sound checkpoints."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from quorate.commands.run_facts import RunFacts
     from quorate.services.checkpoints.files import Listed
 
-# Keys of a record that nothing shows.
+# Keys of a record that are never shown.
 HIDDEN = (
     *("files", "order", "optimizer_numbers", "format"),
     *("doubts", "row_sample", "hyperparameters"),
 )
 OF_A_PHASE = ("name", "updates", "optimizer", "schedule", "clip_norm", "ema_decay")
-MOST_CHARACTERS = 2000  # of a line: a record may hold anything
+MOST_CHARACTERS = 2000  # of a line: a record may contain any text
 NAME_WIDTH = 20  # of the first column: the same with --all and without
 MOST_METRICS = 8  # in a line
-MOST_CHECKPOINTS = 5  # that are listed without --all
-IN_SUMMARY = {"digest", "averaged_digest", "checkpoints", "damaged"}  # of the facts
+MOST_CHECKPOINTS = 5  # listed without --all
+IN_SUMMARY = {"digest", "averaged_digest", "checkpoints", "damaged"}  # facts that the summary shows
 HELP = """Show the state of a run, and which of its checkpoints are sound.
 
 RUN_DIR is the directory passed to Trainer or --run-dir. With --address, RUN_DIR names a detached
@@ -46,7 +46,7 @@ run on a Ray cluster. With --address alone, list all detached runs of the cluste
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
 @click.option("--address", metavar="HOST:PORT", help="address of a Ray cluster with detached runs")
 def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str | None) -> int:
-    """Print the state's facts and digests, computed from the saved tensors.
+    """Print the facts of the state, and digests computed from the saved tensors.
 
     Raises:
         CheckpointError: there is no sound checkpoint.
@@ -70,7 +70,7 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
     from quorate.services.checkpoints import files
     from quorate.services.run_status import status_of
 
-    # 1. The newest sound checkpoint.
+    # 1. Find the newest sound checkpoint.
     listed = files.listing(run_dir)
     if not listed:
         raise CheckpointError(f"no checkpoint in {run_dir}; is it a run directory?")
@@ -101,10 +101,10 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
         }
         for saved in listed
     ]
-    if "doubts" in record:  # not in checkpoints of before
+    if "doubts" in record:  # absent from old checkpoints
         facts["doubts"] = _doubts(record)
         facts["same_bits"] = not facts["doubts"]
-    # 2. The run itself: its log and its status.
+    # 2. Read the log and the status of the run.
     log, status = run_dir / "metrics.jsonl", status_of(run_dir)
     run = facts_of(run_dir, run_dir)
     update, validation = newest_update(log), newest_validation(log)
@@ -119,7 +119,7 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
         }
         print(dumped(facts, indent=1))
         return 0
-    # 3. What people read.
+    # 3. Print the summary.
     summary = [
         *_rows("script", "not recorded" if script is None else _near(script)),
         *_rows("state", _state(run)),
@@ -149,7 +149,7 @@ def _print(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def _rows(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a row per item of a list, the first one with the name; none of None."""
+    """Yield a row per item of a list, the first row with the name; no row for None."""
     if value is None:
         return
     for number, line in enumerate(value if isinstance(value, list) else [value]):
@@ -160,7 +160,7 @@ def _rows(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _near(script: str) -> str:
-    """Return the path of a script, from here if it lies below the working directory."""
+    """Return the path of a script, relative if below the working directory."""
     try:
         return str(Path(script).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -188,7 +188,7 @@ def _step(record: dict[str, Any], run: RunFacts) -> str:
 
 
 def _metrics(measured: Measured) -> str:
-    """``step 400: loss 0.0004  accuracy 1.0000``."""
+    """Return ``step 400: loss 0.0004  accuracy 1.0000``."""
     from quorate.machine.text import in_four_places, printable
 
     shown = [f"{printable(n, 40)} {in_four_places(v)}" for n, v in measured.metrics.items()]
@@ -210,7 +210,7 @@ def _best(best: dict[str, Any] | None) -> str:
 
 
 def _setup(record: dict[str, Any]) -> str:
-    """``256 rows = 4 shards, sync, fp32; 2 workers on cpu (processes)``."""
+    """Return ``256 rows = 4 shards, sync, fp32; 2 workers on cpu (processes)``."""
     shards = record["shards"]
     text = f"{record['batch_size']:,} rows = {shards:,} shard{'' if shards == 1 else 's'}"
     text += "".join(f", {record[name]}" for name in ("update", "precision") if record.get(name))
@@ -242,7 +242,7 @@ def _checkpoints(listed: Sequence[Listed], record: dict[str, Any], *, shows_all:
 
 
 def _rest(facts: dict[str, Any], record: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what else the checkpoint says, by the names that --json has."""
+    """Yield the remaining facts of the checkpoint, by the names used with --json."""
     from quorate.coordination.tally import Tally
 
     facts = {name: value for name, value in facts.items() if name not in IN_SUMMARY}
@@ -257,7 +257,7 @@ def _rest(facts: dict[str, Any], record: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def _doubts(record: dict[str, Any]) -> list[str]:
-    """Return why the bits may be others on another number of workers, or after a resume."""
+    """Return why the bits may differ with another number of workers, or after a resume."""
     from quorate.coordination import rules
 
     doubts = [str(doubt) for doubt in record["doubts"]]
@@ -267,14 +267,14 @@ def _doubts(record: dict[str, Any]) -> list[str]:
 
 
 def _phase(phase: dict[str, Any]) -> str:
-    """``g: 1,200 updates, Adam, StepLR, clip_norm 1.0``."""
+    """Return ``g: 1,200 updates, Adam, StepLR, clip_norm 1.0``."""
     said = [f"{phase['updates']:,} updates", phase["optimizer"], phase["schedule"]]
     said += [f"{name} {phase[name]}" for name in ("clip_norm", "ema_decay") if phase[name]]
     return f"{phase['name']}: {', '.join(word for word in said if word)}"
 
 
 def _line(saved: Listed, best: dict[str, Any] | None) -> str:
-    """``step 1,200  13,204,512 bytes  2026-11-21 10:02:11  sound``."""
+    """Return ``step 1,200  13,204,512 bytes  2026-11-21 10:02:11  sound``."""
     from quorate.machine.text import in_four_places
 
     state = "sound" if saved.wrong is None else saved.wrong

@@ -15,7 +15,7 @@ from quorate.machine.environment import wants_full_tracebacks
 from quorate.machine.standard_streams import steady
 
 OK, MISTAKE = 0, 2
-INTERRUPTED = 128 + signal.SIGINT  # and 128 + signal.SIGTERM, which the run itself exits with
+INTERRUPTED = 128 + signal.SIGINT  # and 128 + signal.SIGTERM, with which the run itself exits
 
 SECTIONS = {
     "Exit codes": [
@@ -60,10 +60,10 @@ commands = _version(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read a command line, do what it says, and return the exit code.
+    """Parse a command line, carry out the command, and return the exit code.
 
     Args:
-        arguments: the words behind ``quorate``; None: those that this process was started with.
+        arguments: the words after ``quorate``; None: the arguments of this process.
     """
     with steady():
         return _ended(arguments)
@@ -85,14 +85,14 @@ def _ended(arguments: Sequence[str] | None) -> int:
         if wants_full_tracebacks():
             traceback.print_exception(error)
         return _told(error.line, error.exit_code)
-    except KeyboardInterrupt:  # the run has said what it saved
+    except KeyboardInterrupt:  # the run has already printed what was saved
         return INTERRUPTED
 
 
 def _read(arguments: Sequence[str] | None) -> Callable[[], int]:
     words = None if arguments is None else list(arguments)
     read = commands.main(words, "quorate", standalone_mode=False, windows_expand_args=False)
-    return read if callable(read) else lambda: OK  # --help and --version are done by now
+    return read if callable(read) else lambda: OK  # --help and --version have already been printed
 
 
 def _told(line: str, code: int) -> int:

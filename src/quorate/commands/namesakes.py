@@ -1,8 +1,8 @@
-"""Namesakes: options that a command and a script both have. Behind a script they are the command's.
+"""Namesakes: options of a command that a script has too. After a script they are the command's.
 
-That may be a surprise, so it is said. Whether the script has such an option is read off its text,
-and that of the files beside it which it imports: a string that is the option's name, as it is given
-to ``argparse`` or to click.
+The user may expect otherwise, so a warning is printed. Whether the script has such an option is
+decided from the source of the script and of the files beside it that the script imports: from a
+string that is the option's name, as passed to ``argparse`` or to click.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import click
 
 from quorate.machine.regular_file import is_file
 
-MOST_BYTES = 1 << 20  # of a file; a larger one is not looked into
-MOST_FILES = 50  # of a script and what it imports from beside it
+MOST_BYTES = 1 << 20  # of a file; a larger file is not searched
+MOST_FILES = 50  # a script and its imports from the same folder
 
 
 def say_namesakes(script: str, module: str | None, command: str, behind: Sequence[str]) -> None:
-    """Say which options that were taken from behind a script it may mean to be its own.
+    """Warn about options taken from behind a script that the script may have too.
 
     Args:
-        script: as it was typed.
-        module: its name, if it is a module.
+        script: the script, as typed.
+        module: name of the module, if the program is a module.
         command: "quorate run".
-        behind: the options of the command that stood behind the script.
+        behind: the options of the command behind the script.
     """
     first = _file(script, module)
     for name, file in namesakes(first, behind).items():
@@ -39,10 +39,10 @@ def say_namesakes(script: str, module: str | None, command: str, behind: Sequenc
 
 
 def namesakes(file: Path | None, names: Sequence[str]) -> dict[str, Path]:
-    """Return those of some options that a script has too, and the file that names each.
+    """Return the options that a script has too, each with the file that contains its name.
 
     Args:
-        file: None, or one that cannot be read or is no Python: nothing is known of it.
+        file: the script; None, an unreadable file and a file other than Python give no result.
     """
     found: dict[str, Path] = {}
     for each, tree in _with_imports(file) if file is not None and names else ():
@@ -52,9 +52,9 @@ def namesakes(file: Path | None, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _with_imports(file: Path) -> Iterator[tuple[Path, ast.Module]]:
-    """Yield a file, and those in its folder that it imports, and they: each with its syntax."""
+    """Yield the syntax tree of a file and, recursively, of its imports from the same folder."""
     files = [file]
-    for each in files:  # which grows
+    for each in files:  # the list grows
         try:
             if each.stat().st_size > MOST_BYTES:
                 continue
@@ -68,7 +68,7 @@ def _with_imports(file: Path) -> Iterator[tuple[Path, ast.Module]]:
 
 
 def _imported(tree: ast.Module) -> list[str]:
-    """Return the names that modules of the same folder would be imported by, each once."""
+    """Return the names of modules possibly imported from the same folder, without duplicates."""
     names: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -81,9 +81,9 @@ def _imported(tree: ast.Module) -> list[str]:
 
 
 def _file(script: str, module: str | None) -> Path | None:
-    """Return the file of a script, or of a module below the current folder; None: it is elsewhere.
+    """Return the file of a script, or of a module below the current folder; None: elsewhere.
 
-    A module is not looked for by Python's own means: they import its packages.
+    Python's own search for modules is not used, because it imports the packages of a module.
     """
     if module is None:
         return Path(script)

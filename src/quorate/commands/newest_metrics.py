@@ -14,10 +14,10 @@ from quorate.services.checkpoints.record import MOST_COUNT, parsed_json
 from quorate.services.report import Report
 
 BLOCK_BYTES = 1 << 18
-MOST_LINE_BYTES = 4 << 20  # a longer line is none of a run's
-# How far back an evaluation is looked for: some 200,000 updates, which takes a quarter of a second.
+MOST_LINE_BYTES = 4 << 20  # a longer line is no line of a run
+# Bytes searched for an evaluation: some 200,000 updates, which takes a quarter of a second.
 MOST_BYTES = 64 << 20
-# Fields of an update's line that are no metrics of the loss function.
+# Fields of an update's line other than metrics of the loss function.
 NO_METRICS = {field.name for field in fields(Report)} | {"at", "begun_at", "spent", "slow"}
 
 
@@ -26,16 +26,16 @@ class Measured(NamedTuple):
 
     global_step: int
     metrics: dict[str, float]
-    phase: str | None = None  # of the update, which is before the names of its metrics
+    phase: str | None = None  # phase of the update, the prefix of its metrics' names
 
     @property
     def loss(self) -> float | None:
-        """The loss; None where the line has none."""
+        """The loss; None if the line has no loss."""
         return self.metrics.get("loss" if self.phase is None else f"{self.phase}/loss")
 
 
 def newest_update(log: Path) -> Measured | None:
-    """Return the newest update in a log; None where the log's last lines have none."""
+    """Return the newest update in a log; None if the log's last lines have none."""
     for line in _lines_from_the_end(log, BLOCK_BYTES):
         if (record := _record(line)) is not None and "validation" not in record:
             metrics = {name: value for name, value in record.items() if name not in NO_METRICS}
@@ -46,7 +46,7 @@ def newest_update(log: Path) -> Measured | None:
 
 
 def newest_validation(log: Path) -> Measured | None:
-    """Return the newest evaluation in a log; None where there is none, or it is too far back."""
+    """Return the newest evaluation in a log; None if there is none within ``MOST_BYTES``."""
     for line in _lines_from_the_end(log, MOST_BYTES):
         if b'"validation"' not in line or (record := _record(line)) is None:
             continue
@@ -56,7 +56,7 @@ def newest_validation(log: Path) -> Measured | None:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Return what is in a line; None where it is no line of a run, or half of one."""
+    """Return the content of a line; None for a partial line, or a line not of a run."""
     with suppress(ValueError):
         record = parsed_json(line)
         if isinstance(record, dict):
@@ -72,7 +72,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _lines_from_the_end(log: Path, most_bytes: int) -> Iterator[bytes]:
-    """Yield the lines of a file, the last one first. What cannot be read is not yielded."""
+    """Yield the lines of a file, the last line first. Unreadable parts are skipped."""
     with suppress(OSError), open_regular(log) as file:
         end = size_of(file)
         stop, rest = max(0, end - most_bytes), b""

@@ -1,4 +1,4 @@
-"""Options of the commands, made from the settings that they override."""
+"""Options of the commands, derived from the settings that the options override."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quorate.training.recipe import OPTIONS as OF_THE_TRAINER
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Every setting that has an option, by its name, those of the screen too.
+# All settings with an option, by name, including the settings of the display.
 OPTIONS: dict[str, Option] = OF_THE_TRAINER | {
     option.name: replace(option, place="") for option in options(Shown).values()
 }
 
-# The headings of the help, what is wanted daily first, and which options stand under each.
+# The headings of the help, the most common first, and the options under each.
 GROUPS = {
     "Common options": (
         *("devices", "workers", "shards", "seed", "update", "precision"),
@@ -47,16 +47,16 @@ VALUES: dict[type, str] = {int: "N", float: "X", str: "WORD"}
 
 
 def flag(name: str) -> str:
-    """Return the flag of an option: ``--memory-fraction`` of ``memory_fraction``."""
+    """Return the flag of an option: ``--memory-fraction`` for ``memory_fraction``."""
     return f"--{name.replace('_', '-')}"
 
 
 def setting_options(*names: str) -> Callable[[F], F]:
-    """Decorate a command with options that override settings, each None where it is not given.
+    """Decorate a command with options that override settings; an option not given is None.
 
     Args:
-        names: of settings, in any order; none: all that have a flag. The help shows them in that of
-            ``GROUPS``.
+        names: names of settings, in any order; empty: all settings with a flag. The help shows the
+            options in the order of ``GROUPS``.
     """
 
     def decorate(function: F) -> F:
@@ -95,7 +95,7 @@ class _NumberOrNone(click.ParamType[Any]):
 
 
 def _metavar(option: Option) -> str | None:
-    """Return what stands for the value: its unit where the name ends in one."""
+    """Return the placeholder for the value: the unit, if the name ends in a unit."""
     if option.metavar is not None or option.kind is None:
         return option.metavar
     unit = next((unit for end, unit in UNITS.items() if option.name.endswith(end)), None)
@@ -103,12 +103,12 @@ def _metavar(option: Option) -> str | None:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those options that were given, by name."""
+    """Return the given options, by name."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def as_typed(options: Mapping[str, Any]) -> list[str]:
-    """Return what is typed at the command for options by name: ``--shards 4 --no-compile``."""
+    """Return the words typed for options by name: ``--shards 4 --no-compile``."""
     words: list[str] = []
     for name, value in given(options).items():
         if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The program that a command is given: a script by its path, or a module by its name."""
+"""The program for a command: a script by its path, or a module by its name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quorate.machine.regular_file import is_file, is_folder
 
 
 def require_program(script: str, module: str | None) -> Path:
-    """Return the file of a script, or of the module in its place. Nothing of it is imported.
+    """Return the file of a script, or of the module in its place. Imports nothing.
 
-    Not even a module's packages, as ``importlib.util.find_spec`` would: what they compute when they
-    are imported belongs behind the seeding, once, in this process as in each worker's.
+    Not even a module's packages are imported, as by ``importlib.util.find_spec``: their
+    computations must run after the seeding, once, in this process as in each worker.
 
     Raises:
-        SettingError: it is not there.
+        SettingError: the program does not exist.
     """
     if module is not None:
         return _file_of(module)
@@ -59,7 +59,7 @@ def _file_of(module: str) -> Path:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is, from this folder or as Python finds its first package."""
+    """Return the spec of a module, found from this folder or in Python's usual way."""
     first, *rest = module.split(".")
     try:
         spec = PathFinder.find_spec(first, [str(Path.cwd())]) or find_spec(first)

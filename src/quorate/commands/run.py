@@ -1,4 +1,4 @@
-"""``quorate run``: a script, with options that override what it passes to ``Trainer``."""
+"""``quorate run``: runs a script, with options that override the arguments of ``Trainer``."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def command(
     """Run the script as ``__main__`` in this process.
 
     Raises:
-        SettingError: there is no such program, or nothing can be written where it is to be.
-        Whatever the script raises: an exception of its own ends in its traceback.
+        SettingError: there is no such program, or an output path is not usable.
+        Exception: any exception of the script, with the usual traceback.
     """
     if dies_with is not None:
         die_with(dies_with)
@@ -118,7 +118,7 @@ def command(
             import quorate.trainer  # noqa: F401  with torch: the script wants both, and so do workers
             from quorate.engines.processes.process_start import fork_server_on_standby
 
-            stack.enter_context(fork_server_on_standby())  # while nothing else is in this process
+            stack.enter_context(fork_server_on_standby())  # while the process is still fresh
         profiles = profile, profile_s, profile_kill
         recorded = record, record_updates, record_kill
         for observe in _observers(*profiles, measure_model, *recorded):
@@ -147,17 +147,17 @@ def command(
 
 
 def _uses() -> int:
-    """Return how often a trainer of this process was asked to train, evaluate or predict."""
-    crew = sys.modules.get("quorate.training.crew")  # else there was no trainer
+    """Return how often a trainer of this process was used to train, evaluate or predict."""
+    crew = sys.modules.get("quorate.training.crew")  # None: no trainer was made
     uses: int = 0 if crew is None else crew.uses()
     return uses
 
 
 def _may_fork(settings: Mapping[str, Any]) -> bool:
-    """Whether workers may be forked, and a fork of this process would do as their server.
+    """Return whether workers may be forked from a fork of this process.
 
-    Once torch was imported, by a program that calls the command as a function, it may have
-    computed something, and have threads.
+    In a program that calls the command as a function, torch may already be imported, may have
+    computed, and may have threads: such a process must not be forked.
     """
     if settings["engine"] in ("towers", "ray") or settings["workers"] == "1":
         return False
@@ -174,7 +174,7 @@ def _observers(
     record_updates: int,
     record_kill: int | None,
 ) -> Iterator[Observe]:
-    """Yield what looks at the training loop; the paths are absolute, as a script may go away."""
+    """Yield the observers of the training loop. Absolute paths: a script may change folder."""
     if profile is not None:
         _require_new_file("profile", profile)
         real("profile_s", profile_s, above=0)
@@ -197,10 +197,10 @@ def _observers(
 
 
 def _require_new_file(name: str, value: str) -> None:
-    """Refuse the path of a file that cannot be written at the end, when all was measured.
+    """Refuse the path of a file that could not be written after all measurements.
 
     Raises:
-        SettingError: there is no folder for it, or a file cannot have that name.
+        SettingError: the parent folder is missing, or a file cannot have the name.
     """
     file = Path(value).absolute()
     reason = reason_against_new_file(file) if is_folder(file.parent) else "make the folder"

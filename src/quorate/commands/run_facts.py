@@ -1,4 +1,4 @@
-"""What is known of a run directory without reading a tensor: what `quorate runs` has of each."""
+"""The facts of a run directory without its tensors: the columns of `quorate runs`."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from quorate.machine.text import printable
 from quorate.services.checkpoints import files
 from quorate.services.run_status import FINISHED, KILLED, NAME, RUNNING, STOPPED, status_of
 
-MARKS = ("checkpoints", NAME, "metrics.jsonl", "run.lock")  # of a run directory: one is enough
-NO_RUN = re.compile(r"\..*|aside-\d+|__pycache__|node_modules")  # folders that are not looked into
+MARKS = ("checkpoints", NAME, "metrics.jsonl", "run.lock")  # any of these marks a run directory
+NO_RUN = re.compile(r"\..*|aside-\d+|__pycache__|node_modules")  # folders to skip
 MOST_DEPTH = 6
 EMPTY, DAMAGED = "empty", "damaged"
 
 
 class RunFacts(NamedTuple):
-    """A run directory."""
+    """The facts of a run directory."""
 
-    path: str  # below the folder that was asked for
+    path: str  # relative to the searched folder
     state: str  # running, finished, stopped, failed, killed, elsewhere; empty, damaged
-    global_step: int | None  # of the newest update that is known of
-    last_step: int | None  # updates at its end
+    global_step: int | None  # of the newest known update
+    last_step: int | None  # number of updates at the end of the run
     saved_step: int | None  # of the newest checkpoint
     loss: float | None  # of the newest update
     best: dict[str, Any] | None  # metric, value and global_step, by Validation(best=)
-    at: float | None  # seconds since the epoch: the newest sign of it
-    why: str  # it ended, or what is wrong
+    at: float | None  # seconds since the epoch: the newest sign of the run
+    why: str  # why the run ended, or the fault
 
 
 class Found(NamedTuple):
-    """What there is below a folder."""
+    """The run directories below a folder."""
 
     runs: list[RunFacts]
-    unread: list[str]  # folders that could not be looked into, and why
+    unread: list[str]  # unreadable folders, with the reason
 
 
 def runs_below(folder: Path) -> Found:
-    """Look for run directories in a folder and below. What is torn is a run with a line about it.
+    """Find run directories in a folder and below. A damaged run has a line about the damage.
 
-    A link to a folder is followed where it is named, and not where it is found.
+    A link to a folder is followed as an argument, but not during the search.
     """
     unread: list[str] = []
     runs = [facts_of(path, folder) for path in _run_dirs(folder, MOST_DEPTH, unread)]
@@ -63,16 +63,16 @@ def _run_dirs(folder: Path, depth: int, unread: list[str]) -> Iterator[Path]:
         yield folder
         return
     for entry in inside:
-        with suppress(OSError):  # it is gone
+        with suppress(OSError):  # the folder is gone
             is_folder = entry.is_dir(follow_symlinks=False)
             if depth and is_folder and not NO_RUN.fullmatch(entry.name):
                 yield from _run_dirs(Path(entry.path), depth - 1, unread)
 
 
 def facts_of(path: Path, folder: Path) -> RunFacts:
-    """Return what is known of a run directory, which is named as it lies below a folder."""
+    """Return the facts of a run directory, with its path relative to a folder."""
     signs = [_changed_at(path / "metrics.jsonl")]
-    # 1. The newest checkpoint whose record can be read; its tensors are not looked at.
+    # 1. Find the newest checkpoint with a readable record; tensors are not read.
     record: dict[str, Any] | None = None
     wrong = ""
     try:
@@ -84,7 +84,7 @@ def facts_of(path: Path, folder: Path) -> RunFacts:
                 wrong = wrong or str(error)
     except (UserError, OSError) as error:
         wrong = str(error)
-    # 2. The log's end, and what the run says of itself.
+    # 2. Read the end of the log, and the run's status.
     update = newest_update(path / "metrics.jsonl")
     step = None if update is None else update.global_step
     status = status_of(path)
@@ -97,7 +97,7 @@ def facts_of(path: Path, folder: Path) -> RunFacts:
         last = status.last_step
     steps = [n for n in (step, saved, status and status.global_step) if n is not None]
     newest = max(steps, default=None)
-    # 3. Its state, from a run of before there was a status too.
+    # 3. Decide the state, also of an old run without a status.
     if status is not None:
         state, why = status.state, status.reason
     elif newest is None:

@@ -1,4 +1,4 @@
-"""``quorate runs``: a table of run directories: their states, steps, best metrics and ages."""
+"""``quorate runs``: prints a table of run directories: states, steps, best metrics and ages."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _order(run: RunFacts, sort: str, now: float) -> tuple[Any, ...]:
-    """Return what is smaller of a run that comes first; the name decides between equals."""
+    """Return the sort key of a run; the name decides between equals."""
     age = math.inf if run.at is None else now - run.at
     first: dict[str, Any] = {
         "age": age,

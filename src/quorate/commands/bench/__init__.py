@@ -1,9 +1,9 @@
-"""Benches: what more workers bring a script, and what keeps them from bringing more.
+"""Benches: the gain from more workers for a script, and the limit of the gain.
 
-contenders   numbers of workers, devices: what is compared
-runs         each a process of its own, one after the other
-split        what a step's time goes into
+contenders   numbers of workers, devices: the subjects of the comparison
+runs         each run in a separate process, one after another
+split        the parts of a step's time
 verdict      the bottleneck in words
 results      medians, speed-up, efficiency
-table, plot  for people
+table, plot  output for people
 """

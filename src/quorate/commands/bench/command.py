@@ -1,4 +1,4 @@
-"""``quorate bench``: what more workers bring a script, and what keeps them from bringing more."""
+"""``quorate bench``: measures the gain from more workers for a script, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def command(
     shards: int | None,
     **settings: Any,
 ) -> int:
-    """Run the script again and again, print a table, write a JSON file and a plot.
+    """Run the script repeatedly, print a table, write a JSON file and a plot.
 
-    Where neither it nor the script says how many shards there are, all runs have as many as the
-    one with the most workers.
+    If neither ``shards`` nor the script sets the number of shards, all runs use the number of the
+    run with the most workers.
 
     Raises:
-        SettingError: an option cannot work.
+        SettingError: an option is not valid.
         UserError: a run ended with exit code 2, or there was nothing to measure.
         RunError: a run failed otherwise.
     """
@@ -113,7 +113,7 @@ def command(
     from quorate.commands.child_run import ended_by_sigterm
     from quorate.settings import directory, real, whole
 
-    # 1. What is asked for.
+    # 1. Check the options.
     require_program(script, module)
     whole("repeats", repeats, least=1)
     real("seconds", seconds, above=0)
@@ -122,7 +122,7 @@ def command(
     numbers = [] if workers is None else contenders.counts(workers)
     compared = contenders.contenders(devices, numbers)
     program = Program(script, module, arguments, given(settings), seconds)
-    # 2. The runs.
+    # 2. Make the runs.
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "failed.log"
     log.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def command(
     with ended_by_sigterm():
         measured = _measured(program, order, shards, log, as_json=as_json)
         found = _costs(program, measured, log, as_json=as_json) if with_costs else None
-    # 3. What came of them.
+    # 3. Report the results.
     compared_results = results(measured)
     same = proof(compared_results)
     if as_json:
@@ -158,7 +158,7 @@ def _measured(
     *,
     as_json: bool,
 ) -> dict[Contender, list[Measured]]:
-    """Run everything, one after the other, and say how it goes, as errors beside JSON."""
+    """Run all contenders one after another, and print progress, on standard error with JSON."""
     from quorate.commands.bench.runs import run
     from quorate.machine.text import three_digits
 
@@ -184,7 +184,7 @@ def _measured(
 def _costs(
     program: Program, measured: dict[Contender, list[Measured]], log: Path, *, as_json: bool
 ) -> dict[str, Any]:
-    """Measure what a plan has to know, with the fewest workers."""
+    """Measure the costs that a plan needs, with the fewest workers."""
     from quorate.commands.bench.costs import costs
 
     say = partial(print, flush=True, file=Steady(sys.stderr if as_json else sys.stdout))
@@ -200,7 +200,7 @@ def _write(
     folder: Path,
     costs: dict[str, Any] | None,
 ) -> tuple[str, str]:
-    """Write the JSON file and the plot; return the text of the file, and what was written."""
+    """Write the JSON file and the plot; return the text of the file, and a message."""
     import torch
 
     from quorate.commands.bench.plot import plot

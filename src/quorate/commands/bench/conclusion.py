@@ -1,4 +1,4 @@
-"""The conclusion of a bench: whether more workers are faster here, and why not, in plain words."""
+"""The conclusion of a bench: whether more workers are faster, and why not, in plain words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from quorate.commands.bench.results import Result
 from quorate.commands.bench.split import PARTS, compute_s
 from quorate.machine.text import three_digits
 
-ALIKE = 0.05  # speeds that differ by less are called equal
-EFFICIENT = 0.8  # speed-up per device from which on no reason is given
-# Findings that say more than the times of a shard and of an update do.
+ALIKE = 0.05  # relative difference below which speeds are called equal
+EFFICIENT = 0.8  # least speed-up per device that needs no reason
+# Findings that explain more than the times of a shard and of an update.
 BY_ITSELF = ("straggler", "compute", "evaluation")
 MOSTLY = {
     "input": "waiting for rows",
@@ -23,7 +23,7 @@ MOSTLY = {
 
 
 def conclusion(results: Sequence[Result]) -> str:
-    """Return one sentence, or two where the most workers are not the fastest.
+    """Return one sentence, or two if the contender with the most workers is not the fastest.
 
     Args:
         results: in order of the number of workers.

@@ -1,4 +1,4 @@
-"""Contenders: what a bench compares, and in which order they run."""
+"""Contenders: the configurations compared by a bench, and the order of their runs."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class Contender(NamedTuple):
     """A number of workers on some devices."""
 
     devices: str | None  # as typed; None: the script's own
-    workers: int  # how many there are
+    workers: int  # number of workers
 
     def label(self) -> str:
-        """``2 workers on cuda``."""
+        """Return a name: ``2 workers on cuda``."""
         on = "" if self.devices is None else f" on {self.devices}"
         return f"{self.workers} worker{'s' if self.workers > 1 else ''}{on}"
 
 
 def contenders(devices: Sequence[str], workers: Sequence[int]) -> list[Contender]:
-    """Return what is asked for, each contender once, in order; checked against this machine.
+    """Return the requested contenders in order, without duplicates; checked on this machine.
 
     Args:
-        devices: lists of devices as ``--devices`` takes them; none: the script's own.
-        workers: numbers of workers, each for each list; none: one worker per device of each list,
-            or without a list one worker and then twice as many up to all devices.
+        devices: lists of devices in the syntax of ``--devices``; empty: the script's own.
+        workers: numbers of workers, each for each list; empty: one worker per device of each list,
+            or without a list one worker, then twice as many repeatedly, up to all devices.
 
     Raises:
-        SettingError: a device that is not here, or no worker.
+        SettingError: a device is missing, or a number of workers is zero.
     """
     compared: list[Contender] = []
     lists: Sequence[str | None] = devices or [None]
@@ -43,20 +43,20 @@ def contenders(devices: Sequence[str], workers: Sequence[int]) -> list[Contender
 
 
 def rounds(compared: Sequence[Contender], repeats: int) -> list[list[Contender]]:
-    """Return the runs of each round: the order turns round each time, so that drift hits all alike.
+    """Return the runs of each round, in alternating order, so that drift affects all alike.
 
-    The one with most workers is the first: where the script leaves the number of shards open, it
-    has as many as workers, and all others get that number.
+    The contender with the most workers is the first: if the script leaves the number of shards
+    open, the first run has as many shards as workers, and all later runs get the same number.
     """
     order = sorted(compared, key=lambda contender: -contender.workers)
     return [order if number % 2 == 0 else order[::-1] for number in range(repeats)]
 
 
 def counts(text: str) -> list[int]:
-    """Return numbers of workers from ``1,2,4``.
+    """Return numbers of workers from a text like ``1,2,4``.
 
     Raises:
-        SettingError: they are none.
+        SettingError: the text is not a list of numbers.
     """
     try:
         numbers = [int(word) for word in text.split(",")]

@@ -1,9 +1,9 @@
-"""Costs: what `quorate plan` has to know beside the speed of a script, by runs of their own.
+"""Costs: the inputs of `quorate plan` beside the speed of a script, measured by separate runs.
 
-Cores that are shared: as many copies of the run at once as there are cores, none of which knows of
-the others. Updates one shard at a time: the run under ``async``. Checkpoints: a run that saves each
-second, whose loop stands still for longer between updates than that of one without. A worker that
-is lost: killed at the end of that run.
+Shared cores: as many simultaneous copies of the run as there are cores, each unaware of the rest.
+Updates one shard at a time: the run under ``async``. Checkpoints: a run with a save per second,
+whose loop pauses between updates for longer than a run without saves. A lost worker: killed at the
+end of the run with saves.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SAVE_EVERY_S = 1.0
 
 
 class Saves(NamedTuple):
-    """What saves did to a run."""
+    """The effect of saves on a run."""
 
-    every_s: float  # between two, mean
-    took_s: float  # until one was on the disk, median
+    every_s: float  # mean interval between two saves
+    took_s: float  # median time until a save is on disk
 
 
 def costs(
@@ -45,21 +45,21 @@ def costs(
     log: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure what a plan has to know, and return it for JSON. Blocks.
+    """Measure the costs for a plan, and return the costs for JSON. Blocks.
 
     Args:
-        contender: with the fewest workers.
-        shards: of all runs.
-        base: its runs.
-        log: where all that a run printed is left, if it fails.
-        say: how it goes.
+        contender: the contender with the fewest workers.
+        shards: number of shards of all runs.
+        base: the measured runs of the contender.
+        log: file for the output of a failed run.
+        say: receives messages about the progress.
 
     Raises:
         UserError, RunError: see ``run``.
     """
     found: dict[str, Any] = {"workers": contender.workers}
     first = base[0]
-    # 1. Cores.
+    # 1. Shared cores.
     on_cpu = all(worker.device == "cpu" for worker in first.workers)
     copies = min(first.cores // first.threads, MOST_COPIES)
     if on_cpu and contender.workers == 1 and copies > 1:
@@ -74,7 +74,7 @@ def costs(
         measured = run(program, contender, shards, log, more={"update": "async"})
         rows_per_s = measured.examples_per_s
         found["by_shard"] = {"runs": [asdict(measured)], "examples_per_s": rows_per_s}
-    # 3. Checkpoints, and a worker that is lost.
+    # 3. Checkpoints, and a lost worker.
     say("costs: a checkpoint each second, and a worker that is killed")
     seen: list[Saves] = []
 
@@ -98,22 +98,22 @@ def costs(
 
 
 def shard_s(measured: Measured) -> float:
-    """Return the mean of a shard's work, in seconds."""
+    """Return the mean time of a shard's work, in seconds."""
     work_s = sum(worker.seconds[phase] for worker in measured.workers for phase in WORK)
     return work_s / max(1, sum(worker.shards for worker in measured.workers))
 
 
 def saves_in(run_dir: Path) -> list[Saves]:
-    """Return how often a run saved of late, by the checkpoints that it kept; none if that is one.
+    """Return the intervals of a run's saves, from its kept checkpoints; empty for fewer than three.
 
     Raises:
-        OSError, CheckpointError: one of them cannot be read.
+        OSError, CheckpointError: a checkpoint cannot be read.
     """
     begun_s, took_s = [], []
     for path, _ in files.newest_first(run_dir)[::-1]:
         begun_s.append(float(files.record_of(path)["saved_at"]))
         took_s.append(max(0.0, (path / files.MARKER).stat().st_mtime - begun_s[-1]))
-    # The last one may be that of the end, which came when it came.
+    # Without the last checkpoint: it may be the save at the end, outside of the rhythm.
     between_s = [after - before for before, after in pairwise(begun_s[:-1])]
     return [Saves(fmean(between_s), median(took_s))] if between_s else []
 
@@ -121,7 +121,7 @@ def saves_in(run_dir: Path) -> list[Saves]:
 def _at_once(
     copies: int, program: Program, contender: Contender, shards: int, log: Path
 ) -> list[Measured]:
-    """Run a script several times at once. All end when one fails, or this thread is interrupted."""
+    """Run a script several times at once. One failure, or an interrupt, ends all copies."""
     stopped = threading.Event()
 
     def one(_: int) -> Measured:

@@ -1,4 +1,4 @@
-"""A lost worker: killed on purpose when all else is measured, and when it computes again."""
+"""A lost worker: killed on purpose after all other measurements, and timed until its return."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Callable, Sequence
 from quorate.coordination.protocol import Done, Event, Joined, Left, Replace
 from quorate.engines.worker_status import WorkerStatus
 
-MOST_S = 60.0  # that are waited for it
+MOST_S = 60.0  # longest wait for the return
 
 
 class LostWorker:
-    """The worker that is killed, and when what happened to it.
+    """The worker killed on purpose, and the times of its loss and return.
 
-    The transport kills it, which knows for certain which process the worker is: a process number
-    may be that of another process by now.
+    The transport kills the worker, because only the transport knows the process for certain: a
+    process number may belong to another process by now.
 
     Args:
-        workers: of the run; the last one that has a process of its own here is killed. Without one
-            there is nothing to wait for.
-        send: takes the effect that ends the worker.
+        workers: the workers of the run; the last one with a separate process on this host is
+            killed. Without such a worker there is nothing to wait for.
+        send: receives the effect that ends the worker.
     """
 
     def __init__(self, workers: Sequence[WorkerStatus], send: Callable[[Replace], None]) -> None:
         self.detection_s: float | None = None
-        self.restart_s: float | None = None  # until its first answer, without what that took
+        self.restart_s: float | None = None  # from the detection to the start of its first shard
         self._killed_at = time.monotonic()
         self._left_at = 0.0
         self._joined_at: float | None = None
@@ -39,10 +39,10 @@ class LostWorker:
             send(Replace(self._number, "killed, to see how long it is away"))
 
     def heard(self, event: Event | None, shard_s: float) -> None:
-        """Note what the coordinator is told.
+        """Note an event of the coordinator.
 
         Args:
-            shard_s: what a shard takes.
+            shard_s: usual seconds per shard, subtracted from the time of the first answer.
         """
         now = time.monotonic()
         match event:
@@ -56,6 +56,6 @@ class LostWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """True if no worker was killed, the worker is back, or the wait has become too long."""
         is_late = time.monotonic() - self._killed_at > MOST_S
         return self._number is None or self.restart_s is not None or is_late

@@ -1,4 +1,4 @@
-"""What was measured of a training loop: plain numbers, as one JSON object in a file."""
+"""The measurements of a training loop: plain numbers, as one JSON object in a file."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from quorate.machine.atomic_file import write_atomically
 
 @dataclass(frozen=True)
 class WorkerTime:
-    """What one worker did in the measured time."""
+    """The activity of one worker in the measured time."""
 
     worker: int
-    device: str  # with + between several
-    shards: int  # begun in it
+    device: str  # several are joined by +
+    shards: int  # begun in the measured time
     seconds: dict[str, float]  # in each of PHASES
 
     @property
     def devices(self) -> list[str]:
-        """The names of its devices."""
+        """The names of the worker's devices."""
         return self.device.split("+")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Some updates of a training loop, after its warm-up.
+    """The measurements of some updates of a training loop, after its warm-up.
 
-    Neither evaluations nor digests are in ``seconds``, in the workers' or in any other.
+    ``seconds``, of the run and of the workers, and all other times exclude evaluations and digests.
     """
 
-    # What ran.
-    update: str  # the rule
+    # The configuration.
+    update: str  # the update rule
     keeps_bits: bool
     engine: str
     threads: int  # per worker
-    cores: int  # that the process may use
+    cores: int  # available to the process
     shards: int
     batch_size: int  # rows
     loader_workers: int
     # The measured time.
     updates: int
-    rows: int  # that they were made of
+    rows: int  # in the updates
     seconds: float
     workers: list[WorkerTime]
-    device_s: float  # the coordinator waited for devices that compute beside their workers
-    exchange_s: float  # it collected gradients, added them up and handed parameters back
-    update_s: float  # it divided, clipped, and made the optimizer's step
-    beside_s: float  # the loop's caller had a report: callbacks, logs, saves, the loop's own body
+    device_s: float  # the coordinator waited for devices that compute asynchronously
+    exchange_s: float  # the coordinator collected gradients, summed them and published parameters
+    update_s: float  # the coordinator divided, clipped, and stepped the optimizer
+    beside_s: float  # the loop's caller held a report: callbacks, logs, saves, the loop's body
     evaluation_s: float
-    others_cores: float  # that other programs used meanwhile, about
-    # The run.
-    warm_up: int  # updates before
-    digests: dict[int, str]  # after so many updates; none where bits depend on timing
-    # Stages, if replicas have such.
-    pipeline: str | None = None  # in which order they compute
+    others_cores: float  # approximate cores used by unrelated programs meanwhile
+    # The rest of the run.
+    warm_up: int  # updates before the measured time
+    digests: dict[int, str]  # by number of updates; empty if bits depend on timing
+    # Stages, if replicas have stages.
+    pipeline: str | None = None  # the schedule
     stages: list[StageTime] = field(default_factory=list)
-    # A worker that was killed after all that, if that was asked for.
-    detection_s: float | None = None  # until the coordinator knew
-    restart_s: float | None = None  # from then on, until it computed again
+    # A worker killed after the measured time, if requested.
+    detection_s: float | None = None  # until the coordinator noticed
+    restart_s: float | None = None  # from the detection until the worker computed again
 
     @property
     def examples_per_s(self) -> float:
@@ -71,16 +71,16 @@ class Measured:
 
     @property
     def step_s(self) -> float:
-        """Seconds from one update to the next."""
+        """Seconds between two updates."""
         return self.seconds / self.updates
 
     def write(self, path: Path) -> None:
-        """Write it to a file, as a whole or not at all."""
+        """Write the measurements to a file, completely or not at all."""
         write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Measured:
-        """Return what ``write`` wrote."""
+        """Return the measurements from the JSON of ``write``."""
         workers = [WorkerTime(**worker) for worker in record["workers"]]
         digests = {int(n): digest for n, digest in record["digests"].items()}
         stages = [StageTime(**stage) for stage in record["stages"]]
@@ -88,5 +88,5 @@ class Measured:
 
 
 def no_seconds() -> dict[str, float]:
-    """Return no time in any of a worker's phases."""
+    """Return zero seconds for each phase of a worker."""
     return dict.fromkeys(PHASES, 0.0)

@@ -1,4 +1,4 @@
-"""The plot of a bench: speed-up against the number of workers, and what a step's time goes into."""
+"""The plot of a bench: speed-up against the number of workers, and the parts of a step's time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quorate.commands.bench.split import PARTS
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.text import three_digits
 
-# Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
+# Colours distinguishable with any colour vision (Okabe and Ito, 2008).
 COLOURS = dict(
     zip(PARTS, ("#56b4e9", "#009e73", "#e69f00", "#d55e00", "#bbbbbb", "#cc79a7"), strict=True)
 )
@@ -23,7 +23,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     ends = [least, max(result.contender.workers for result in results)]
     speed.plot(ends, [n / least for n in ends], "--", color="#999999", label="ideal", zorder=1)
     for devices in dict.fromkeys(result.contender.devices for result in results):
-        # One line through lists of devices of which each has one number of workers.
+        # A single line for all lists of devices if each list has a single number of workers.
         group = [r for r in results if r.contender.devices == devices]
         group = group if len(group) > 1 else list(results)
         speed.errorbar(

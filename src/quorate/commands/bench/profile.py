@@ -1,9 +1,9 @@
-"""The profile of a training loop: where its time goes, measured around its transport.
+"""The profile of a training loop: the parts of its time, measured around its transport.
 
-``quorate run --profile FILE`` sets it. A profiled transport is what it wraps, and a clock: the time
-of each update, what the coordinator did in it, and what workers note of themselves. When enough was
-measured, or the loop is over, it writes ``FILE`` and ends the program: nothing that the script does
-after its first training loop is of interest.
+``quorate run --profile FILE`` enables the profile. A profiled transport forwards to the wrapped
+transport and keeps time: of each update, of the coordinator's work in the update, and of the
+workers' phases. After enough measurements, or at the end of the loop, the profile writes ``FILE``
+and ends the program: the rest of the script is irrelevant.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from quorate.training.state import State
 if TYPE_CHECKING:
     from quorate.training.observer import Observe
 
-# The first updates make what later ones have: compiled kernels, memory, rows that are ahead.
+# The first updates create state for later updates: compiled kernels, memory, rows loaded ahead.
 WARM_UP_UPDATES, WARM_UP_SHARE = 3, 0.25
 LEAST_UPDATES = 3
-FIRST_DIGEST = 4  # and after twice as many updates, and so on
+FIRST_DIGEST = 4  # then after twice as many updates, and so on
 
 
 def profiling(file: Path, seconds: float, *, kills: bool = False) -> Observe:
     """Return an observer that measures a training loop.
 
     Args:
-        file: where the result is written.
-        seconds: to measure, after the warm-up.
-        kills: a worker after that, and waits until it computes again.
+        file: file for the result.
+        seconds: time to measure, after the warm-up.
+        kills: whether to kill a worker afterwards, and wait until the worker computes again.
     """
 
     def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
@@ -58,16 +58,16 @@ def profiling(file: Path, seconds: float, *, kills: bool = False) -> Observe:
 
 
 class Profiled(WrappedTransport):
-    """A transport whose jobs are timed."""
+    """A transport that times its jobs."""
 
     def __init__(self, inner: Transport, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
-        # Only what is dealt at once flows through stages.
+        # Stages overlap only shards that are assigned together.
         self.takes_runs = clock.stages is not None and inner.takes_runs
 
     def open(self, job: Job) -> Channel:
-        """Open a job, and time it."""
+        """Open a job and time it."""
         if job.interrupts_training:  # a part of the current update
             return super().open(job)
         if isinstance(job, Training):
@@ -79,27 +79,27 @@ class Profiled(WrappedTransport):
 
 
 class EvaluationChannel(WrappedChannel):
-    """The channel of an evaluation, which is no part of a step."""
+    """The channel of an evaluation, which is excluded from the time of steps."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def close(self) -> None:
-        """Close it: the evaluation is over."""
+        """Close the channel: the evaluation is over."""
         super().close()
         self._clock.evaluation_ends()
 
 
 class TrainingChannel(WrappedChannel):
-    """The channel of the training, which tells the clock of each update."""
+    """The channel of the training, which reports each update to the clock."""
 
     def __init__(self, inner: Channel, clock: Clock) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def send(self, effect: WorkerEffect) -> None:
-        """Pass on an effect; the caller is done with its report."""
+        """Forward an effect; the caller has finished with its report."""
         self._clock.goes_on(super().send)
         if isinstance(effect, Keep):
             for shard in range(effect.shard, effect.shard + effect.count):
@@ -107,33 +107,33 @@ class TrainingChannel(WrappedChannel):
         super().send(effect)
 
     def receive(self, timeout_s: float | None) -> Event | None:
-        """Wait for an event; the caller is done with its report."""
+        """Wait for an event; the caller has finished with its report."""
         self._clock.goes_on(super().send)
         event = super().receive(timeout_s)
         self._clock.heard(event)
         return event
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        """Collect the gradients of a step, and time it."""
+        """Collect the gradients of a step, and time the collection."""
         self._clock.collecting(holders)
         parts = super().collect(step, holders)
         self._clock.collected(step)
         return parts
 
     def publish(self) -> None:
-        """Publish the parameters after an update, and time it."""
+        """Publish the parameters after an update, and time the publication."""
         self._clock.updated()
         super().publish()
         self._clock.published()
 
     def close(self) -> None:
-        """Close it, and end the program if enough was measured.
+        """Close the channel, and end the program if enough was measured.
 
         Raises:
-            SystemExit: it was.
+            SystemExit: enough was measured.
         """
         error = sys.exc_info()[1]
-        left = isinstance(error, GeneratorExit)  # by the script: a caller of close() is not to end
+        left = isinstance(error, GeneratorExit)  # by the script: close() must not end it
         measured = (error is None or left) and self._clock.is_over()
         super().close()
         if measured and not left:
@@ -141,18 +141,18 @@ class TrainingChannel(WrappedChannel):
 
 
 class Clock:
-    """Sums of what the time of a loop goes into. One thread, the coordinator's.
+    """The sums of the parts of a loop's time. One thread, the coordinator's.
 
-    An update goes through these, in this order: ``collecting``, ``collected``, ``updated``,
-    ``published``, ``goes_on``; evaluations are between the last two.
+    An update passes through these methods, in this order: ``collecting``, ``collected``,
+    ``updated``, ``published``, ``goes_on``; evaluations come between the last two.
 
     Args:
-        transport: tells what workers are at.
-        state: of the loop.
-        facts: what a checkpoint says of the run.
-        file: where the result is written.
-        seconds: to measure.
-        kills: a worker after that.
+        transport: reports the status of the workers.
+        state: the state of the loop.
+        facts: the entries about the run in a checkpoint.
+        file: file for the result.
+        seconds: time to measure.
+        kills: whether to kill a worker afterwards.
     """
 
     def __init__(
@@ -172,29 +172,29 @@ class Clock:
         self._file = file
         self._seconds = seconds
         self._kills = kills
-        self._measured: Measured | None = None  # and now a worker is killed
+        self._measured: Measured | None = None  # set when a worker is about to be killed
         self._lost: LostWorker | None = None
         self._keeps_bits = rules.keeps_bits(rules.parse(facts["update"]), facts["shards"])
         status = transport.status()
         self.stages = None if facts["pipeline"] is None else StageSpans()
         self._devices = {w.number: [*map(torch.device, w.device.split("+"))] for w in status}
-        self._rows: dict[int, int] = {}  # by step: of the shards that are kept
+        self._rows: dict[int, int] = {}  # by step: rows of the accepted shards
         self._digests: dict[int, str] = {}
         self._updates = 0
-        self._first: float | None = None  # when the first update was made
-        self._at = 0.0  # when what is under way began
-        self._is_held = False  # the caller has a report
-        self._evaluation: tuple[float, list[WorkerStatus]] | None = None  # its beginning
-        self._begun: _Beginning | None = None  # the warm-up is over
+        self._first: float | None = None  # time of the first update
+        self._at = 0.0  # start of the current part
+        self._is_held = False  # whether the caller holds a report
+        self._evaluation: tuple[float, list[WorkerStatus]] | None = None  # at its start
+        self._begun: _Beginning | None = None  # set when the warm-up is over
         self._spent = _Spent(status)
 
     def kept(self, step: int, shard: int) -> None:
-        """Count the rows of a shard that is to be in an update."""
+        """Count the rows of a shard accepted for an update."""
         assert self.job is not None
         self._rows[step] = self._rows.get(step, 0) + len(self.job.plan.shard(step, shard))
 
     def collecting(self, holders: Sequence[int]) -> None:
-        """Begin to collect a step. Devices that are asynchronous may compute it still."""
+        """Begin the collection of a step, after waiting for devices that compute asynchronously."""
         self._at = time.monotonic()
         for device in {device for worker in holders for device in self._devices[worker]}:
             self._synchronize(device)
@@ -206,27 +206,27 @@ class Clock:
         self._spent.rows += self._rows.pop(step, 0)
 
     def updated(self) -> None:
-        """Count the time of an update that was made, not yet published."""
+        """Count the time of an update that is made but not yet published."""
         self._synchronize(self._state.parameters.device)
         sum_s = self._state.update.sum_s
         self._spent.exchange_s += sum_s
         self._spent.update_s += self._lap() - sum_s
 
     def published(self) -> None:
-        """Count an update: the caller has its report from here on."""
+        """Count an update: from now on the caller holds the report."""
         self._spent.exchange_s += self._lap()
         self._spent.updates += 1
         self._updates += 1
         self._is_held = True
 
     def goes_on(self, send: Callable[[Replace], None]) -> None:
-        """End the time that the caller had the report of the last update, if it had one.
+        """End the time in which the caller held the report of the last update, if any.
 
         Args:
-            send: takes the effect that ends a worker, when all else is measured.
+            send: receives the effect that kills a worker, after all other measurements.
 
         Raises:
-            SystemExit: all is measured, and written.
+            SystemExit: the measurement is complete and written.
         """
         if not self._is_held:
             return
@@ -258,10 +258,10 @@ class Clock:
             self._lost = LostWorker(self._transport.status(), send)
 
     def heard(self, event: Event | None) -> None:
-        """Look what becomes of a worker that was killed.
+        """Observe the return of a killed worker.
 
         Raises:
-            SystemExit: it computes again, and all is written.
+            SystemExit: the worker computes again, and the result is written.
         """
         if self._lost is None:
             return
@@ -274,7 +274,7 @@ class Clock:
             raise SystemExit(0)
 
     def is_over(self) -> bool:
-        """Write what was measured of a loop that ended early, and return whether anything was."""
+        """Write the measurements of a loop that ended early; return whether there were any."""
         if self._is_held:
             self._is_held = False
             self._spent.beside_s += self._lap()
@@ -295,14 +295,15 @@ class Clock:
         took_s = time.monotonic() - began
         self._spent.evaluation_s += took_s
         self._spent.paused_s += took_s
-        self._at += took_s  # the report that the caller has is older
+        self._at += took_s  # the caller's report began before the evaluation
         for was, status in zip(before, self._transport.status(), strict=True):
             self._spent.not_training[status.number].add(was, status)
 
     def _synchronize(self, device: torch.device) -> None:
-        """Wait until the device has done what this process gave it.
+        """Wait until a device has finished the work of this process.
 
-        Not where workers go on meanwhile: it would be theirs that is waited for.
+        Skipped if workers continue during the update: the wait would then be for the workers'
+        kernels.
         """
         assert self.job is not None
         is_here = self._state.parameters.device.type != "cpu"  # and not in worker processes
@@ -370,16 +371,16 @@ class Clock:
 
 
 class _Beginning(NamedTuple):
-    """Of the measured time."""
+    """The start of the measured time."""
 
-    updates: int  # before it
+    updates: int  # before the measured time
     at: float  # time.monotonic()
     status: list[WorkerStatus]
     cpu: CpuTime
 
 
 class _Account:
-    """What a worker's time went into between some moments."""
+    """The time of a worker by phase, summed over intervals."""
 
     def __init__(self) -> None:
         self.seconds = no_seconds()
@@ -392,11 +393,11 @@ class _Account:
 
 
 class _Spent:
-    """Sums since the measured time began; names as in ``Measured``."""
+    """The sums since the start of the measured time; names as in ``Measured``."""
 
     def __init__(self, workers: Sequence[WorkerStatus]) -> None:
         self.updates = 0
         self.rows = 0
         self.device_s = self.exchange_s = self.update_s = self.beside_s = self.evaluation_s = 0.0
-        self.paused_s = 0.0  # with evaluations and digests
-        self.not_training = {worker.number: _Account() for worker in workers}  # likewise
+        self.paused_s = 0.0  # in evaluations and digests
+        self.not_training = {worker.number: _Account() for worker in workers}  # the same, by worker

@@ -1,4 +1,4 @@
-"""Results: medians over the repeats, speed-up, efficiency, and whether all had the same bits."""
+"""Results: medians over the repeats, speed-up, efficiency, and equality of the bits."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from quorate.commands.bench.verdict import Finding, findings, notes
 
 
 class Result(NamedTuple):
-    """One contender."""
+    """The result of one contender."""
 
     contender: Contender
     runs: list[Measured]
     examples_per_s: float  # the median
     slowest: float  # examples/s
     fastest: float
-    ratios: list[float]  # times the contender with the fewest workers, in each round
-    speed_up: float  # the median of them: drift from round to round is in none
+    ratios: list[float]  # speed over the speed of the contender with the fewest workers, by round
+    speed_up: float  # median of the ratios: free of drift between rounds
     efficiency: float  # speed-up per device of the workers
     step_s: float
-    split: Split  # of the run in the middle, or the slower one of two
+    split: Split  # of the median run, or the slower of two
     findings: list[Finding]  # the bottleneck first
     notes: list[str]
 
 
 class Proof(NamedTuple):
-    """Whether runs had the same bits after the same number of updates."""
+    """A comparison of the bits of runs after the same number of updates."""
 
     updates: int
     runs: int
-    digests: list[str]  # that differ; one: all are the same
+    digests: list[str]  # the distinct digests; a single one: all runs have the same bits
 
 
 def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
     """Return the results of all contenders, in order of the number of workers.
 
     Args:
-        measured: the repeats of each, one per round.
+        measured: the repeats of each contender, one per round.
     """
     order = sorted(measured, key=lambda contender: contender.workers)
     base = measured[order[0]]
@@ -75,9 +75,10 @@ def results(measured: Mapping[Contender, Sequence[Measured]]) -> list[Result]:
 
 
 def proof(listed: Sequence[Result]) -> Proof | None:
-    """Return whether bits were the same after the last update that all runs have a digest of.
+    """Return the comparison of bits after the last update with a digest in all runs.
 
-    None if there is no such update, or nothing to say: bits are promised for one kind of device.
+    None without such an update, or for several kinds of devices: equal bits are promised within one
+    kind.
     """
     runs = [run for result in listed for run in result.runs]
     listed_devices = [d for run in runs for worker in run.workers for d in worker.devices]
@@ -90,7 +91,7 @@ def proof(listed: Sequence[Result]) -> Proof | None:
 
 
 def _devices(run: Measured) -> int:
-    """Return how many devices workers have, one of several workers counted for each."""
+    """Return the number of devices of the workers; a shared device counts once per worker."""
     return sum(len(worker.devices) for worker in run.workers)
 
 

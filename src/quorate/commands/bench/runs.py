@@ -1,4 +1,4 @@
-"""Runs of a bench: each a process of its own, with a run directory of its own that is removed."""
+"""Runs of a bench: each in a separate process, with a temporary run directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from quorate.errors import QuorateError, RunError, UserError
 
 
 class Program(NamedTuple):
-    """What is run, but for the contender."""
+    """The program to run, apart from the contender."""
 
     script: str
-    module: str | None  # in its place
+    module: str | None  # in the place of the script
     arguments: tuple[str, ...]
-    options: Mapping[str, Any]  # of quorate run, by name
-    seconds: float  # to measure
+    options: Mapping[str, Any]  # options of quorate run, by name
+    seconds: float  # time to measure
 
 
 def run(
@@ -38,15 +38,15 @@ def run(
     """Run the script once, and measure its first training loop. Blocks.
 
     Args:
-        shards: that a batch is cut into; None: as the script has it.
-        log: where all that it printed is left, if it fails.
-        more: options of ``quorate run``, which go before all others.
-        look: is called with the run directory before that is removed.
-        is_stopped: from then on the run is to end.
+        shards: shards per batch; None: the script's number.
+        log: file for the output of a failed run.
+        more: options of ``quorate run``, with priority over all other options.
+        look: called with the run directory before its removal.
+        is_stopped: returns whether the run has to end.
 
     Raises:
-        UserError: it ended with exit code 2, or has no training loop to measure.
-        RunError: it failed otherwise.
+        UserError: the run ended with exit code 2, or has no training loop to measure.
+        RunError: the run failed otherwise.
     """
     with tempfile.TemporaryDirectory(prefix="quorate-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -1,7 +1,7 @@
-"""The split: what the time of a step goes into.
+"""The split: the parts of the time of a step.
 
 A worker's time is fetching, computing, handing over, and waiting. While all workers wait, the
-coordinator adds gradients up and makes the update; what is left of their waiting is for each other.
+coordinator sums gradients and makes the update; the rest of the waiting is for slower workers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Split = dict[str, float]
 
 
 def split(run: Measured) -> Split:
-    """Return the share of each of ``PARTS`` in the time of a step; they add up to 1.
+    """Return the share of each of ``PARTS`` in the time of a step; the sum is 1.
 
     input     waiting for rows
     compute   forward and backward
-    exchange  handing gradients over, adding them up, handing parameters back
+    exchange  handing gradients over, summing them, publishing parameters
     update    division, clipping, optimizer, average
-    waiting   for other workers, and for messages
-    other     what the loop does between two updates: callbacks, logs, its own body
+    waiting   for slower workers, and for messages
+    other     the loop between two updates: callbacks, logs, the loop's body
 
-    Means over workers. Where updates are made while workers compute, only so much of the
-    coordinator's time counts as they wait for.
+    Means over workers. If updates are made while workers compute, the coordinator's time counts
+    only up to the workers' waiting time.
     """
     whole = run.seconds
     mean = {
@@ -52,12 +52,12 @@ def split(run: Measured) -> Split:
         "waiting": max(0.0, waited - busy),
         "other": coordinator["other"],
     }
-    total = sum(seconds.values())  # that is the whole, but for clocks that are read one by one
+    total = sum(seconds.values())  # the whole, except for differences between clocks
     return {part: seconds[part] / total for part in PARTS}
 
 
 def compute_s(run: Measured) -> float:
-    """Return the seconds of forward and backward per shard, of the worker in the middle, or 0."""
+    """Return the seconds of forward and backward per shard, of the median worker, or 0."""
     seconds = [
         (worker.seconds["forward"] + worker.seconds["backward"]) / worker.shards
         for worker in run.workers

@@ -1,8 +1,9 @@
-"""Stages of replicas in a bench: how busy each is, and what their schedule leaves idle.
+"""Stages of replicas in a bench: the busy time of each, and the idle time of their schedule.
 
-Times are those of the spans that stages tell of: from when one has what it needs of a shard until
-it is done with it. Its share of a step is what it is busy; the rest is the bubble of the schedule,
-what stages wait for each other as their times differ, and what a step has beside the pipeline.
+The times come from the spans recorded by stages: from the arrival of a shard's inputs until the
+stage has finished the shard. The share of these times in a step is the busy time; the rest is the
+bubble of the schedule, the waiting due to different times of stages, and the part of the step
+outside of the pipeline.
 
 Legend: p devices of a replica, S stages, m shards of a worker in a step.
 """
@@ -22,33 +23,33 @@ from quorate.services.display.shard_time import duration
 
 FORWARDS = (Work.FORWARD,)
 BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
-TRACK = "stage "  # what the tracks of stages are called, before their numbers
+TRACK = "stage "  # prefix of the tracks of stages, before the number
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage of a worker's replica did in the measured time."""
+    """The activity of one stage of a worker's replica in the measured time."""
 
     worker: int
     stage: int
-    steps: int  # that it computed shards of
-    shards: int  # that went through it
+    steps: int  # steps with shards in the stage
+    shards: int  # shards passed through the stage
     forward_s: float
     backward_s: float
 
 
 class StageSpans(Trace):
-    """A trace that keeps no span: it adds up how long stages are at work. Any thread may add."""
+    """A trace that keeps no span, but sums the busy time of stages. Any thread may add."""
 
     def __init__(self) -> None:
         super().__init__()
         self._first_step = 0
         self._steps: dict[tuple[int, int], set[int]] = {}  # by worker and stage
-        self._seconds: dict[tuple[int, int, str], float] = defaultdict(float)  # with the work
+        self._seconds: dict[tuple[int, int, str], float] = defaultdict(float)  # and by work
         self._shards: Counter[tuple[int, int]] = Counter()
 
     def begin(self, step: int) -> None:
-        """Forget what was before, and count the spans of this step and of later ones."""
+        """Forget earlier spans, and count the spans from this step on."""
         self._first_step = step
         self._steps.clear()
         self._seconds.clear()
@@ -65,11 +66,11 @@ class StageSpans(Trace):
             self._shards[where] += span.name == "forward"
 
     def take_batch(self, worker: int, batch: Batch) -> None:
-        """Count spans that a worker process has sent: lengths are alike by any clock."""
+        """Count spans sent by a worker process: durations do not depend on the clock."""
         self.put(worker, [Span(*fields) for fields in batch["spans"]])
 
     def times(self) -> list[StageTime]:
-        """Return what was counted, by worker and stage."""
+        """Return the counts, by worker and stage."""
         return [
             StageTime(
                 *where,
@@ -85,17 +86,17 @@ class StageSpans(Trace):
 
 
 def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: float) -> Iterator[str]:
-    """Yield what there is to say of stages; means over workers.
+    """Yield the lines about stages; means over workers.
 
     Args:
-        stages: of all workers.
-        schedule: in which order they compute.
-        devices: of a replica.
-        step_s: from one update to the next.
+        stages: the stages of all workers.
+        schedule: name of the schedule.
+        devices: number of devices of a replica.
+        step_s: seconds between two updates.
     """
     if not (stages := [stage for stage in stages if stage.shards]):
         return
-    # 1. How busy they are.
+    # 1. The busy time.
     by_number = [
         [stage for stage in stages if stage.stage == number]
         for number in range(1 + max(stage.stage for stage in stages))
@@ -109,7 +110,7 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
         of_devices = [sum(busy[device::devices]) for device in range(devices)]
         words += f"; devices {', '.join(f'{s / step_s:.0%}' for s in of_devices)}"
     yield words
-    # 2. What the schedule leaves.
+    # 2. The idle time of the schedule.
     shards = max(1, round(fmean(stage.shards / stage.steps for stage in stages)))
     times = ActionTimes(
         tuple(fmean(s.forward_s / s.shards for s in own) for own in by_number),
@@ -123,7 +124,7 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
         f"{duration(makespan(rows, times))} of a step's {duration(step_s)}; "
         f"activations of {held} shards"
     )
-    # 3. What others would leave.
+    # 3. The idle time of alternative schedules.
     others = {name: _bubble(name, rows, shards, devices, times) for name in SCHEDULES}
     shown = [
         f"{name} {idle:.0%}"
@@ -135,7 +136,7 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
 
 
 def _bubble(name: str, rows: Rows, shards: int, devices: int, times: ActionTimes) -> float | None:
-    """Return what a schedule leaves idle of stages with these times; None: not of so many."""
+    """Return the idle share of a schedule for these times; None if it does not fit the stages."""
     stages = 1 + max(action.stage for row in rows for action in row)
     try:
         return bubble(SCHEDULES[name](stages, shards, devices=devices), times)

@@ -9,7 +9,7 @@ from quorate.commands.bench.split import PARTS
 from quorate.machine.text import aligned, three_digits
 from quorate.services.display.shard_time import duration
 
-SPREAD = 0.2  # that is worth a word
+SPREAD = 0.2  # least spread worth a line
 
 HEADS = ("workers", "examples/s", "spread", "speed-up", "efficiency", "step", *PARTS)
 
@@ -23,7 +23,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def below(results: Sequence[Result], same: Proof | None) -> list[str]:
-    """Return bottlenecks in words, what else there is to say, and whether bits were the same."""
+    """Return the lines below: bottlenecks in words, notes, and the comparison of bits."""
     lines = []
     for result in results:
         first, *others = result.findings
@@ -50,7 +50,7 @@ def below(results: Sequence[Result], same: Proof | None) -> list[str]:
 
 
 def spread(result: Result) -> float:
-    """Return how far the runs of a contender are apart, as a share of their median."""
+    """Return the difference between a contender's fastest and slowest runs, over their median."""
     return (result.fastest - result.slowest) / result.examples_per_s
 
 

@@ -1,4 +1,4 @@
-"""The verdict: what keeps a number of workers from being faster, in words."""
+"""The verdict: the reason why some number of workers is not faster, in words."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from quorate.commands.bench.split import Split, compute_s
 from quorate.services.display.shard_time import WORK, ShardTime, duration
 from quorate.services.display.straggler import described, slow
 
-LEAST_COST = 0.1  # share of a step: what costs less is not called the bottleneck
-LEAST_OTHERS = 0.25  # cores that other programs use
+LEAST_COST = 0.1  # share of a step: a cheaper part is not called the bottleneck
+LEAST_OTHERS = 0.25  # cores used by unrelated programs
 LONGER = 1.1  # times a shard's time with fewer workers
 
 
 class Finding(NamedTuple):
-    """Something that takes time."""
+    """A cost in the time of a step."""
 
     name: str  # straggler, or a part of the split
-    cost: float  # share of a step's time that would be saved without it, about
+    cost: float  # approximate share of a step's time saved without the cost
     words: str
 
 
 def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -> list[Finding]:
-    """Return what takes time, the bottleneck first; there is always one.
+    """Return the costs in words, the bottleneck first; there is always at least one.
 
-    The bottleneck is what costs most, if that is at least ``LEAST_COST`` of a step; else it is the
-    computation, which is what the time is for.
+    The bottleneck is the greatest cost, if at least ``LEAST_COST`` of a step; else the computation,
+    which is the purpose of the step.
 
     Args:
         runs: repeats of one contender.
-        split: of its median run.
-        base: repeats of the one with the fewest workers.
+        split: the split of its median run.
+        base: repeats of the contender with the fewest workers.
     """
     costly = [*_stragglers(runs), *_parts(runs[0], split), *_evaluation(runs)]
     names = {finding.name for finding in costly}
@@ -46,7 +46,7 @@ def findings(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -
 
 
 def notes(run: Measured) -> list[str]:
-    """Return what else there is to say of a contender."""
+    """Return further remarks about a contender."""
     lines: list[str] = []
     if run.pipeline is not None and run.workers:
         devices = len(run.workers[0].devices)
@@ -94,7 +94,7 @@ def _stragglers(runs: Sequence[Measured]) -> list[Finding]:
 
 
 def _times(runs: Sequence[Measured]) -> dict[int, ShardTime]:
-    """Per worker: the median over the runs of what a shard takes."""
+    """Return for each worker the median over the runs of the time per shard."""
     by_worker = {}
     for number in range(len(runs[0].workers)):
         per_shard = [
@@ -152,7 +152,7 @@ def _waiting(run: Measured, split: Split) -> list[Finding]:
 
 
 def _longer(runs: Sequence[Measured], split: Split, base: Sequence[Measured]) -> list[Finding]:
-    """Whether shards take longer than with fewer workers: something is shared."""
+    """Return a finding if shards take longer than with fewer workers: something is shared."""
     now_s, before_s = (median(map(compute_s, repeats)) for repeats in (runs, base))
     run, workers, fewer = runs[0], len(runs[0].workers), len(base[0].workers)
     kinds = [

@@ -1,4 +1,4 @@
-"""The doctor: what devices there are, what a run needs, and what would go wrong.
+"""The doctor: the available devices, the needs of a run, and the expected problems.
 
-``examination`` finds facts, ``verdicts`` judges them, ``table`` shows both.
+``examination`` collects facts, ``verdicts`` judges the facts, ``table`` shows both.
 """

@@ -1,8 +1,8 @@
-"""A question to a driver, asked by a process that can be cut off.
+"""Questions to a driver, asked in a separate process that can be killed.
 
-A driver that hangs holds whoever asks it, and no signal but a kill ends that. So the question is
-put by a process that does nothing else: it prints a line of JSON before each question, and one for
-each answer; what it printed counts when it is cut off. It dies with this process.
+A hanging driver blocks its caller, and no signal except a kill ends the call. So a separate process
+asks the questions: the process prints a line of JSON before each question, and one for each answer;
+the output before a kill counts. The process dies with its parent.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any, NamedTuple
 from quorate.machine import dies_with_parent
 from quorate.machine.descriptors import any_readable
 
-ANSWER_S = 5.0  # how long the answer to one question may take
-BEGIN_S = 60.0  # how long until the first question: an import of torch from a slow disk
-DEATH_S = 0.5  # how long a killed process may take to be gone
+ANSWER_S = 5.0  # limit of the answer to one question
+BEGIN_S = 60.0  # limit until the first question: an import of torch from a slow disk
+DEATH_S = 0.5  # limit of the death of a killed process
 
 
 class Asked(NamedTuple):
-    """What came of a question."""
+    """The result of a questioning."""
 
     lines: list[dict[str, Any]]  # the answers, in order
-    failure: str | None  # why there are no more
+    failure: str | None  # why there are no more answers; None: complete
 
     def all(self, name: str) -> list[Any]:
-        """Return every answer of a name."""
+        """Return all answers with a name."""
         return [line[name] for line in self.lines if name in line]
 
     def first(self, name: str) -> Any:
-        """Return the first answer of a name, or None."""
+        """Return the first answer with a name, or None."""
         return next(iter(self.all(name)), None)
 
 
@@ -48,11 +48,11 @@ def ask(
     answer_s: float = ANSWER_S,
     begin_s: float = BEGIN_S,
 ) -> Asked:
-    """Run ``module.run()`` in a process of its own, to its end or until it is silent for too long.
+    """Run ``module.run()`` in a separate process, to its end or until its silence is too long.
 
     Args:
-        module: its name: one of this folder, or found in ``path``.
-        path: folders to look in.
+        module: name of a module in this folder or in ``path``.
+        path: folders to search.
     """
     try:
         return _asked(module, path, answer_s, begin_s)
@@ -77,7 +77,7 @@ def _asked(module: str, path: Sequence[str], answer_s: float, begin_s: float) ->
         with child.stdout:
             lines, question, in_time = _heard(child.stdout.fileno(), answer_s, begin_s)
         child.kill()
-        with suppress(subprocess.TimeoutExpired):  # a driver may hold it beyond its death
+        with suppress(subprocess.TimeoutExpired):  # a driver may hold a dead process
             child.wait(DEATH_S)
         errors.seek(0)
         printed = errors.read().decode(errors="replace").strip().splitlines()
@@ -95,7 +95,7 @@ def _asked(module: str, path: Sequence[str], answer_s: float, begin_s: float) ->
 def _heard(
     fd: int, answer_s: float, begin_s: float
 ) -> tuple[list[dict[str, Any]], str | None, bool]:
-    """Read what it prints until it ends; return also its last question, and whether it ended."""
+    """Read the output until its end; return lines, last question, and whether in time."""
     lines: list[dict[str, Any]] = []
     question, text = None, b""
     deadline = time.monotonic() + begin_s
@@ -107,7 +107,7 @@ def _heard(
         *whole, text = (text + chunk).split(b"\n")
         for line in filter(None, map(_parsed, whole)):
             lines.append(line)
-            if "end" in line:  # what it has left to tear down is of no interest
+            if "end" in line:  # the teardown of the process is of no interest
                 return lines, question, True
             if "asking" in line:
                 question, deadline = line["asking"], time.monotonic() + answer_s
@@ -116,6 +116,6 @@ def _heard(
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         answer = json.loads(line)
-    except ValueError:  # a library printed something of its own
+    except ValueError:  # a line printed by a library
         return None
     return answer if isinstance(answer, dict) else None

@@ -1,6 +1,6 @@
-"""GPUs as the driver's library (NVML) knows them. Runs in a process of its own; see ``ask``.
+"""GPUs as seen by the driver's library (NVML). Runs in a separate process; see ``ask``.
 
-It imports nothing of quorate, which would import torch first.
+Imports nothing of quorate, which would import torch first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
-# nvmlDeviceGetTopologyCommonAncestor's levels.
+# The levels of nvmlDeviceGetTopologyCommonAncestor.
 _ANCESTORS = {
     0: "one board",
     10: "one PCIe switch",
@@ -68,7 +68,7 @@ def _ask() -> None:
 
 
 class _Asked:
-    """Calls that are None where the library refuses: not every GPU knows everything."""
+    """Calls that return None if the library refuses: not every GPU supports every query."""
 
     def __init__(self, nvml: Any) -> None:
         self._refusals = (nvml.NVMLError, nvml.NVMLLibraryMismatchError, AttributeError)

@@ -1,6 +1,6 @@
-"""torch's build, and whether each accelerator it sees computes. Runs in a process of its own.
+"""torch's build, and a test of each visible accelerator. Runs in a separate process.
 
-It imports nothing of quorate. See ``ask``.
+Imports nothing of quorate. See ``ask``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def run() -> None:
 
 
 def _ask() -> None:
-    warnings.simplefilter("ignore")  # a driver that is too old, say: the error tells it too
+    warnings.simplefilter("ignore")  # an old driver, say: the error contains the same text
     try:
         import torch
     except Exception as error:  # the edge of a process
@@ -49,7 +49,7 @@ def _ask() -> None:
         _say(asking="torch why it sees no GPU")
         try:
             module.init()
-        except Exception as error:  # the reason is in no other place
+        except Exception as error:  # torch reports the reason only in this exception
             _say(why_none=_first_line(error))
         return
     for index in range(count):
@@ -64,7 +64,7 @@ def _ask() -> None:
             with torch.accelerator.device_index(index):
                 if (ones * 2).sum().item() != 16:
                     answer["error"] = "8 times 2 is not 16 on it"
-        except Exception as error:  # no kernel for it, no memory left, held by another process
+        except Exception as error:  # no kernel, no memory left, held by another process
             answer["error"] = _first_line(error)
         _say(device=answer)
 

@@ -1,4 +1,4 @@
-"""``quorate doctor``: what devices and limits there are, and whether a run would work."""
+"""``quorate doctor``: shows devices and limits, and whether a run would work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ all words go to the script.
 
 
 class DoctorCommand(ScriptCommand):
-    """A command that a script may be given to, or none."""
+    """A command with an optional script."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,9 +53,9 @@ def command(
     module: str | None,
     arguments: tuple[str, ...],
 ) -> int:
-    """Print what there is and what is wrong; return 1 if such a run would fail, else 0.
+    """Print the facts and the problems; return 1 if such a run would fail, else 0.
 
-    Under torchrun one process of each host takes part, and the first one prints.
+    Under torchrun one process of each host takes part, and the process of the first host prints.
 
     Raises:
         SettingError: a number is too small, or an option does not fit.
@@ -83,7 +83,7 @@ def command(
     )
     environment = torchrun_environment()
     if environment.get("LOCAL_RANK", "0") != "0":
-        return 0  # another process speaks for this host
+        return 0  # another process reports on this host
     if int(environment.get("GROUP_WORLD_SIZE", "1")) > 1:
         return _several(environment, wanted, run_dir, as_json=as_json)
     if run_dir is not None:
@@ -111,13 +111,13 @@ def _several(
     from quorate.commands.doctor.table import text
 
     if (hosts := meet(environment, wanted, run_dir)) is None:
-        return 0  # the first host says all
+        return 0  # the first host prints
     listed = verdicts(hosts)
     return _told(hosts, listed, text([*rows(hosts)], listed), as_json=as_json)
 
 
 def _told(facts: Any, listed: list[Verdict], text: str, *, as_json: bool) -> int:
-    """Print what was found, and return the exit code."""
+    """Print the findings, and return the exit code."""
     code = int(any(verdict.level == FAILS for verdict in listed))
     record = {"works": not code, "verdicts": _plain(listed), **_plain(facts)}
     print(json.dumps(record, indent=1) if as_json else text)
@@ -125,7 +125,7 @@ def _told(facts: Any, listed: list[Verdict], text: str, *, as_json: bool) -> int
 
 
 def _plain(value: Any) -> Any:
-    """Return the same, of objects and lists that JSON has."""
+    """Return a value as objects and lists for JSON."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

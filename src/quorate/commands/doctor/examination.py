@@ -1,4 +1,4 @@
-"""An examination: all facts, with questions to drivers cut off after five seconds."""
+"""An examination: collects all facts, with a limit of five seconds per question to a driver."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from quorate.machine.visible_devices import Gpu as Listed
 
 
 def examine(answer_s: float = ANSWER_S) -> Facts:
-    """Find out what is there. Takes as long as an import of torch; 5 s more per driver that hangs.
+    """Collect the facts. Takes as long as an import of torch; 5 s more per hanging driver.
 
     Args:
-        answer_s: how long an answer of a driver may take.
+        answer_s: limit of an answer of a driver, in seconds.
     """
     with ThreadPoolExecutor(2) as both:
         driver, torch = both.map(partial(ask, answer_s=answer_s), ("ask_nvml", "ask_torch"))
     environment = device_environment()
     gpus = tuple(_gpu(answer) for answer in driver.all("gpu"))
     value = environment.get(VARIABLE)
-    selection = Selection((), why_none(value))  # all that is known if some GPU did not answer
+    selection = Selection((), why_none(value))  # the only knowledge if some GPU did not answer
     if driver.failure is None:
         selection = select(value, [Listed(g.index, g.uuid, g.is_cut, g.slices) for g in gpus])
     return Facts(
@@ -65,7 +65,7 @@ def _gpu(answer: dict[str, Any]) -> Gpu:
 def _name(pid: int) -> str | None:
     try:
         return psutil.Process(pid).name()
-    except psutil.Error:  # it has ended, or belongs to the machine that this container is on
+    except psutil.Error:  # the process has ended, or runs outside of this container
         return None
 
 
@@ -78,7 +78,7 @@ def _torch(asked: Asked) -> Torch:
 def _accelerators(
     asked: Asked, gpus: Sequence[Gpu], selection: Selection
 ) -> tuple[Accelerator, ...]:
-    """Return what torch sees, and which GPU each is: by UUID, else by the variable's rules."""
+    """Return torch's accelerators with their GPUs: by UUID, else by the variable's rules."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     indices |= {part.uuid: gpu.index for gpu in gpus for part in gpu.slices}
     accelerators = []

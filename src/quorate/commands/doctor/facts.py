@@ -1,4 +1,4 @@
-"""What a doctor found: plain values, from which verdicts follow."""
+"""The findings of a doctor: plain values, the basis of the verdicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quorate.machine.visible_devices import Selection, Slice, Visible
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that has memory on a GPU."""
+    """A process that holds memory on a GPU."""
 
     pid: int
     name: str | None
@@ -19,16 +19,16 @@ class Holder:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver knows, visible or not."""
+    """A GPU known to the driver, visible or not."""
 
     index: int  # nvidia-smi's
     uuid: str
     name: str | None
-    memory_bytes: int | None  # in use, by anyone
+    memory_bytes: int | None  # in use by all processes
     memory_total_bytes: int | None
     use: float | None  # share of time with a kernel, 0 to 1
     compute_mode: str | None  # "shared", "exclusive", "prohibited"
-    nvlinks: int  # that are up
+    nvlinks: int  # number of active links
     is_cut: bool  # MIG is on
     slices: tuple[Slice, ...]
     holders: tuple[Holder, ...]
@@ -36,66 +36,66 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Link:
-    """What two GPUs have between them."""
+    """The link between two GPUs."""
 
     one: int
     other: int
     kind: str  # "NVLink", "one PCIe switch", ...
-    is_direct: bool | None  # whether one reads the other's memory
+    is_direct: bool | None  # whether each can read the other's memory
 
 
 @dataclass(frozen=True)
 class Driver:
-    """What there is of NVIDIA's driver."""
+    """The state of NVIDIA's driver."""
 
     version: str | None
-    cuda: str | None  # the newest CUDA that it can run
+    cuda: str | None  # the newest supported CUDA
     failure: str | None  # why no more is known
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device that torch sees."""
+    """A device visible to torch."""
 
     device: str  # "cuda:0"
-    visible: Visible | None  # which GPU it is
-    error: str | None  # why it does not compute
+    visible: Visible | None  # the GPU behind the device
+    error: str | None  # why the device does not compute
 
 
 @dataclass(frozen=True)
 class Torch:
-    """torch's build."""
+    """The build of torch."""
 
     version: str | None
-    cuda: str | None  # that it was built with
+    cuda: str | None  # used for the build
     hip: str | None
     accelerator: str | None  # "cuda", "mps", "xpu", ...
-    threads: int | None  # intra-op threads, by default
+    threads: int | None  # default number of intra-op threads
     mkldnn: bool
     cudnn: str | None
     nccl: bool
     gloo: bool
-    why_none: str | None  # torch's own words, if it sees none of its devices
+    why_none: str | None  # torch's own words, if torch sees no device
     failure: str | None
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the system lets a process have."""
+    """The limits of the system for a process."""
 
-    segment_error: str | None  # why workers' shared memory cannot be had
+    segment_error: str | None  # why workers cannot have shared memory
     files: int | None  # descriptors, soft limit; None: no limit
-    files_most: int | None  # hard limit: what the user may raise it to
+    files_most: int | None  # hard limit: the user may raise the soft limit so far
     file_bytes: int | None  # RLIMIT_FSIZE; None: no limit
     address_bytes: int | None  # RLIMIT_AS; None: no limit
     temporary: str
-    temporary_error: str | None  # why nothing can be written there
+    temporary_error: str | None  # why the folder is not writable
     temporary_free_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up."""
+    """An active network interface."""
 
     name: str
     addresses: tuple[str, ...]
@@ -105,14 +105,14 @@ class Interface:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a doctor found."""
+    """All findings of a doctor."""
 
     environment: dict[str, str]  # the variables that devices and threads depend on
     driver: Driver
     gpus: tuple[Gpu, ...]
-    lost: dict[int, str]  # GPUs that do not answer, and what the driver says
+    lost: dict[int, str]  # GPUs that do not answer, and the driver's error
     links: tuple[Link, ...]
-    selection: Selection  # what CUDA_VISIBLE_DEVICES leaves of them
+    selection: Selection  # the GPUs selected by CUDA_VISIBLE_DEVICES
     torch: Torch
     accelerators: tuple[Accelerator, ...]
     host: Host

@@ -1,4 +1,4 @@
-"""Verdicts on GPUs: hidden ones, and those that a run would use. Pure."""
+"""Verdicts on GPUs: hidden GPUs, and the GPUs of the planned run. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
 from quorate.machine.visible_devices import VARIABLE
 
 MIB = 1 << 20
-CONTEXT_BYTES = 512 * MIB  # that CUDA takes on a GPU before any tensor
+CONTEXT_BYTES = 512 * MIB  # taken by CUDA on a GPU before any tensor
 
 
 def on_hidden_gpus(facts: Facts) -> Iterator[Verdict]:
-    """Judge GPUs that are there and not visible, and what the variable's value does."""
+    """Judge existing but invisible GPUs, and the value of the variable."""
     value, selection = facts.environment.get(VARIABLE), facts.selection
     seen = {visible.index for visible in selection.visible}
     hidden = [gpu.index for gpu in facts.gpus if gpu.index not in seen]
@@ -51,7 +51,7 @@ def on_hidden_gpus(facts: Facts) -> Iterator[Verdict]:
 
 
 def on_devices(facts: Facts, chosen: Sequence[Accelerator]) -> Iterator[Verdict]:
-    """Judge the accelerators that the run would use, and the links between them."""
+    """Judge the accelerators of the planned run, and the links between them."""
     gpus = {gpu.index: gpu for gpu in facts.gpus}
     used: list[Gpu] = []
     for accelerator in chosen:

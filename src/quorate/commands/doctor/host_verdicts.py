@@ -13,7 +13,7 @@ from quorate.machine.host import MIB
 def on_cores(
     facts: Facts, wanted: Wanted, chosen: Sequence[Accelerator], workers: int
 ) -> Iterator[Verdict]:
-    """Judge whether there are cores enough for the run's workers."""
+    """Judge whether the cores suffice for the run's workers."""
     host = facts.host
     by_itself = f"CPU workers that a run starts by itself: {cpu_workers(facts)}; for more, "
     if host.cores_limit is not None and host.cores_limit < min(host.cores_allowed, host.cores):
@@ -39,7 +39,7 @@ def on_cores(
 
 
 def on_memory(facts: Facts, chosen: Sequence[Accelerator], workers: int) -> Iterator[Verdict]:
-    """Judge whether there is memory enough for the smallest of models."""
+    """Judge whether the memory suffices for the smallest model."""
     host, limits = facts.host, facts.limits
     if host.memory_free_bytes is None:
         yield Verdict(

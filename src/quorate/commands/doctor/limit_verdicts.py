@@ -1,4 +1,4 @@
-"""Verdicts on what the system lets a process have: shared memory, descriptors, a folder. Pure."""
+"""Verdicts on the limits of a process: shared memory, descriptors, temporary folder. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
 from quorate.machine import descriptors
 
 MIB = 1 << 20
-FILES = 13 + descriptors.SPARE  # without those for workers
-FILES_OF_SCRIPTS = 256  # what a script may well open itself
+FILES = 13 + descriptors.SPARE  # without the descriptors for workers
+FILES_OF_SCRIPTS = 256  # descriptors that a script may open
 TEMPORARY_LEAST_BYTES = 16 * MIB
 
 
@@ -31,7 +31,7 @@ def on_shared_memory(facts: Facts, chosen: Sequence[Accelerator]) -> Iterator[Ve
 
 
 def on_descriptors(facts: Facts, processes: int) -> Iterator[Verdict]:
-    """Judge how many files a process may open, for so many worker processes."""
+    """Judge the limit of open files, for a number of worker processes."""
     limit, most = facts.limits.files, facts.limits.files_most
     if limit is None:
         return

@@ -1,4 +1,4 @@
-"""What the system lets a process have: shared memory, descriptors, a temporary folder."""
+"""The limits of a process: shared memory, descriptors, a temporary folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quorate.errors import UserError
 from quorate.machine import descriptors
 from quorate.machine.shared_memory import MIB, Segment
 
-# Of the shared memory that is tried: room for a model of some million parameters.
+# The size of the test segment: room for a model of some million parameters.
 TRIED_BYTES = 64 * MIB
 
 
 def limits() -> Limits:
-    """Return what there is. A segment and a temporary file are tried, and removed."""
+    """Return the limits. Creates a segment and a temporary file as tests, and removes both."""
     files = descriptors.limit()
     folder, error = _temporary()
     return Limits(
@@ -32,7 +32,7 @@ def limits() -> Limits:
 
 
 def _limit(name: str) -> int | None:
-    """Return the limit that holds; None: there is none, or no such thing on this system."""
+    """Return the soft limit; None: no limit, or not on this system."""
     try:
         import resource
     except ImportError:
@@ -42,7 +42,7 @@ def _limit(name: str) -> int | None:
 
 
 def _temporary() -> tuple[str, str | None]:
-    """Return the folder, and why nothing can be written to it."""
+    """Return the temporary folder, and why the folder is not writable."""
     folder = "?"
     try:
         folder = tempfile.gettempdir()

@@ -1,4 +1,4 @@
-"""Interfaces by which several machines could reach each other."""
+"""Network interfaces through which several machines could reach each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quorate.commands.doctor.facts import Interface
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Return those that are up and have an address; none where the system does not say."""
+    """Return the active interfaces with an address; empty if the system does not report any."""
     listed = []
     try:
         stats = psutil.net_if_stats()
@@ -18,7 +18,7 @@ def interfaces() -> tuple[Interface, ...]:
         return ()
     for name, addresses in psutil.net_if_addrs().items():
         ips = [a.address for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)]
-        ips = [ip for ip in ips if not ip.startswith("fe80:")]  # which no program can be given
+        ips = [ip for ip in ips if not ip.startswith("fe80:")]  # link-local addresses need a zone
         if name in stats and stats[name].isup and ips:
             loopback = all(ip.startswith("127.") or ip == "::1" for ip in ips)
             listed.append(Interface(name, tuple(ips), stats[name].speed or None, loopback))

@@ -1,4 +1,4 @@
-"""What a doctor shows: whether a run would work, a row per fact, then what is wrong."""
+"""The output of a doctor: whether a run would work, a row per fact, then the problems."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Row(NamedTuple):
 
 
 def shown(facts: Facts, verdicts: Sequence[Verdict]) -> str:
-    """Return the whole text on one machine."""
+    """Return the whole text for one machine."""
     rows = [*_gpus(facts), *_torch(facts), *_host(facts), *_limits(facts), *_network(facts)]
     return text(rows, verdicts)
 
 
 def text(rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
-    """Return rows and verdicts as text; a subject that has several rows is named once."""
+    """Return rows and verdicts as text; a subject with several rows is shown once."""
     before = ["", *(row.subject for row in rows)]
     table = aligned(
         [

@@ -1,4 +1,4 @@
-"""Verdicts on torch, on NVIDIA's driver, and on devices that are asked for and not there. Pure."""
+"""Verdicts on torch, on NVIDIA's driver, and on requested devices that are missing. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on_torch(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
 
 
 def on_driver(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
-    """Judge NVIDIA's driver: GPUs that are lost or idle, a driver that hangs or is not there."""
+    """Judge NVIDIA's driver: lost or idle GPUs, a hanging or missing driver."""
     driver, torch = facts.driver, facts.torch
     for index, error in facts.lost.items():
         yield Verdict(
@@ -69,8 +69,8 @@ def on_driver(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
 
 
 def on_missing_devices(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
-    """Judge devices that are asked for by name and are not there."""
-    if facts.torch.version is None:  # and so it knows no device: that is said once
+    """Judge requested devices that are missing."""
+    if facts.torch.version is None:  # then torch reports no device at all: one verdict is enough
         return
     for name in wanted.devices or ():
         kind, _, index = name.partition(":")
@@ -95,7 +95,7 @@ def on_missing_devices(facts: Facts, wanted: Wanted) -> Iterator[Verdict]:
 
 
 def _why_no_gpu(facts: Facts) -> str:
-    """Why torch sees no GPU, from the nearest cause to the farthest."""
+    """Return why torch sees no GPU: the nearest cause first."""
     reasons = []
     if facts.torch.cuda is None and facts.torch.hip is None:
         reasons.append(f"torch {facts.torch.version} is built without CUDA")

@@ -1,4 +1,4 @@
-"""A verdict: one thing that is wrong, and what helps."""
+"""A verdict: a problem and its remedy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ FAILS, BEWARE = "fails", "beware"
 
 
 class Verdict(NamedTuple):
-    """One thing that is wrong."""
+    """A problem and its remedy."""
 
-    level: str  # FAILS: such a run would fail or hang; BEWARE: it would not do what one may expect
+    level: str  # FAILS: such a run would fail or hang; BEWARE: the run would surprise the user
     subject: str
     what: str  # with the figure
     cure: str

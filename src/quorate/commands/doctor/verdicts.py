@@ -1,7 +1,8 @@
-"""Verdicts: from what a doctor found to what would go wrong, and what helps. Pure.
+"""Verdicts: from the findings of a doctor to the expected problems, and remedies. Pure.
 
-A run is one process per CPU worker (shared memory between them), or a thread per GPU. What it needs
-was measured on Linux with torch 2.13: descriptors and memory of a coordinator and its workers.
+A run is one process per CPU worker (with shared memory between them), or a thread per GPU. The
+needs of a run were measured on Linux with torch 2.13: descriptors and memory of a coordinator and
+its workers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from quorate.commands.doctor.wanted import Wanted, accelerators, number_of_worke
 
 
 def verdicts(facts: Facts, wanted: Wanted) -> list[Verdict]:
-    """Return what is wrong, the worst first; an empty list if nothing is."""
+    """Return the problems, the worst first; an empty list if there are none."""
     chosen = accelerators(facts, wanted)
     workers = number_of_workers(facts, wanted, chosen)
     listed = [

@@ -1,4 +1,4 @@
-"""The run that is to be judged: which accelerators it would use, and how many workers."""
+"""The planned run to judge: the accelerators in use, and the number of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quorate.machine.resources import MOST_CPU_WORKERS
 
 
 class Wanted(NamedTuple):
-    """The run that is to be judged; what is None is chosen as ``quorate run`` does."""
+    """The planned run to judge; a None is replaced by the default of ``quorate run``."""
 
     devices: tuple[str, ...] | None = None
     workers: int | None = None
@@ -20,14 +20,14 @@ class Wanted(NamedTuple):
 
 
 def named_devices(text: str) -> tuple[str, ...]:
-    """Return torch's names of the devices in a list as ``--devices`` takes it."""
+    """Return torch's names of the devices in a list with the syntax of ``--devices``."""
     return tuple(in_torch(name.strip()) for name in re.split(r"[,+]", text))
 
 
 def accelerators(facts: Facts, wanted: Wanted) -> list[Accelerator]:
-    """Return the accelerators that the run would use; none: it would use the CPU."""
+    """Return the accelerators of the planned run; empty: the run would use the CPU."""
     names = wanted.devices
-    if names is None:  # as ``quorate.machine.devices`` chooses
+    if names is None:  # the default of ``quorate.machine.devices``
         return [a for a in facts.accelerators if a.device.startswith("cuda")]
     return [
         a for a in facts.accelerators if a.device in names or a.device.partition(":")[0] in names
@@ -35,7 +35,7 @@ def accelerators(facts: Facts, wanted: Wanted) -> list[Accelerator]:
 
 
 def number_of_workers(facts: Facts, wanted: Wanted, chosen: Sequence[Accelerator]) -> int:
-    """Return how many workers the run would have."""
+    """Return the number of workers of the planned run."""
     if wanted.workers is not None:
         return wanted.workers
     if wanted.devices is not None:
@@ -44,5 +44,5 @@ def number_of_workers(facts: Facts, wanted: Wanted, chosen: Sequence[Accelerator
 
 
 def cpu_workers(facts: Facts) -> int:
-    """Return how many CPU workers a run starts by itself."""
+    """Return the default number of CPU workers of a run."""
     return max(1, min(int(facts.host.cores_usable), MOST_CPU_WORKERS))

@@ -1,1 +1,1 @@
-"""Plans: what runs of other sizes would do, from a bench and what is assumed."""
+"""Plans: predictions for runs of other sizes, from a bench and assumptions."""

@@ -1,4 +1,4 @@
-"""Advice: what bounds a run of some size, in words, and what would help."""
+"""Advice: the bottleneck of a run of some size, in words, and remedies."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from quorate.services.display.shard_time import duration
 from quorate.simulation.inputs import Network, ShardTimes, Stragglers
 from quorate.simulation.prediction import Prediction
 
-LEAST = 0.1  # share of the time: what takes less does not bound a run
+LEAST = 0.1  # share of the time: a smaller part is no bottleneck
 
 
 def bound(
     told: Prediction, times: ShardTimes, stragglers: Stragglers, network: Network
 ) -> tuple[str, str]:
-    """Return what bounds a run, and what would help.
+    """Return the bottleneck of a run, and a remedy.
 
-    The largest part that is not arithmetic, if it is ``LEAST`` of the time.
+    The bottleneck is the largest part other than arithmetic, if at least ``LEAST`` of the time.
     """
     part = max((of for of in told.shares if of != "arithmetic"), key=lambda of: told.shares[of])
     takes = told.shares[part]
@@ -63,7 +63,7 @@ def bound(
 
 
 def _against(told: Prediction, times: ShardTimes, stragglers: Stragglers) -> str:
-    """Return what would help against stragglers, by their kind."""
+    """Return a remedy against stragglers, depending on their kind."""
     steady = (
         (stragglers.slow_workers and stragglers.slow_factor > 1)
         or (stragglers.slow_hosts and stragglers.slow_host_factor > 1)
@@ -86,7 +86,7 @@ def _against(told: Prediction, times: ShardTimes, stragglers: Stragglers) -> str
 
 
 def best_spares(rows: Sequence[Prediction]) -> Prediction:
-    """Return which number of spares gives most examples/s for each worker that is paid for."""
+    """Return the prediction whose number of spares gives most examples/s per paid worker."""
     return max(rows, key=lambda told: told.examples_per_s / (told.workers + told.spares))
 
 

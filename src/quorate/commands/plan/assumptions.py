@@ -1,4 +1,4 @@
-"""Assumptions: what the options of a plan say that no bench knows, as inputs of a simulation."""
+"""Assumptions: the options of a plan that no bench can measure, as inputs of a simulation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from quorate.errors import SettingError
 from quorate.settings import at_least
 from quorate.simulation import inputs
 
-SPREAD = 0.05  # that is assumed of shard times: a bench has their means alone
-DETECTION_S, RESTART_S, SAVE_S = 1.0, 30.0, 1.0  # where neither an option nor the bench says
+SPREAD = 0.05  # assumed spread of shard times: a bench has only means
+DETECTION_S, RESTART_S, SAVE_S = 1.0, 30.0, 1.0  # if neither an option nor the bench has a value
 MIB, GBIT = 2**20, 1e9 / 8
 
 
 class Assumptions:
-    """What was asked for, checked.
+    """The checked options of a plan.
 
     Args:
         asked: the options of ``quorate plan``, by name.
 
     Raises:
-        SettingError: an option cannot work.
-        DataError: a file of shard times is not what it should be.
+        SettingError: an option is not valid.
+        DataError: a file of shard times is not valid.
     """
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Assumptions:
         )
 
     def failures(self, measured: Measurement) -> inputs.Failures:
-        """Return what fails."""
+        """Return the assumed failures."""
         asked = self._asked
         return inputs.Failures(
             worker_mtbf_h=asked["mtbf_h"],
@@ -74,14 +74,14 @@ class Assumptions:
         )
 
     def checkpoints(self, measured: Measurement) -> inputs.Checkpoints:
-        """Return what is saved."""
+        """Return the assumed checkpoints."""
         stall_s = _first(self._asked["save_s"], measured.save_s, SAVE_S)
         return inputs.Checkpoints(stall_s=stall_s, every_s=self._asked["save_every_s"])
 
     def about(self, of_bench: Measurement, rule: str) -> dict[str, Any]:
-        """Return the arguments of ``simulate`` that a measurement and these give under a rule.
+        """Return the arguments of ``simulate`` under a rule, from a measurement and the options.
 
-        All but those that say what is compared.
+        The arguments that vary in the comparison are missing.
         """
         asked, measured = self._asked, of_bench.under(rule)
         latency_ms = asked["latency_ms"]
@@ -119,7 +119,7 @@ class Assumptions:
         }
 
     def words(self, measured: Measurement) -> str:
-        """Return what is put in beside speeds: what the bench does not say, and how to say it."""
+        """Return the assumptions beside speeds in words, with the options that set them."""
         asked, drawn, never = self._asked, self._asked["trace"], float("inf")
         failures, stall_s = self.failures(measured), self.checkpoints(measured).stall_s
         words = [

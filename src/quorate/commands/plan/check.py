@@ -1,4 +1,4 @@
-"""The check of a plan: what is predicted of a run that was made, beside what its files say."""
+"""The check of a plan: the prediction of an actual run, beside the figures in the run's files."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ from quorate.simulation.inputs import Failures, Stragglers
 from quorate.simulation.prediction import Prediction
 from quorate.simulation.simulate import WARM_UP, simulate
 
-PROFILE = (
-    "profile.json"  # in the run directory, if ``quorate run --profile`` was told to put it there
-)
-SAVE_EVERY_S = 600.0  # as RunDir(save_every_s=) is by default
-OFF = 0.05  # of a shard's time: from there on it is named as what puts the rest off
+PROFILE = "profile.json"  # in the run directory, if given as ``quorate run --profile``
+SAVE_EVERY_S = 600.0  # the default of RunDir(save_every_s=)
+OFF = 0.05  # share of a shard's time: a larger error is named as the cause of the rest
 
 
 class Figure(NamedTuple):
     """A figure of a run."""
 
     name: str
-    predicted: float | None  # None: nobody knows enough
+    predicted: float | None  # None: too little is known
     measured: float | None
     unit: str  # "/s" a rate, "s" seconds, "%" a share, "" a number
-    why: str = ""  # one of them is not known
+    why: str = ""  # why a value is unknown
 
     @property
     def error(self) -> float | None:
-        """Of the prediction: as a share of what was measured; of shares, the difference."""
+        """The error of the prediction: relative to the measured value; the difference of shares."""
         if self.predicted is None or self.measured is None:
             return None
         if self.unit == "%":
@@ -50,44 +48,44 @@ class Figure(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """What a run's lines say."""
+    """The figures in the lines of a run."""
 
-    updates: int  # that are in its figures: no warm-up, nothing after an evaluation or a restart
+    updates: int  # counted updates: no warm-up, none after an evaluation or a restart
     rows_per_s: float | None
-    intervals_s: list[float]  # in order of size
+    intervals_s: list[float]  # sorted
     dropped: float  # share of the rows
     staleness: float  # mean, of the oldest gradient of an update
     restarts: int  # of the whole run
-    lost_s: float | None  # between its last update before them and its first one after
-    span_s: float | None  # from the first update to the last one
-    shard_s: list[float]  # mean of each worker's shards; empty: not known
-    away: float | None  # share of the time in which a worker was not there, after its start
+    lost_s: float | None  # from the last update before each restart to the first after
+    span_s: float | None  # from the first update to the last
+    shard_s: list[float]  # mean of each worker's shards; empty: unknown
+    away: float | None  # share of the time in which a worker was absent, after its start
 
 
 def check(
     run_dir: Path, bench: Path | None, asked: Mapping[str, Any], assumptions: Assumptions
 ) -> dict[str, Any]:
-    """Print what was predicted and what was measured of a run, and return it for JSON.
+    """Print the prediction and the measurement of a run, and return both for JSON.
 
     Args:
-        run_dir: has ``metrics.jsonl`` and a checkpoint.
-        bench: what shards, updates and sums take, of a bench or a profile; None: ``PROFILE`` in the
-            run directory, or else what ``metrics.jsonl`` says of shards.
+        run_dir: a directory with ``metrics.jsonl`` and a checkpoint.
+        bench: the times of shards, updates and sums, from a bench or a profile; None: ``PROFILE``
+            in the run directory, or else the shard times in ``metrics.jsonl``.
         asked: the options of ``quorate plan``.
-        assumptions: made of them.
+        assumptions: the checked options.
 
     Raises:
-        DataError: a file is not what it should be, with its line, or lacks what is needed.
-        SettingError: an option cannot work.
+        DataError: a file is not valid, with the line, or lacks needed values.
+        SettingError: an option is not valid.
     """
-    # 1. What ran, and what it did.
+    # 1. Read the run's settings and lines.
     lines = read_trace(run_dir / "metrics.jsonl")
     facts = _facts(run_dir)
     rule, shards = str(facts["update"]), int(facts["shards"])
     workers, total = lines[-1].workers, len(lines)
-    lines = [line for line in lines if line.workers == workers]  # of earlier processes: others
+    lines = [line for line in lines if line.workers == workers]  # not of earlier processes
     seen = observed(lines, warm_up=WARM_UP * (shards if parse(rule).by_shard else 1))
-    # 2. What is put in.
+    # 2. Choose the inputs of the simulation.
     source, measured, stragglers = _source(run_dir, bench, seen, facts, workers, assumptions)
     given = assumptions.about(measured, rule)
     given |= {"stragglers": stragglers, "rows_per_shard": int(facts["batch_size"]) / shards}
@@ -99,7 +97,7 @@ def check(
     every_s = asked["save_every_s"] or SAVE_EVERY_S
     given |= {"failures": failures, "checkpoints": replace(given["checkpoints"], every_s=every_s)}
     told = simulate(workers, update=rule, shards=shards, **given)
-    # 3. Beside each other.
+    # 3. Compare.
     figures = _figures(told, seen, measured, failures, lines)
     print(
         f"{run_dir}: {total:,} updates, {workers} worker{'s' if workers > 1 else ''}, {rule}, "
@@ -117,10 +115,10 @@ def check(
 
 
 def observed(lines: Sequence[Line], warm_up: int) -> Observed:
-    """Return what a run did.
+    """Return the figures of a run.
 
     Args:
-        warm_up: updates of each process that are not counted.
+        warm_up: number of uncounted updates of each process.
     """
     rows, intervals_s, lost_s, since = 0, [], 0.0, 1
     is_known = all(line.at_s is not None for line in lines)
@@ -160,9 +158,9 @@ def observed(lines: Sequence[Line], warm_up: int) -> Observed:
 
 
 def _spent(lines: Sequence[Line]) -> tuple[list[float], float | None]:
-    """Return the mean of each worker's shards, and the share of the time in which one was away.
+    """Return each worker's mean shard time, and the share of the time with a worker absent.
 
-    Between the first and the last note of each process: before that they start.
+    Measured from the first to the last note of each process, so without the start of the process.
     """
     workers = lines[-1].workers
     begun, work_s = [0.0] * workers, [0.0] * workers
@@ -190,7 +188,7 @@ def _spent(lines: Sequence[Line]) -> tuple[list[float], float | None]:
 
 
 def _facts(run_dir: Path) -> dict[str, Any]:
-    """Return the record of the newest checkpoint that can be read."""
+    """Return the record of the newest readable checkpoint."""
     for path, _ in files.newest_first(run_dir):
         try:
             return files.record_of(path)
@@ -208,14 +206,14 @@ def _source(
     workers: int,
     assumptions: Assumptions,
 ) -> tuple[str, Measurement, Stragglers]:
-    """Return where shard times come from, in words, they themselves, and who is slow."""
+    """Return the source of shard times in words, the measurement, and the stragglers."""
     path = bench or run_dir / PROFILE
     if bench is not None or exists(path):
         listed = read_bench(path)
         alike = [one for one in listed if one.workers == workers] or listed[-1:]
         (measured,) = alike[:1]
         many = f"{measured.workers} worker{'s' if measured.workers > 1 else ''}"
-        # A bench with other shards: their time goes with their rows.
+        # A bench with a different number of shards: scale the time by the rows per shard.
         scale = int(facts["batch_size"]) / int(facts["shards"]) / measured.rows_per_shard
         measured = measured._replace(shard_s=measured.shard_s * scale)
         words = f"{path}, {many}, {measured.engine}: shards of {duration(measured.shard_s)}"
@@ -237,7 +235,7 @@ def _source(
         examples_per_s=seen.rows_per_s or 1.0,
         cores=1,
         threads=int(facts["threads"]),
-        is_on_cpu=False,  # how slow its workers were, on whatever cores, is known
+        is_on_cpu=False,  # shard times include any slowness of cores
         leaves_off_s=mean_s / 4,
     )
     words = (
@@ -249,7 +247,7 @@ def _source(
 
 
 def _failures(told: Failures, seen: Observed) -> tuple[Failures, str]:
-    """Return what fails: as the options say, or else the run as often as it did."""
+    """Return the assumed failures: of the options, or else the run's own rate of restarts."""
     if not told.worker_mtbf_h == told.host_mtbf_h == inf:
         return told, ""
     if not seen.restarts or not seen.span_s:
@@ -266,7 +264,7 @@ def _figures(
     failures: Failures,
     lines: Sequence[Line],
 ) -> list[Figure]:
-    """Return all that is compared."""
+    """Return the figures to compare."""
     runs_again = told.run_mtbf_h != inf
     whys = {
         "at": ""
@@ -291,7 +289,7 @@ def _figures(
     lost_s = told.shares["failures"] * span_s if runs_again and span_s else None
     mean_s = fmean(seen.shard_s) if seen.shard_s else None
     running = told.running_examples_per_s
-    if workers_fail:  # they were away in what was measured, too
+    if workers_fail:  # workers were absent in the measured run, too
         running *= told.goodput_of_workers
     return [
         Figure("a shard's work", measured.shard_s, mean_s, "s", whys["spent"]),
@@ -332,7 +330,7 @@ def _shown(value: float | None, unit: str) -> str:
 
 
 def _remarks(figures: Sequence[Figure]) -> list[str]:
-    """Return what puts the figures off, as far as it can be told."""
+    """Return the causes of wrong predictions, as far as known."""
     shard, speed = figures[0], figures[1]
     lines = []
     if shard.error is not None and abs(shard.error) >= OFF and shard.measured:

@@ -1,4 +1,4 @@
-"""``quorate plan``: what runs of other sizes would do, from a bench and what is assumed."""
+"""``quorate plan``: predicts runs of other sizes, from a bench and assumptions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ virtual time. docs/plan.md lists the measurements, the assumptions and the limit
 With --check, FILE may be left out.
 """
 
-MOST_OFF = 0.15  # of what was measured: from a run that cannot be replayed none is predicted
+MOST_OFF = 0.15  # share of the measured speed: no prediction if the replay is further off
 
-# By a heading: option, type, metavar, default, help.
+# By heading: option, type, metavar, default, help.
 OPTIONS: dict[str, list[tuple[str, type, str, Any, str]]] = {
     "Comparison": [
         ("--workers", str, "8,64,1024", "8,64", "numbers of workers to predict (default: 8,64)"),
@@ -108,18 +108,18 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @_options
 def command(file: Path | None, **asked: Any) -> int:
-    """Play what is asked for, and print a table.
+    """Simulate the requested runs, and print a table.
 
     Raises:
-        SettingError: an option cannot work.
-        DataError: a file is not what it should be, or the replay of the measured run is far off.
+        SettingError: an option is not valid.
+        DataError: a file is not valid, or the replay of the measured run is far off.
     """
     from quorate.commands.plan.assumptions import Assumptions
     from quorate.commands.plan.measurements import read_bench
     from quorate.commands.plan.table import below, table
     from quorate.simulation.simulate import simulate
 
-    # 1. What is asked for.
+    # 1. Check the options, and replay the measured run.
     assumptions = Assumptions(asked)
     if asked["check"] is not None:
         from quorate.commands.plan.check import check
@@ -139,7 +139,7 @@ def command(file: Path | None, **asked: Any) -> int:
     rules = [word.strip() for word in (asked["update"] or measured.rule).split(",")]
     of_itself = _replayed(measured, asked)
     _require_close(file, measured, of_itself, listed, asked)
-    # 2. What comes of it.
+    # 2. Simulate the runs.
     rows = [
         simulate(
             number,
@@ -152,7 +152,7 @@ def command(file: Path | None, **asked: Any) -> int:
         for number, rule, spare in _compared(workers, rules, spares)
     ]
     common = assumptions.about(measured, measured.rule)
-    # 3. Said, and written.
+    # 3. Print and write the results.
     print(_known(file, measured, of_itself))
     print(f"assumed: {assumptions.words(measured)}\n\n{table(rows)}\n")
     for line in below(rows, common["shard_times"], common["stragglers"], common["network"]):
@@ -179,7 +179,7 @@ def command(file: Path | None, **asked: Any) -> int:
 def _compared(
     workers: list[int], rules: list[str], spares: list[int]
 ) -> Iterator[tuple[int, str, int]]:
-    """Yield what is compared. Spares are for rules that may do without somebody."""
+    """Yield the combinations to compare. Spares only exist under rules that can skip a worker."""
     for number in workers:
         for rule in rules:
             for spare in spares if rule in ("sync", "quorum") else (0,):
@@ -187,7 +187,7 @@ def _compared(
 
 
 def _one_of(measured: list[Measurement], workers: int | None) -> Measurement:
-    """Return the measurement of a number of workers; None: of the largest."""
+    """Return the measurement for a number of workers; None: the largest number."""
     if workers is None:
         return measured[-1]
     known = {one.workers: one for one in measured}
@@ -198,7 +198,7 @@ def _one_of(measured: list[Measurement], workers: int | None) -> Measurement:
 
 
 def _replayed(measured: Measurement, asked: Mapping[str, Any]) -> Prediction:
-    """Replay the measured run, under no assumption that was asked for: these are of other runs."""
+    """Replay the measured run with default assumptions: the options describe other runs."""
     from quorate.commands.plan.assumptions import Assumptions
     from quorate.simulation.simulate import simulate
 
@@ -217,7 +217,7 @@ def _require_close(
     listed: list[Measurement],
     asked: Mapping[str, Any],
 ) -> None:
-    """Refuse to predict from a measurement whose own replay is too far off.
+    """Refuse predictions from a measurement whose own replay is too far off.
 
     Raises:
         DataError: the replay is more than ``MOST_OFF`` off.
@@ -293,7 +293,7 @@ def _written(name: str, path: Path, text: str) -> None:
 
     try:
         write_atomically(path, text)
-    except (OSError, ValueError) as error:  # "" is no name
+    except (OSError, ValueError) as error:  # "" is not a valid path
         raise _unwritten(name, path, error) from error
     print(f"written: {path}")
 

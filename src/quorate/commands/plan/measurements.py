@@ -1,4 +1,4 @@
-"""Measurements: what `quorate bench` wrote, and files of shard times, checked line by line."""
+"""Measurements: results of `quorate bench`, and files of shard times, checked line by line."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from quorate.services.checkpoints.record import parsed_json
 from quorate.simulation.inputs import ENGINES, MOST
 from quorate.simulation.simulate import rule_for
 
-WORK = ("fetching", "forward", "backward", "pushing")  # phases that a shard goes through
+WORK = ("fetching", "forward", "backward", "pushing")  # phases of a shard
 KINDS = ("towers", *ENGINES)
 MOST_BYTES = 8 << 20  # of a file of measurements: the results of a thousand workers take 1 MB
-BYTE_ORDER = "\ufeff"  # what spreadsheets begin a file with
+BYTE_ORDER = "\ufeff"  # first character of files written by spreadsheets
 COLUMNS = ("shard_s", "worker", "step", "shard")
 _BENCH, _AGAIN = "what quorate bench writes", "write it again with quorate bench"
 
 
 class Measurement(NamedTuple):
-    """What was measured of one number of workers; all are means over its runs."""
+    """The measurements for one number of workers; all values are means over the runs."""
 
     workers: int
     rule: str
     engine: str
     rows_per_shard: float
-    shard_s: float  # a shard's work, mean
-    update_s: float  # an update: optimizer, and what the loop does between two
-    vector_s: float  # taking in and adding up one worker's sums
-    latency_s: float  # of a message; only one worker alone shows it: else it waits for others too
+    shard_s: float  # mean work time of a shard
+    update_s: float  # an update: optimizer, and the loop between two updates
+    vector_s: float  # receiving and adding the sums of a worker
+    latency_s: float  # of a message; measured with a single worker, which never waits for others
     shards: int
     examples_per_s: float  # as measured
     cores: int  # of the host
-    threads: int  # of a worker
+    threads: int  # per worker
     is_on_cpu: bool
-    leaves_off_s: float  # until a worker looks whether a shard is wanted still: a phase's rest
-    # What ``quorate bench --costs`` found; None: it was not asked for, or could not be measured.
-    crowding: float | None = None  # times as long a shard takes where all cores compute
+    leaves_off_s: float  # until a worker checks for a cancelled shard: the rest of a phase
+    # From ``quorate bench --costs``; None: not requested, or not measurable.
+    crowding: float | None = None  # factor of a shard's time if all cores compute
     by_shard: Measurement | None = None  # under ``async``
-    save_s: float | None = None  # that the loop stands still for a checkpoint
-    detection_s: float | None = None  # until a worker's end is known
-    restart_s: float | None = None  # until it computes again
+    save_s: float | None = None  # pause of the loop for a checkpoint
+    detection_s: float | None = None  # from a worker's end to its detection
+    restart_s: float | None = None  # from the detection until the worker computes again
 
     def under(self, rule: str) -> Measurement:
-        """Return what was measured under a rule of this kind, if it was."""
+        """Return the measurement under a rule of this kind, if there is one."""
         if self.by_shard is None:
             return self
         is_by_shard = rule_for(rule, self.workers).by_shard
@@ -61,13 +61,14 @@ class Measurement(NamedTuple):
 
 
 def read_bench(path: Path) -> list[Measurement]:
-    """Return what a bench measured, the fewest workers first.
+    """Return the measurements of a bench, the fewest workers first.
 
     Args:
-        path: of ``results.json``, or of what ``quorate run --profile`` wrote: one run alone.
+        path: path of ``results.json``, or of a file by ``quorate run --profile``, with a single
+            run.
 
     Raises:
-        DataError: it is not there, is no bench's, or says what cannot be; with its line.
+        DataError: the file is missing, is not a bench's, or has an impossible value; with the line.
     """
     text = text_of(path, "the results.json of quorate bench")
     try:
@@ -94,9 +95,9 @@ def read_bench(path: Path) -> list[Measurement]:
 
 
 def _with(reader: _Reader, measured: Measurement, costs: dict[str, Any]) -> Measurement:
-    """Return a measurement with what costs it is known to have."""
+    """Return a measurement with its known costs."""
     by_name: dict[str, Any] = {}
-    # Shards of several workers have been on shared cores already.
+    # Shards of several workers were measured on shared cores already.
     if measured.workers == 1 and "crowding" in costs:
         times = reader.number(reader.part(costs, "crowding", dict), "times")
         if times < 1:
@@ -132,13 +133,13 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
         work_s = sum(by_phase_s.values())
         if not begun or not work_s:
             raise reader.wrong("shards", 0, "a worker that has computed something")
-        on_device_s = reader.number(run, "device_s")  # beside the workers' own time
+        on_device_s = reader.number(run, "device_s")  # not part of the workers' own time
         exchange_s = reader.number(run, "exchange_s")
         between_s = reader.number(run, "update_s") + reader.number(run, "beside_s")
         shard_s.append((work_s + on_device_s * len(workers)) / begun)
         update_s.append(between_s / updates)
         vector_s.append(exchange_s / updates / (1 if parse(rule).by_shard else len(workers)))
-        # At any moment of a shard, half of the phase that it is in is left, as the mean.
+        # At a random moment of a shard, half of the current phase is left on average.
         leaves_off_s.append(sum(of_s**2 for of_s in by_phase_s.values()) / work_s / begun / 2)
         gap_s = seconds - work_s - on_device_s - exchange_s - between_s
         latency_s.append(max(0.0, gap_s) / begun / 2 if len(workers) == 1 else 0.0)
@@ -164,11 +165,11 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
 
 
 class _Reader:
-    """Reads parts of JSON objects, and knows in which line of the file they are.
+    """A reader of parts of JSON objects, with the line of each part in the file.
 
     Args:
-        path: of the file.
-        text: of it.
+        path: path of the file.
+        text: content of the file.
     """
 
     def __init__(self, path: Path, text: str) -> None:
@@ -179,7 +180,7 @@ class _Reader:
         """Return a part of an object.
 
         Raises:
-            DataError: it is missing, or of another kind.
+            DataError: the part is missing, or of another kind.
         """
         if not isinstance(record, dict) or name not in record:
             raise DataError(self._path, got=f"no {name}", expected=_BENCH, fix=_AGAIN)
@@ -188,10 +189,10 @@ class _Reader:
         return record[name]
 
     def number(self, record: Any, name: str) -> float:
-        """Return a number that is at least 0.
+        """Return a number of at least 0.
 
         Raises:
-            DataError: it is not there, or is none.
+            DataError: the number is missing or not valid.
         """
         value = self.part(record, name, object)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -205,7 +206,7 @@ class _Reader:
         """Return a number above 0.
 
         Raises:
-            DataError: it is not there, or is none.
+            DataError: the number is missing or not valid.
         """
         if not (value := self.number(record, name)):
             raise self.wrong(name, record[name], "a number > 0")
@@ -215,7 +216,7 @@ class _Reader:
         """Return a whole number above 0.
 
         Raises:
-            DataError: it is not there, or is none.
+            DataError: the number is missing or not valid.
         """
         value = self.positive(record, name)
         if not value.is_integer():
@@ -223,10 +224,10 @@ class _Reader:
         return int(value)
 
     def word(self, record: Any, name: str, words: Sequence[str]) -> str:
-        """Return one of some words.
+        """Return a word out of a list of words.
 
         Raises:
-            DataError: it is not there, or is another one.
+            DataError: the word is missing, or is not in the list.
         """
         word: str = self.part(record, name, str)
         if word not in words:
@@ -237,7 +238,7 @@ class _Reader:
         """Return an update rule.
 
         Raises:
-            DataError: it is not there, or is none.
+            DataError: the rule is missing or not valid.
         """
         word: str = self.part(record, name, str)
         try:
@@ -247,7 +248,7 @@ class _Reader:
         return word
 
     def wrong(self, name: str, value: Any, expected: str) -> DataError:
-        """Return the error of a value, with its line."""
+        """Return the error about a value, with the line of the value."""
         shown = json.dumps(value)[:40]
         lines = (n for n, line in enumerate(self._lines, 1) if _says(line, name, shown))
         line = next(lines, 1)
@@ -257,7 +258,7 @@ class _Reader:
 
 
 def _says(line: str, name: str, shown: str) -> bool:
-    """Return whether a line of JSON has a value by that name, however the number is written."""
+    """Return whether a line of JSON has a value under a name, in any notation of the number."""
     _, is_there, rest = line.partition(f'"{name}": ')
     if not is_there or rest.startswith(shown):
         return bool(is_there)
@@ -268,12 +269,12 @@ def _says(line: str, name: str, shown: str) -> bool:
 
 
 def read_shard_times(path: Path) -> tuple[float, ...]:
-    """Return measured shard times, in seconds, of a CSV file with a column ``shard_s``.
+    """Return measured shard times, in seconds, from a CSV file with a column ``shard_s``.
 
-    Columns ``worker``, ``step`` and ``shard`` may be there too, and are not used.
+    Columns ``worker``, ``step`` and ``shard`` are allowed and ignored.
 
     Raises:
-        DataError: something of it cannot be; with its line.
+        DataError: the file has an invalid part; with the line.
     """
     text = text_of(path, "a CSV file with a column shard_s").removeprefix(BYTE_ORDER)
     lines = csv.reader(io.StringIO(text))
@@ -323,16 +324,16 @@ def read_shard_times(path: Path) -> tuple[float, ...]:
 
 
 def unread(path: Path, error: OSError, expected: str) -> DataError:
-    """Return the error of a file that cannot be read."""
+    """Return the error about an unreadable file."""
     got = "no file" if isinstance(error, FileNotFoundError) else str(error.strerror or error)
     return DataError(path, got=got, expected=expected)
 
 
 def text_of(path: Path, expected: str) -> str:
-    """Return the text of a regular file of ``MOST_BYTES`` at most.
+    """Return the text of a regular file of at most ``MOST_BYTES``.
 
     Raises:
-        DataError: it is not there, cannot be read, is larger, or is no text.
+        DataError: the file is missing, unreadable, too large, or not a text.
     """
     try:
         return read_regular(path, MOST_BYTES).decode()

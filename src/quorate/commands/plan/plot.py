@@ -1,4 +1,4 @@
-"""The plot of a plan: examples/s and what the time goes into, against the number of workers."""
+"""The plot of a plan: examples/s and the parts of the time, against the number of workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quorate.commands.plan.table import HEADS, cells
 from quorate.machine.atomic_file import write_atomically
 from quorate.simulation.prediction import PARTS, Prediction
 
-# Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
+# Colours distinguishable with any colour vision (Okabe and Ito, 2008).
 COLOURS = dict(
     zip(
         PARTS,
@@ -25,11 +25,11 @@ MARKERS = "osv^Dx"
 
 
 def plot(rows: Sequence[Prediction], title: str, path: Path) -> None:
-    """Write a PNG, or a page of HTML with the picture and the table, by the name of the file.
+    """Write a PNG, or an HTML page with the picture and the table, depending on the suffix.
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def plot(rows: Sequence[Prediction], title: str, path: Path) -> None:
     speed.set_ylabel("examples/s, failures and checkpoints counted")
     speed.legend(frameon=False, fontsize=8)
 
-    # 2. What the time goes into, for the first number of spares of each.
+    # 2. The parts of the time, for the first number of spares of each.
     shown = list({(told.workers, told.update): told for told in reversed(rows)}.values())[::-1]
     names = [f"{told.workers}\n{told.update}" for told in shown]
     bottom = [0.0] * len(shown)
@@ -93,7 +93,7 @@ def _line(told: Prediction) -> str:
 
 
 def _page(rows: Sequence[Prediction], title: str, svg: str) -> str:
-    """Return a page that needs nothing else."""
+    """Return a self-contained page."""
     heads = "".join(f"<th>{html.escape(head)}</th>" for head in HEADS)
     lines = "\n".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells(told)) + "</tr>"

@@ -40,17 +40,17 @@ def cells(told: Prediction) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Prediction]) -> str:
-    """Return a row per prediction; without prices no column of costs."""
+    """Return a row per prediction; without prices, no column of costs."""
     return table_of(HEADS, [*map(cells, rows)], right=RIGHT)
 
 
 def below(
     rows: Sequence[Prediction], times: ShardTimes, stragglers: Stragglers, network: Network
 ) -> list[str]:
-    """Return for each number of workers and rule what bounds it, what helps, and how often to save.
+    """Return the bottleneck, a remedy and the save interval for each number of workers and rule.
 
     Args:
-        rows: those of one number of workers and one rule follow each other.
+        rows: the predictions, grouped by number of workers and rule.
     """
     lines = []
     for (workers, rule), group in groupby(rows, key=_family):

@@ -1,4 +1,4 @@
-"""Traces: what the `metrics.jsonl` of a run says of its time, checked line by line."""
+"""Traces: the time of a run as recorded in its `metrics.jsonl`, checked line by line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPENT = ("shards", *PHASES)
 COUNTS = ("epoch", "rows", "dropped_rows", "staleness", "not_finite")
 NUMBERS = ("weight", "examples_per_s", "at", "begun_at")
 LISTS = ("fresh", "stale", "dropped")
-# Fields that are no numbers, or of any sign. What else there is, is a metric: a number.
+# Fields that are not numbers >= 0. All unlisted fields are metrics: numbers.
 OTHERS = ("global_step", "lr", "grad_norm", "slow", "doubts", "phase", "spent")
 _AGAIN = "mend or remove the line"
 
@@ -30,13 +30,13 @@ class Line(NamedTuple):
     """An update of a run."""
 
     step: int
-    at_s: float | None  # seconds since the epoch; None: the run is from before there were times
-    begun_at_s: float | None  # of the process, in its first line
+    at_s: float | None  # seconds since the epoch; None: the line is of an old version
+    begun_at_s: float | None  # start of the process, in its first line
     rows: int
     dropped_rows: int
     staleness: int
     workers: int
-    spent: dict[str, list[float]] | None  # by ``SPENT``, per worker, since the process began
+    spent: dict[str, list[float]] | None  # by ``SPENT``, then by worker, since the process began
     is_after_evaluation: bool
 
 
@@ -44,10 +44,10 @@ def read_trace(path: Path) -> list[Line]:
     """Return the updates of a run.
 
     Args:
-        path: of ``metrics.jsonl``.
+        path: path of ``metrics.jsonl``.
 
     Raises:
-        DataError: it is not there, or says what cannot be; with its line.
+        DataError: the file is missing, or has an invalid value; with the line.
     """
     lines: list[Line] = []
     evaluated = False
@@ -151,7 +151,7 @@ def _number(where: str, record: dict[str, Any], name: str, *, whole: bool = Fals
     value = record.get(name)
     expected = "a whole number >= 0" if whole else "a number >= 0"
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    # What shards weigh is not used here, and is the script's own.
+    # The weight of shards is not used by a plan, and may have any size.
     most = sys.float_info.max if name == "weight" else MOST
     if not is_number or not 0 <= value <= most:  # type: ignore[operator]
         got = f"{name} {json.dumps(value)[:40]}" if name in record else f"no {name}"

@@ -1,4 +1,4 @@
-"""The charts of a report: curves and events, all of a run's on one time axis."""
+"""The charts of a report: curves and events of a run on a common time axis."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Floats = npt.NDArray[np.float64]
 MOST_POINTS = 1200  # of a curve
 MOST_MARKS = 400  # of a lane of events
 MOST_PANELS = 8  # of metrics
-LEAST_MEAN = 120  # values from which on a curve has a running mean
-MEANS = 60  # parts of a curve: a running mean is over one of them
-TOO_LARGE = 1e100  # no axis has room for larger values
-LOG_RATIO = 30.0  # from which on a loss is drawn on a logarithmic axis
+LEAST_MEAN = 120  # least number of values for a running mean
+MEANS = 60  # a running mean covers this fraction of a curve
+TOO_LARGE = 1e100  # larger values have no place on an axis
+LOG_RATIO = 30.0  # ratio from which on a loss has a logarithmic axis
 
-SHAPES = {  # of each kind: marker, size in points, colour
+SHAPES = {  # by kind: marker, size in points, colour
     START: (">", 5.0, "accent"),
     RESUME: (">", 5.0, "accent"),
     END: ("s", 4.0, "muted"),
@@ -62,8 +62,8 @@ class Layout(NamedTuple):
     """The size of a chart, for one width of a window."""
 
     name: str
-    inches: float  # wide
-    scale: float  # of heights
+    inches: float  # width
+    scale: float  # factor of heights
     font: float  # points
     left: float  # inches, for labels
 
@@ -74,7 +74,7 @@ LAYOUTS = (WIDE, NARROW)
 
 
 class Panel(NamedTuple):
-    """One chart of several on a common axis."""
+    """One of several charts on a common axis."""
 
     title: str
     inches: float
@@ -85,21 +85,21 @@ class Drawn(NamedTuple):
     """Charts as SVG."""
 
     by_layout: dict[str, str]
-    notes: list[str]  # what was left out
+    notes: list[str]  # about parts left out of the charts
 
 
 class Series(NamedTuple):
-    """A curve that is to be drawn."""
+    """A curve to draw."""
 
     x: Floats
     y: Floats
     colour: str
     label: str
-    breaks: tuple[int, ...] = ()  # places before which the line is interrupted
-    is_below: bool = False  # another run's line may cover this one, which is drawn broad
+    breaks: tuple[int, ...] = ()  # positions before which the line is interrupted
+    is_below: bool = False  # whether the line is broad, to stay visible below another
 
     def parts(self, y: Floats) -> list[tuple[Floats, Floats]]:
-        """Return pieces of a line over this curve's x, with few points in all."""
+        """Return pieces of a line over this curve's x, with few points in total."""
         pieces = zip(np.split(self.x, self.breaks), np.split(y, self.breaks), strict=True)
         share = MOST_POINTS / max(1, len(y))
         return [decimated(x, part, math.ceil(share * len(part)) + 2) for x, part in pieces]
@@ -159,7 +159,7 @@ def run_charts(history: RunHistory, found: Sessions, marks: Sequence[Mark]) -> D
 
 
 def comparison_charts(histories: Sequence[RunHistory], comparison: Comparison) -> Drawn:
-    """Draw the curves of two runs on an axis of updates, one over the other."""
+    """Draw the curves of two runs over each other, on an axis of updates."""
     panels, notes = [], list[str]()
     names = list(dict.fromkeys(n for h in histories for n in h.updates.curves))
     names += [
@@ -230,14 +230,14 @@ def event_charts(found: Sequence[Sessions], marks: Sequence[Sequence[Mark]]) -> 
 
 
 def _series(curve: Curve, x: Floats, colour: str, label: str, breaks: Sequence[int] = ()) -> Series:
-    """Return a curve; before each of the updates in ``breaks`` the line is interrupted."""
+    """Return a curve whose line is interrupted before each of the updates in ``breaks``."""
     rows = np.array(curve.rows)
     at = tuple(int(place) for place in np.searchsorted(rows, breaks) if 0 < place < len(rows))
     return Series(x[rows], np.array(curve.values), colour, label, at)
 
 
 def _drawable(y: Floats) -> Floats:
-    """Return values with nan where an axis cannot show them."""
+    """Return values with nan in the place of values that no axis can show."""
     return np.where(np.abs(y) < TOO_LARGE, y, np.nan)
 
 
@@ -253,11 +253,11 @@ def _curves(
     """Return the chart of a metric.
 
     Args:
-        series: of each update: drawn faint, with a running mean.
-        points: of each evaluation.
-        notes: what is left out of the chart is added to these.
-        is_plain: whether the figure is drawn as it is, without a mean.
-        names_mean: whether the legend says over how many updates a mean is.
+        series: one value per update: drawn faint, with a running mean.
+        points: one value per evaluation.
+        notes: receives notes about parts left out of the chart.
+        is_plain: whether to draw the values without a mean.
+        names_mean: whether the legend states the number of updates in a mean.
     """
     series = [each._replace(y=_drawable(each.y)) for each in series]
     points = [each._replace(y=_drawable(each.y)) for each in points]
@@ -365,12 +365,12 @@ def _strip(marks: Sequence[Mark], unit_s: float, notes: list[str], title: str = 
 
 
 def _texts(marks: Sequence[Mark]) -> dict[str, tuple[str | None, str]]:
-    """Return where each mark leads, and what it says."""
+    """Return the target and the text of each mark."""
     return {m.key: (m.row, f"{m.name}, step {m.global_step:,}: {m.text}") for m in marks}
 
 
 def _shares(found: Sessions, unit_s: float) -> Panel | None:
-    """Return the chart of the share of the workers' time that each phase took."""
+    """Return the chart of the phases' shares of the workers' time."""
     x: list[float] = []
     shares: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
@@ -425,14 +425,14 @@ def _figure(
     steps: Sequence[tuple[float, str]],
     texts: Mapping[str, tuple[str | None, str]],
 ) -> str:
-    """Draw panels below each other, and return them as SVG.
+    """Draw panels below each other, and return the figure as SVG.
 
     Args:
-        axis: what the common axis shows.
-        end: of that axis.
-        lines: across all panels: place and colour.
-        steps: of a second axis below the first: place and number of the update.
-        texts: by the key of a mark, to which row the mark leads, and what it says.
+        axis: label of the common axis.
+        end: end of the common axis.
+        lines: position and colour of lines across all panels.
+        steps: position and number of updates, for a second axis below the first.
+        texts: the target row and the text of each mark, by the mark's key.
     """
     from matplotlib import rc_context, rcdefaults, rcParams
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -445,7 +445,7 @@ def _figure(
     whole = top + sum(heights) + gap * (len(panels) - 1) + bottom
     named = f"{name}-{layout.name}"
     with rc_context():
-        rcdefaults()  # whatever the user's matplotlibrc says
+        rcdefaults()  # override the user's matplotlibrc
         rcParams.update({**STYLE, "font.size": layout.font, "svg.hashsalt": named})
         figure = Figure(figsize=(layout.inches, whole))
         FigureCanvasSVG(figure)
@@ -469,7 +469,7 @@ def _figure(
                 style: Any = {"linewidth": 0.9, "linestyle": (0, (3, 2)), "zorder": 1.5}
                 axes.axvline(place, color=COLOURS[colour], **style)
             panel.draw(axes)
-            # With a given y, matplotlib does not measure all labels to place the title.
+            # With an explicit y, matplotlib does not measure all labels to place the title.
             axes.set_title(panel.title, loc="left", y=1.0, fontsize=layout.font + 0.5, pad=4)
             axes.tick_params(axis="x", labelbottom=panel is panels[-1], length=0)
             axes.tick_params(axis="y", length=0)
@@ -500,7 +500,7 @@ def _unit(found: Sessions) -> tuple[float, str]:
 
 
 def _steps(history: RunHistory, x: Floats) -> list[tuple[float, str]]:
-    """Return some updates and their places, for a second axis."""
+    """Return some updates and their positions, for a second axis."""
     steps = np.array(history.updates.steps)
     if len(steps) < 2:
         return []
@@ -519,7 +519,7 @@ def _steps(history: RunHistory, x: Floats) -> list[tuple[float, str]]:
 
 
 def decimated(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return at most so many points of a curve: the lowest and the highest in each interval."""
+    """Return a bounded number of points of a curve: the lowest and the highest in each interval."""
     if len(y) <= most:
         return x, y
     keep: list[int] = []
@@ -534,12 +534,12 @@ def decimated(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Fl
 
 
 def _buckets(count: int, most: int) -> npt.NDArray[np.int64]:
-    """Return at most so many places of a longer list, the first and the last among them."""
+    """Return a bounded number of positions of a longer list, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def running_mean(y: Floats, window: int) -> Floats:
-    """Return the mean of the finite values among so many up to each; nan where there is none."""
+    """Return the mean of the finite values in a window before each value; nan without any."""
     finite = np.isfinite(y)
     with np.errstate(over="ignore"):
         sums = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])

@@ -1,4 +1,4 @@
-"""What differs between two runs: settings, losses, digests."""
+"""The differences between two runs: settings, losses, digests."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from quorate.commands.report.run_history import RunHistory, digest_of, is_loss
 
 
 class LossDifference(NamedTuple):
-    """The first update whose loss differs."""
+    """The first update whose losses differ."""
 
-    name: str  # of the loss
+    name: str  # name of the loss
     global_step: int
     values: tuple[float, float]
 
 
 class Comparison(NamedTuple):
-    """Two runs."""
+    """The comparison of two runs."""
 
-    settings: list[tuple[str, Any, Any]]  # that differ; None: a run does not have the setting
+    settings: list[tuple[str, Any, Any]]  # different settings; None: a run lacks the setting
     same_settings: list[tuple[str, Any]]
-    digest_step: int | None  # newest step of which both have a sound checkpoint
-    digests: tuple[str, str] | None  # of that step
-    common_updates: int  # whose losses were compared
-    loss: LossDifference | None  # None: all of those are equal
+    digest_step: int | None  # newest step with a sound checkpoint in both
+    digests: tuple[str, str] | None  # after this step
+    common_updates: int  # number of updates with compared losses
+    loss: LossDifference | None  # None: all compared losses are equal
     validation: LossDifference | None  # the first evaluation whose metrics differ
 
 
@@ -70,7 +70,7 @@ def _settings(
 
 
 def _digests(first: RunHistory, second: RunHistory) -> tuple[int | None, tuple[str, str] | None]:
-    """Return the newest step of which both have a sound checkpoint, and the digests of that."""
+    """Return the newest step with a sound checkpoint in both runs, and the digests of the two."""
     theirs = {each.global_step: each for each in second.checkpoints}
     for ours in first.checkpoints:
         if (other := theirs.get(ours.global_step)) is None:
@@ -87,7 +87,7 @@ def _digests(first: RunHistory, second: RunHistory) -> tuple[int | None, tuple[s
 
 
 def _losses(first: RunHistory, second: RunHistory) -> tuple[int, LossDifference | None]:
-    """Return how many losses both runs have, and the first that differs in any bit."""
+    """Return the number of losses in both runs, and the first loss that differs in any bit."""
     common, found = 0, None
     for name in first.losses:
         if name not in second.updates.curves:
@@ -96,7 +96,7 @@ def _losses(first: RunHistory, second: RunHistory) -> tuple[int, LossDifference 
         for history in (first, second):
             curve = history.updates.curves[name]
             steps = np.array(history.updates.steps)[np.array(curve.rows)]
-            # A step that is there twice counts as the later line says.
+            # A repeated step counts with the later line.
             steps, places = np.unique(steps[::-1], return_index=True)
             columns.append((steps, np.array(curve.values)[::-1][places]))
         (a_steps, a), (b_steps, b) = columns

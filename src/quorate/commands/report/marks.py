@@ -1,4 +1,4 @@
-"""Marks: events with their place on the time axis, each with a key for its row on the page."""
+"""Marks: events with their positions on the time axis, each with a key for a row on the page."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from quorate.coordination.run_event import (
 )
 from quorate.services.run_status import KILLED
 
-SESSION = "session"  # the start of a fit that is resumed a little later
-CUT = "cut"  # a fit that ended without an event: its process was killed
+SESSION = "session"  # the start of a fit, with a resume a little later
+CUT = "cut"  # a fit without an end event: its process was killed
 
-# Events that a page lists only if somebody opens the list.
+# Events in a collapsed list of the page.
 QUIET = (NOTE, EVALUATION, SLOW)
-MOST_EVENTS = 400  # rows of a list: the first ones and the last ones
+MOST_EVENTS = 400  # rows of a list: the first and the last
 
-# Lanes of the strip of events, from top to bottom, and which kinds of events are in each.
+# Lanes of the strip of events, from top to bottom, with the kinds of events in each.
 LANES = {
     "run": (START, RESUME, END, CUT),
     "workers": (LOST, BACK, JOINED),
@@ -61,7 +61,7 @@ NAMES = {
 class Mark(NamedTuple):
     """An event on the time axis."""
 
-    key: str  # unlike that of any other event of the page
+    key: str  # unique on the page
     x: float  # training time, in seconds
     at: float  # seconds since the epoch
     global_step: int
@@ -76,15 +76,15 @@ class Mark(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the page calls the kind."""
+        """The name of the kind on the page."""
         return NAMES.get(self.kind, self.kind)
 
 
 def marks(history: RunHistory, found: Sessions, letter: str = "") -> list[Mark]:
-    """Return all events of a run, and where fits were killed, in order.
+    """Return all events of a run, and the kills of its fits, in order.
 
     Args:
-        letter: of the run, on a page of two.
+        letter: letter of the run, on a page of two runs.
     """
     listed: list[Mark] = []
     for place, session in enumerate(found.listed):
@@ -93,17 +93,17 @@ def marks(history: RunHistory, found: Sessions, letter: str = "") -> list[Mark]:
         saved = ""
         for event in session.events:
             if event.kind == SAVE and event.text == saved:
-                continue  # a checkpoint that was due for two reasons is written twice
+                continue  # a checkpoint due for two reasons is written twice
             saved = event.text if event.kind == SAVE else saved
             x = session.place(event.at)
-            # Of a fit that was resumed, the charts show the resume alone.
+            # For a resumed fit, the charts show only the resume.
             kind = SESSION if event.kind == START and is_resumed else event.kind
             step = max(step, event.global_step)
             listed.append(
                 Mark(f"{letter}{len(listed)}", x, event.at, event.global_step, kind, event.text)
             )
         is_last = place == len(found.listed) - 1
-        # A session of an earlier version of quorate has no events, and may have ended well.
+        # A session of an older version of quorate has no events, and may have ended normally.
         is_over = not is_last or history.facts.state == KILLED
         if session.events and session.state is None and is_over:
             rows = history.updates.steps[session.first_row : session.end_row]
@@ -122,7 +122,7 @@ def _rows(listed: Sequence[Mark], *, is_quiet: bool) -> list[Mark]:
 
 
 def lost_workers(history: RunHistory) -> dict[int, int]:
-    """Return how often each worker was lost."""
+    """Return the number of losses of each worker."""
     counts: dict[int, int] = {}
     for event in history.events:
         if event.kind == LOST and event.worker is not None:

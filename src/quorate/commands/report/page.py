@@ -1,6 +1,6 @@
-"""The page of a report: HTML without scripts, and with nothing from elsewhere.
+"""The page of a report: HTML without scripts or external resources.
 
-Every text that comes from a file or from the user goes through ``text``.
+Every text from a file or from the user goes through ``text``.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def report(histories: Sequence[RunHistory]) -> str:
 
 
 def text(value: object, most: int = 2000) -> str:
-    """Return a value for the page: printable, not too long, and without the signs of HTML."""
+    """Return a value for the page: printable, not too long, with HTML's signs escaped."""
     return html.escape(printable(value, most))
 
 
 def title_of(history: RunHistory) -> str:
-    """Return the script's name, or the directory's where no script is known."""
+    """Return the script's name, or the directory's if no script is known."""
     if history.command:
         return printable(Path(history.command[0]).name, 100)
     return printable(history.run_dir.absolute().name, 100)
@@ -187,7 +187,7 @@ def _digest(digest: Digest | None, history: RunHistory) -> str:
 
 
 def _remarks(history: RunHistory, label: str = "") -> Iterable[str]:
-    """Yield what a reader has to know about the files."""
+    """Yield remarks on the files for the reader."""
     updates, lines = history.updates, []
     if updates.damaged:
         are = "line is" if updates.damaged == 1 else "lines are"
@@ -526,7 +526,7 @@ def size(nbytes: int) -> str:
 
 
 def _examples_per_s(history: RunHistory, found: Sessions) -> float | None:
-    """Return rows over the time in which updates were made, pauses and starts left out."""
+    """Return rows over the time of the updates, without pauses and starts."""
     spans = [
         found.x[session.end_row - 1] - found.x[session.first_row]
         for session in found.listed

@@ -1,7 +1,7 @@
-"""The history of a run, as its directory holds it: updates, evaluations, events, checkpoints.
+"""The history of a run from its directory: updates, evaluations, events, checkpoints.
 
-Files may be damaged, cut off, or written by somebody else. A line that is no update, evaluation or
-event is counted and left out.
+Files may be damaged, cut off, or written by another program. Invalid lines are counted and left
+out.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from quorate.services.metrics_log import TIMES
 from quorate.services.report import Report
 
 MOST_LINE_BYTES = 4 << 20
-MOST_BYTES = 1 << 30  # of a log; of a larger log the end is read
-MOST_METRICS = 64  # names of metrics that are read
+MOST_BYTES = 1 << 30  # of a log; only the end of a larger log is read
+MOST_METRICS = 64  # names of metrics to read
 MOST_EVENTS = 100_000
 MOST_NAME, MOST_TEXT = 80, 2000  # characters
 
-# Fields of a line of an update that are no curves.
+# Fields of an update's line that have no curve.
 NOT_DRAWN = {field.name for field in dataclasses.fields(Report)} | {*TIMES, "slow"}
 NOT_DRAWN -= {"lr", "examples_per_s", "grad_norm"}
 
@@ -47,15 +47,15 @@ class Evaluation(NamedTuple):
     """An evaluation of the validation set."""
 
     global_step: int
-    row: int  # updates in the log before the evaluation
+    row: int  # number of updates in the log before the evaluation
     at: float  # seconds since the epoch, or nan
     metrics: dict[str, float]
 
 
 class Spent(NamedTuple):
-    """What the time of each worker went into since the start of a fit."""
+    """The time of each worker by phase, since the start of a fit."""
 
-    row: int  # updates in the log before that was noted; -1: an event has the figures
+    row: int  # number of updates in the log before the note; -1: the figures of an event
     at: float  # seconds since the epoch, or nan
     shards: list[float]  # by worker
     seconds: dict[str, list[float]]  # by phase, then by worker
@@ -73,7 +73,7 @@ class Event(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint, of which the record was read."""
+    """A checkpoint whose record was read."""
 
     path: Path
     global_step: int
@@ -85,9 +85,9 @@ class Checkpoint(NamedTuple):
 
 @dataclass
 class Curve:
-    """One figure of the updates that have it. K values."""
+    """A figure of the updates that contain the figure. K values."""
 
-    rows: array[int] = field(default_factory=lambda: array("q"))  # (K,) places among the updates
+    rows: array[int] = field(default_factory=lambda: array("q"))  # (K,) positions among the updates
     values: array[float] = field(default_factory=lambda: array("d"))  # (K,)
 
 
@@ -97,23 +97,23 @@ class Updates:
 
     steps: array[int] = field(default_factory=lambda: array("q"))  # (R,)
     at: array[float] = field(default_factory=lambda: array("d"))  # (R,) nan: unknown
-    begins: list[tuple[int, float]] = field(default_factory=list)  # row, time: where fits begin
+    begins: list[tuple[int, float]] = field(default_factory=list)  # (row, time) of each fit's start
     curves: dict[str, Curve] = field(default_factory=dict)  # by metric, "lr", "examples_per_s"
     evaluations: list[Evaluation] = field(default_factory=list)
     spent: list[Spent] = field(default_factory=list)
     newest: dict[str, Any] = field(default_factory=dict)  # the last line of an update
-    rows: int = 0  # of the dataset, that all updates were made of
-    damaged: int = 0  # lines
-    skipped_bytes: int = 0  # at the beginning of a very long log
+    rows: int = 0  # rows of the dataset in all updates
+    damaged: int = 0  # number of lines
+    skipped_bytes: int = 0  # bytes skipped at the start of a very long log
     left_out: int = 0  # values of metrics beyond MOST_METRICS
 
     def fates(self, name: str) -> list[int]:
-        """Return how many shards of each worker were "stale" or "dropped" so far."""
+        """Return each worker's number of "stale" or "dropped" shards."""
         return _counts(self.newest.get(name)) or []
 
 
 class RunHistory(NamedTuple):
-    """A run."""
+    """The history of a run."""
 
     run_dir: Path
     facts: RunFacts
@@ -125,13 +125,13 @@ class RunHistory(NamedTuple):
 
     @property
     def record(self) -> dict[str, Any]:
-        """The record of the newest checkpoint that has one; empty without a checkpoint."""
+        """The newest readable record of a checkpoint; empty without one."""
         records = (each.record for each in self.checkpoints if each.record is not None)
         return next(records, {})
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the newest fit: from its start, else from the newest checkpoint."""
+        """The settings of the newest fit: from its start event, else from the newest checkpoint."""
         settings: dict[str, Any] = {}
         for event in self.events:
             found = event.more.get("settings")
@@ -143,7 +143,7 @@ class RunHistory(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """The script of the newest fit and its arguments; empty if the run does not say."""
+        """The script and arguments of the newest fit; empty if unknown."""
         for event in reversed(self.events):
             words = event.more.get("command")
             if isinstance(words, list) and words:
@@ -152,7 +152,7 @@ class RunHistory(NamedTuple):
 
     @property
     def doubts(self) -> list[str] | None:
-        """Why the bits may depend on the number of workers; None: no checkpoint says so."""
+        """The reasons why bits may depend on the number of workers; None: not in a checkpoint."""
         record = self.record
         if not isinstance(record.get("doubts"), list):
             return None
@@ -168,7 +168,7 @@ class RunHistory(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """The digest of the weights of a checkpoint, of which every byte was checked."""
+    """The digest of the weights of a verified checkpoint."""
 
     global_step: int
     weights: str
@@ -193,7 +193,7 @@ def run_history(run_dir: Path) -> RunHistory:
     """Read a run directory.
 
     Raises:
-        SettingError: it is no run directory, or cannot be read.
+        SettingError: the directory is not a run directory, or cannot be read.
     """
     try:
         found = {path.name for path in run_dir.iterdir()}
@@ -221,7 +221,7 @@ def run_history(run_dir: Path) -> RunHistory:
 
 
 def read_updates(path: Path) -> Updates:
-    """Read metrics.jsonl; a file that cannot be read has no updates."""
+    """Read metrics.jsonl; an unreadable file has no updates."""
     updates = Updates()
     try:
         updates.skipped_bytes = max(0, path.stat().st_size - MOST_BYTES)
@@ -235,9 +235,9 @@ def read_updates(path: Path) -> Updates:
 
 
 def _records(path: Path, begin: int) -> Iterator[dict[str, Any] | None]:
-    """Yield the objects in a file of lines of JSON; None for each line that is none.
+    """Yield the objects in a file of lines of JSON; None for each invalid line.
 
-    The end of the file is often half a line, as a kill leaves it: that is no damage.
+    A partial line at the end of the file, the usual effect of a kill, is ignored.
     """
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     with open_regular(path) as file:
@@ -245,7 +245,7 @@ def _records(path: Path, begin: int) -> Iterator[dict[str, Any] | None]:
         file.seek(begin)
         if begin:
             file.readline(MOST_LINE_BYTES)
-        left = size - file.tell()  # the run may append to it
+        left = size - file.tell()  # the run may append to the file
         while left > 0 and (line := file.readline(MOST_LINE_BYTES)):
             left -= len(line)
             try:
@@ -254,7 +254,7 @@ def _records(path: Path, begin: int) -> Iterator[dict[str, Any] | None]:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 pass
             try:
-                record = json.loads(line)  # NaN without quotes, of earlier versions
+                record = json.loads(line)  # NaN without quotes, of older versions
             except (ValueError, RecursionError):
                 record = None
             if isinstance(record, dict):
@@ -274,7 +274,7 @@ def _at(record: dict[str, Any]) -> float:
 
 
 def _add(updates: Updates, record: dict[str, Any]) -> bool:
-    """Add a line; return whether it was an update or an evaluation."""
+    """Add a line; return whether the line is an update or an evaluation."""
     step, at = _step(record), _at(record)
     if step is None:
         return False
@@ -339,7 +339,7 @@ def _spent(value: Any, row: int, at: float) -> Spent | None:
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
-    """Read events.jsonl; return the events, and how many lines are damaged or were left out."""
+    """Read events.jsonl; return the events, and the number of lines damaged or left out."""
     events: list[Event] = []
     damaged = 0
     try:
@@ -368,7 +368,7 @@ def _event(record: dict[str, Any]) -> Event | None:
 
 
 def spent_at_end(event: Event) -> Spent | None:
-    """Return what the end of a fit says of its workers' time."""
+    """Return the workers' time in the end event of a fit."""
     return _spent(event.more.get("spent"), -1, event.at)
 
 
@@ -397,7 +397,7 @@ def read_checkpoints(run_dir: Path) -> list[Checkpoint]:
 
 
 def newest_digest(checkpoints: list[Checkpoint]) -> Digest | None:
-    """Return the digest of the newest checkpoint that is sound; None if there is none."""
+    """Return the digest of the newest sound checkpoint; None if there is none."""
     for checkpoint in checkpoints:
         if (digest := digest_of(checkpoint)) is not None:
             return digest
@@ -405,7 +405,7 @@ def newest_digest(checkpoints: list[Checkpoint]) -> Digest | None:
 
 
 def digest_of(checkpoint: Checkpoint) -> Digest | None:
-    """Check every byte of a checkpoint, and return its digest; None if it is damaged."""
+    """Verify every byte of a checkpoint, and return its digest; None if damaged."""
     if checkpoint.record is None:
         return None
     path, order = checkpoint.path, checkpoint.record["order"]

@@ -1,7 +1,7 @@
 """The sessions of a run on one time axis: each fit, without the pauses between them.
 
-A run that was killed in the evening and resumed in the morning has a night in which nothing
-happens. The time axis leaves the night out: training time is the sum of the sessions.
+The night between a kill in the evening and a resume in the morning is left out of the time axis:
+training time is the sum of the sessions.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy.typing as npt
 from quorate.commands.report.run_history import Event, RunHistory, Spent, spent_at_end
 from quorate.coordination.run_event import END, START
 
-EARLY_S = 1.0  # by which a log may begin before the start of its fit, as clocks have it
+EARLY_S = 1.0  # a log may seem to begin so long before its fit, because of clocks
 
 Floats = npt.NDArray[np.float64]
 
 
 class Session(NamedTuple):
-    """One fit."""
+    """A fit of a run."""
 
     begin: float  # seconds since the epoch
-    end: float  # of its last sign
-    offset: float  # seconds of training time before it
-    first_row: int  # among the updates
-    end_row: int  # the first update after it
+    end: float  # time of the last sign
+    offset: float  # seconds of training time before the session
+    first_row: int  # index of the first update
+    end_row: int  # index after the last update
     events: list[Event]
-    state: str | None  # in which it ended; None: nothing says that it ended
+    state: str | None  # state at the end; None: no end is recorded
     spent: list[Spent]  # the oldest first
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration in seconds."""
         return self.end - self.begin
 
     def place(self, at: float) -> float:
@@ -47,7 +47,7 @@ class Sessions(NamedTuple):
     """All fits of a run."""
 
     listed: list[Session]
-    has_times: bool  # else the axis has updates: the log is of an earlier version
+    has_times: bool  # False: the axis has updates, because the log is of an older version
     x: Floats  # (R,) training time in seconds of each update, or its step
 
     @property
@@ -56,7 +56,7 @@ class Sessions(NamedTuple):
         return math.fsum(session.seconds for session in self.listed)
 
     def place_at(self, row: int, at: float) -> float:
-        """Return the training time of something that came after so many updates."""
+        """Return the training time of a moment after so many updates."""
         if math.isnan(at) or not self.has_times:
             return float(self.x[row - 1]) if 0 < row <= len(self.x) else 0.0
         for session in reversed(self.listed):
@@ -67,21 +67,21 @@ class Sessions(NamedTuple):
 
 
 def sessions(history: RunHistory) -> Sessions:
-    """Put the fits of a run one behind the other."""
+    """Arrange the fits of a run one after another."""
     updates = history.updates
     at = np.array(updates.at, dtype=np.float64)
     steps = np.array(updates.steps, dtype=np.float64)
     begins = list(updates.begins)
     if len(at) and (not begins or begins[0][0] > 0):
-        begins.insert(0, (0, float(at[0])))  # the line that says when is not there any more
+        begins.insert(0, (0, float(at[0])))  # the line with the start of the fit is missing
     has_times = not len(at) or bool(np.isfinite(at).all())
-    # 1. Events by fit; what comes before any start belongs to the first one.
+    # 1. Group events by fit; events before any start belong to the first fit.
     by_start: list[tuple[float, list[Event]]] = []
     for event in history.events:
         if event.kind == START or not by_start:
             by_start.append((event.at, []))
         by_start[-1][1].append(event)
-    # 2. The updates of each fit: of the last that started before its log.
+    # 2. Assign updates to fits: a log belongs to the last fit started before the log.
     rows: dict[int, tuple[int, int]] = {}
     alone: list[tuple[float, int, int]] = []
     starts = [start for start, _ in by_start]
@@ -99,7 +99,7 @@ def sessions(history: RunHistory) -> Sessions:
     ]
     found += [(begin, [], row, end_row) for begin, row, end_row in alone]
     found.sort(key=lambda one: one[0])
-    # 3. One behind the other.
+    # 3. Arrange the fits one after another.
     listed: list[Session] = []
     evaluated = [evaluation.row for evaluation in updates.evaluations]
     noted = [note.row for note in updates.spent]
@@ -125,7 +125,7 @@ def sessions(history: RunHistory) -> Sessions:
 
 
 class WorkerTotal(NamedTuple):
-    """What the time of one worker went into in all sessions."""
+    """The time of one worker by phase, over all sessions."""
 
     worker: int
     shards: int
@@ -133,7 +133,7 @@ class WorkerTotal(NamedTuple):
 
 
 def worker_totals(found: Sessions) -> list[WorkerTotal]:
-    """Add up what the time of each worker went into, as far as the run noted it."""
+    """Sum the recorded time of each worker by phase."""
     shards: dict[int, float] = {}
     seconds: dict[int, dict[str, float]] = {}
     for session in found.listed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Colours of curves that people with any colour vision tell apart (after Okabe and Ito, 2008).
+# Colours of curves distinguishable with any colour vision (after Okabe and Ito, 2008).
 STYLE_SHEET = """
 :root {
   --ink: #1f2328; --muted: #5d6672; --grid: #dfe3e8; --page: #ffffff; --card: #f6f8fa;

@@ -1,4 +1,4 @@
-"""SVG for a page: matplotlib's, with text as text and colours that the page's style sheet sets."""
+"""SVG for a page: matplotlib's, with text as text and colours from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A figure is drawn in these colours; in the page each is a variable of the style sheet, which has
-# one value for light pages and one for dark ones.
+# Placeholder colours of a figure. In the page each becomes a variable of the style sheet, with a
+# value for light pages and a value for dark pages.
 _NAMES = (
     *("ink", "muted", "grid", "page", "accent", "second", "good", "bad", "warn"),
     *("starting", "waiting", "fetching", "forward", "backward", "pushing"),
@@ -24,7 +24,7 @@ COLOURS = {name: f"#0000{number:02x}" for number, name in enumerate(_NAMES, star
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a metric may have $ in its name
-    "font.family": "DejaVu Sans",  # comes with matplotlib; the page replaces the font
+    "font.family": "DejaVu Sans",  # part of matplotlib; the page replaces the font
     "text.color": COLOURS["ink"],
     "axes.edgecolor": COLOURS["grid"],
     "axes.labelcolor": COLOURS["muted"],
@@ -46,27 +46,27 @@ STYLE: Any = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
 }
-LINK = "mark:"  # before the key of a mark's title, in the URL that an artist is given
+LINK = "mark:"  # prefix of the key of a mark's title, in the URL of an artist
 
 
 def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str | None, str]]) -> str:
-    """Return a figure as SVG for the middle of a page.
+    """Return a figure as SVG for embedding in a page.
 
     Args:
-        name: of the figure, unlike that of any other figure of the page: ids begin with it.
-        label: what the figure shows, for readers who do not see it.
-        titles: by the key in an artist's URL, the id of a row of the page, if there is one, and the
-            text that a pointer shows.
+        name: name of the figure, unique on the page: prefix of all ids.
+        label: description of the figure, for readers who cannot see it.
+        titles: by the key in an artist's URL: the id of a row of the page, or None, and the text of
+            the tooltip.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with warnings.catch_warnings():
-        # Of scripts that matplotlib's font lacks. The page's font may have them.
+        # About scripts missing in matplotlib's font. The page's font may have the glyphs.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    # 1. Ids: those that something refers to, and unlike those of other figures.
+    # 1. Ids: keep the referenced ids, and make them unique on the page.
     text = text.replace("xlink:href", "href")
     used = {*re.findall(r"(?:url\(#|href=\"#)([^\")]+)", text)}
     text = re.sub(
@@ -75,12 +75,12 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str | 
         text,
     )
     text = re.sub(r"(url\(#|href=\"#)", rf"\g<1>{name}-", text)
-    # 2. Colours and fonts of the style sheet.
+    # 2. Use the colours and fonts of the style sheet.
     text = re.sub(r"#0000([0-9a-f]{2})", _variable, text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
     text = re.sub(r"<style type=\"text/css\">.*?</style>", "", text, flags=re.DOTALL)
 
-    # 3. Marks lead to their rows, and show their texts.
+    # 3. Link marks to their rows, and show their texts.
     def mark(found: re.Match[str]) -> str:
         row, title = titles[found[1]]
         address = "" if row is None else f' href="#{escape(row)}"'
@@ -88,7 +88,7 @@ def svg(figure: Figure, name: str, label: str, titles: Mapping[str, tuple[str | 
 
     text = re.sub(rf'<a href="{LINK}([^"]*)"[^>]*>', mark, text)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    # 4. The size is the page's, and the page says what is shown.
+    # 4. Leave the size to the page, and add the description.
     opening = re.match(r"<svg [^>]*?viewBox=\"([^\"]*)\"[^>]*>", text)
     assert opening is not None
     shown = f'<svg viewBox="{opening[1]}" role="img" aria-label="{escape(label)}">'

@@ -89,15 +89,15 @@ def command(
     shards: int | None,
     **settings: Any,
 ) -> int:
-    """Run the script once per number of workers and way, compare, and say where they part and why.
+    """Run the script per number of workers and way, compare, and print differences and causes.
 
     Returns:
         0: the same bits. 1: a difference was found.
 
     Raises:
-        SettingError: an option cannot work.
+        SettingError: an option is not valid.
         UserError: the script fails on any number of workers, or has nothing to compare; or the
-            limit was over before all was compared, and what was is the same.
+            limit was reached before all comparisons, and all comparisons made were equal.
     """
     from quorate.commands.child_run import ended_by_sigterm
     from quorate.commands.verify.runs import Limit, Program, runs_of
@@ -150,7 +150,7 @@ def _record(outcome: Verdict, done: Done) -> dict[str, Any]:
 
 
 def _counts(text: str) -> list[int]:
-    """Return the numbers of workers; a single one is run twice."""
+    """Return the numbers of workers; a single number is run twice."""
     try:
         counts = [int(word) for word in text.split(",")]
     except ValueError:

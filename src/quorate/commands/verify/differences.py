@@ -1,9 +1,9 @@
-"""Where two recordings of one script part, and why: the earliest difference in the order of causes.
+"""The first difference between two recordings of one script, in the order of causes.
 
-Pure. What is compared is what is trained: parameters and buffers after each update. In the update
-at which they part, the cause is looked for in this order: the rows of a shard, what they hold, the
-batch made of them, what modules are given and return in the order of calls, the loss, the gradient
-on its way back, the gradient of each parameter; and if all shards are alike, the update itself.
+Pure. The comparison is of the trained state: parameters and buffers after each update. In the first
+differing update, the cause is searched in this order: the rows of a shard, their content, the batch
+made of the rows, inputs and outputs of modules in the order of calls, the loss, the gradient on the
+backward pass, the gradient of each parameter; and if all shards are equal, the update itself.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from quorate.commands.verify.records import Recording, ShardRecord, UpdateRecord
 from quorate.replica.witness.module_trace import Event
 
 # Causes.
-WEIGHTS = "weights"  # the model is made with other weights
-RESTORED = "restored"  # what a run that was resumed begins with is not what was there before
-ROWS = "rows"  # a shard consists of other rows
-ROW = "row"  # a row of the dataset has other content
-BATCH = "batch"  # the batch made of the same rows is another
-MODULE = "module"  # a module returned something else, given the same
-BETWEEN = "between"  # a module was given something else, though all before it was the same
-CALLS = "calls"  # other modules were called
-LOSS = "loss"  # the loss or a metric, though all modules returned the same
-BACKWARD = "backward"  # the gradient on its way back
-GRADIENT = "gradient"  # the gradient of a parameter, though it was the same up to there
-BUFFERS = "buffers"  # what a module keeps
-STAGES = "stages"  # what stages made of shards, though all are the same in one piece
-UPDATE = "update"  # the update, though all gradients are the same
-RATE = "rate"  # the learning rate of the next update, though all before it is the same
+WEIGHTS = "weights"  # the model is made with different weights
+RESTORED = "restored"  # a resumed run begins with a different state than the saved run's
+ROWS = "rows"  # a shard consists of different rows
+ROW = "row"  # a row of the dataset has different content
+BATCH = "batch"  # the same rows give a different batch
+MODULE = "module"  # a module returned a different output for the same input
+BETWEEN = "between"  # a module received a different input after equal outputs
+CALLS = "calls"  # different modules were called
+LOSS = "loss"  # the loss or a metric differs after equal outputs of all modules
+BACKWARD = "backward"  # the gradient differs on the backward pass
+GRADIENT = "gradient"  # the gradient of a parameter differs after an equal backward pass
+BUFFERS = "buffers"  # the buffers of a module differ
+STAGES = "stages"  # stages give different shards, while one piece gives equal shards
+UPDATE = "update"  # the update differs for equal gradients
+RATE = "rate"  # the next learning rate differs after an equal update
 LENGTH = "length"  # one run made fewer updates
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """A row, and where it was computed."""
+    """The computation of a row: where and when."""
 
     row: int
     worker: int
@@ -46,26 +46,26 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing in which two runs differ."""
+    """The first difference between two runs."""
 
     cause: str
     update: int  # from 1; 0: before the first
     shard: int | None = None
-    workers: tuple[int, int] | None = None  # that computed the shard in each run
+    workers: tuple[int, int] | None = None  # the workers of the shard in each run
     row: int | None = None
-    seen: tuple[Sighting, ...] = ()  # other rows of the same run that hold what the row holds
+    seen: tuple[Sighting, ...] = ()  # rows of the same run with the same content
     module: str | None = None  # "" is the model itself
     kind: str = ""  # the module's class
-    after: str | None = None  # the module that returned last, the same in both
+    after: str | None = None  # the last module with equal outputs
     metric: str | None = None
-    parameter: str | None = None  # the first whose gradient differs, or else that differs itself
-    parameters: int = 0  # how many do
-    shards: int = 0  # how many of the update's differ
-    rates: tuple[float, float] | None = None  # the learning rate, where it is what differs
+    parameter: str | None = None  # the first with a different gradient, or with different values
+    parameters: int = 0  # number of differing parameters
+    shards: int = 0  # number of differing shards in the update
+    rates: tuple[float, float] | None = None  # the learning rates, if these differ
 
 
 def first_difference(first: Recording, second: Recording) -> Difference | None:
-    """Return where two runs part; None if their bits are the same after each update of both."""
+    """Return the first difference of two runs; None if the bits are equal after each update."""
     for place, (a, b) in enumerate(zip(first.updates, second.updates, strict=False)):
         names = list(_differing(a.tensors, b.tensors))
         rates = (a.lr, b.lr)
@@ -89,7 +89,7 @@ def first_difference(first: Recording, second: Recording) -> Difference | None:
 
 
 def changed_rows(first: Recording, second: Recording) -> list[int]:
-    """Return the rows of the dataset whose content is not the same in both runs."""
+    """Return the rows of the dataset whose content differs between the runs."""
     rows: set[int] = set()
     for ticket in first.shards.keys() & second.shards.keys():
         a, b = first.shards[ticket][0], second.shards[ticket][0]
@@ -99,7 +99,7 @@ def changed_rows(first: Recording, second: Recording) -> list[int]:
 
 
 def alike(run: Recording) -> list[tuple[Sighting, Sighting]]:
-    """Return rows of one epoch of a run that hold what an earlier row holds, after that row."""
+    """Return pairs of rows in an epoch of a run with equal content, each after the earlier row."""
     steps = max(1, int(run.facts.get("steps_per_epoch", 1)))
     first: dict[tuple[int, str], Sighting] = {}
     pairs = []
@@ -114,12 +114,12 @@ def alike(run: Recording) -> list[tuple[Sighting, Sighting]]:
 
 
 def _is_of_stages(first: Recording, second: Recording, step: int) -> bool:
-    """Return whether stages computed a shard of a step otherwise than one piece, in either run."""
+    """Return whether stages and one piece computed a shard of a step differently, in either run."""
     return any(t.in_stages and t.step == step for run in (first, second) for t in run.twice)
 
 
 def _loss_differs(first: Recording, second: Recording, step: int) -> bool:
-    # Further metrics need not be functions of the data: seconds, say.
+    # Compare only the loss: a metric need not be a function of the data (seconds, say).
     for ticket in first.shards.keys() & second.shards.keys():
         if ticket[0] == step:
             mine, theirs = ({_loss(s) for s in run.shards[ticket]} for run in (first, second))
@@ -158,10 +158,10 @@ def _in_shards(
 
 
 def _counted(run: Recording, update: UpdateRecord, ticket: tuple[int, int]) -> list[ShardRecord]:
-    """Return what was computed of a shard and went into the update: all, where that is not known.
+    """Return the computations of a shard that entered the update; all of them if unknown.
 
-    The last of its worker, as one that was killed may have noted what it never answered: the one
-    in its place has its number.
+    Of several by the same worker number the last counts: a killed worker may have recorded a result
+    without sending it, and its replacement has the same number.
     """
     copies = run.shards.get(ticket, [])
     mine = [record for record in copies if record.worker == update.computed_by.get(ticket[1])]
@@ -198,7 +198,7 @@ def _sightings(run: Recording, text: str, but: int) -> Iterator[Sighting]:
 
 
 def _parting(a: ShardRecord, b: ShardRecord, update: int) -> Difference | None:
-    """Return where two computations of one shard part, in the order of causes."""
+    """Return the first difference of two computations of a shard, in the order of causes."""
     if a.rows != b.rows:
         return Difference(ROWS, update)
     for row, text, changed in zip(a.rows, a.samples, b.samples, strict=True):
@@ -245,6 +245,6 @@ def _backward(a: Sequence[Event], b: Sequence[Event]) -> Event | None:
 
 
 def _differing(a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[str]:
-    """Names whose value is not the same in both, in the order of the first."""
+    """Yield the names with different values, in the order of the first mapping."""
     yield from (name for name, value in a.items() if repr(b.get(name)) != repr(value))
     yield from (name for name in b if name not in a)

@@ -1,11 +1,11 @@
-"""Training that is recorded: of each shard its rows, what modules return, and its gradient.
+"""Recorded training: records each shard's rows, module outputs and gradient.
 
-A replica in stages trains through its stages. Its shards are computed in one piece too: these are
-recorded, and what comes through the stages has to be the same.
+A replica in stages trains through its stages. Its shards are also computed in one piece: this
+computation is recorded, and the results of the stages must be equal to it.
 
-A worker's shards of the first step are computed twice before, so that what is not repeatable is
-found. Of each later step one is loaded twice: rows may have been repeatable as long as none came
-for the second time.
+Before training, a worker computes its shards of the first step twice, to detect code that is not
+repeatable. In each later step one shard is loaded twice: rows may be repeatable only until a row is
+loaded for the second time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from quorate.replica.witness.module_trace import ModuleTrace
 from quorate.replica.witness.values import tensor_text, value_hash
 from quorate.training.whole_batch.jobs import BackThrough, Representing
 
-WORD_S = 0.5  # in which a worker hears that a shard is not wanted any more
-MOST_TWICE = 4  # shards of a worker that are computed twice: each takes as long as some updates
+WORD_S = 0.5  # seconds until a worker receives the cancellation of a shard
+MOST_TWICE = 4  # shards computed twice per worker: each takes as long as some updates
 
 
 class RecordedTraining(Training):
-    """As ``Training``, with the same bits.
+    """A ``Training`` that also records, with the same bits.
 
     Args:
-        folder: where records are written.
+        folder: folder for the records.
     """
 
     name = "recorded training"
-    is_compared = False  # what would be refused is to be explained
+    is_compared = False  # model changes must be explained, not refused
 
     def __init__(
         self, source: Source, parameters: Flat, steps: range, *, folder: str, **options: Any
@@ -53,12 +53,12 @@ class RecordedTraining(Training):
         super().__init__(source, parameters, steps, **options)
         source.hashes_samples = True
         self._folder = Path(folder)
-        self._tried: Counter[int] = Counter()  # shards that a replica has computed twice
+        self._tried: Counter[int] = Counter()  # number of shards computed twice, by replica
         self._twice_in = steps.start
-        self._again_in: dict[int, int] = {}  # the last step that a replica has loaded rows of twice
+        self._again_in: dict[int, int] = {}  # the last step with a repeated load, by replica
 
     def options(self) -> dict[str, Any]:
-        """Return what a worker process needs to make the same job, the folder among it."""
+        """Return the options for making the same job in a worker process, with the folder."""
         return {**super().options(), "folder": str(self._folder)}
 
     def _in_stages(
@@ -68,10 +68,10 @@ class RecordedTraining(Training):
         tasks: Sequence[Task],
         batches: Sequence[Batch],
     ) -> list[ShardSum]:
-        """Train through the stages, and compute the same shards in one piece, which is recorded.
+        """Train through the stages, and compute and record the same shards in one piece.
 
-        What the stages compute otherwise is noted. Both see the same parameters, unless an update
-        was made meanwhile, as another worker was faster with these shards.
+        Differences between stages and one piece are recorded. Both use the same parameters, unless
+        an update was made meanwhile, because another worker was faster with the same shards.
         """
         loaded = [fingerprint(batch.data) for batch in batches]
         before = value_hash(self.parameters.vectors)
@@ -114,10 +114,10 @@ class RecordedTraining(Training):
         task: Task,
         loaded: str | None = None,
     ) -> ShardSum:
-        """Compute a shard, and note what it gave.
+        """Compute a shard, and record the results.
 
         Args:
-            loaded: a hash of the batch as it was loaded first; None: of this one.
+            loaded: a hash of the batch from its first load; None: of this batch.
         """
         worker, step, shard, into, at, *_ = task
         writer = f"worker-{worker}"
@@ -129,15 +129,15 @@ class RecordedTraining(Training):
                 worker, replica, self.source, stream, (step, shard), seed, batch.samples
             )
             if value_hash(self.parameters.vectors) != before:
-                # Another worker was faster with this shard, and the update is made: the word that
-                # it is not wanted is on its way. Or the model writes its parameters itself.
+                # Another worker was faster with this shard, and the update is made: the
+                # cancellation is on its way. Or the model changes its parameters itself.
                 time.sleep(WORD_S)
             at("forward")
             note(self._folder, writer, twice_record)
-        loaded = loaded or fingerprint(batch.data)  # before user code writes it
+        loaded = loaded or fingerprint(batch.data)  # before user code can change the batch
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             result = super()._work(replica, batch, stream, task)
-        if replica.is_compiled:  # modules are looked at without, and the bits are of training
+        if replica.is_compiled:  # traced without compilation, but trained with it
             if into is None:
                 replica.recycle(result)
             batch = batch._replace(data=self._reloaded(task))
@@ -162,7 +162,7 @@ class RecordedTraining(Training):
         return result
 
     def _look_at_rows(self, replica: Replica, batch: Batch, task: Task) -> None:
-        """Load the first shard that a replica computes of a later step once more."""
+        """Load a replica's first shard of a later step once more."""
         if task.step == self._twice_in or self._again_in.get(id(replica)) == task.step:
             return
         self._again_in[id(replica)] = task.step
@@ -173,14 +173,14 @@ class RecordedTraining(Training):
 
 
 class RecordedRepresenting(Representing):
-    """As ``Representing``. What is recorded of a step is its second pass."""
+    """A ``Representing`` pass, not recorded: the records of a step come from its second pass."""
 
     name = RecordedTraining.name
     is_compared = False
 
 
 class RecordedBackThrough(RecordedTraining, BackThrough):
-    """The second pass of a step with a loss over the whole batch, recorded.
+    """The recorded second pass of a step with a loss over the whole batch.
 
     Args:
         first: the step whose shards are computed twice.
@@ -194,9 +194,9 @@ class RecordedBackThrough(RecordedTraining, BackThrough):
         self._twice_in = first
 
     def options(self) -> dict[str, Any]:
-        """Return what a worker process needs to make the same job."""
+        """Return the options with which a worker process makes the same job."""
         return {**super().options(), "first": self._twice_in}
 
     def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
-        replica.transfers.kept.clear()  # loaded anew: the first pass has hashed no samples
+        replica.transfers.kept.clear()  # load again: the first pass has hashed no samples
         return super()._fetched(replica, feed, task)

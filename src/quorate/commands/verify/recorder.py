@@ -1,7 +1,7 @@
-"""The recorder: around a transport, it notes what the parameters are after each update.
+"""The recorder: a wrapper of a transport that records the parameters after each update.
 
-``quorate run --record FOLDER`` sets it. When enough updates are recorded it ends the program:
-nothing that the script does after that is of interest.
+``quorate run --record FOLDER`` enables the recorder. After enough updates the recorder ends the
+program: the rest of the script is irrelevant.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from quorate.training.whole_batch.jobs import BackThrough, Representing
 if TYPE_CHECKING:
     from quorate.training.observer import Observe
 
-REPLACED_S = 60.0  # in which a worker is waited for that comes in the place of one that was killed
-LOOK_S = 0.5  # how often it is looked whether that is over
+REPLACED_S = 60.0  # longest wait for the replacement of a killed worker
+LOOK_S = 0.5  # interval between two checks of the wait
 
 _Answer = Done | Failed | Cancelled
 
@@ -56,13 +56,13 @@ def recording(folder: Path, updates: int, kill_in: int | None = None) -> Observe
     """Return an observer that records the first training loop of a program.
 
     Args:
-        folder: where records are written; empty at first.
-        updates: how many to record.
-        kill_in: the update, from 1, in which a worker process is killed. None: none is.
+        folder: folder for the records; empty at first.
+        updates: number of updates to record.
+        kill_in: the update, from 1, in which a worker process is killed. None: no kill.
     """
 
     def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-        if any(folder.iterdir()):  # a loop before this one
+        if any(folder.iterdir()):  # an earlier loop was recorded
             return transport
         rule = rules.parse(facts["update"])
         if not rules.keeps_bits(rule, facts["shards"]):
@@ -74,7 +74,7 @@ def recording(folder: Path, updates: int, kill_in: int | None = None) -> Observe
                 "verify the script with --update sync",
             )
         kill = None
-        if kill_in is not None and transport.can_replace:  # else no worker is a process
+        if kill_in is not None and transport.can_replace:  # otherwise no worker is a process
             kill = Kill(state.global_step + kill_in - 1)
         return Recorded(transport, _Recorder(state, facts, folder, updates), kill)
 
@@ -82,25 +82,25 @@ def recording(folder: Path, updates: int, kill_in: int | None = None) -> Observe
 
 
 class Kill:
-    """The end of one worker process, by signal 9, while it computes.
+    """The kill of one worker process, by signal 9, while the worker computes.
 
-    The transport ends the process: only the transport knows for certain which one is the worker. A
-    process number may be that of another process by now, or of a process of another host.
+    The transport ends the process: only the transport knows for certain which process is the
+    worker. A process number may belong to another process by now, or to a process of another host.
 
     Args:
-        step: in which, of the plan.
+        step: the step of the plan in which to kill.
     """
 
     def __init__(self, step: int) -> None:
         self._step = step
-        self._awaited: int | None = None  # the worker whose place is empty
+        self._awaited: int | None = None  # the killed worker, until its replacement joins
         self._until = math.inf
         self._is_done = False
 
     def sent(self, effect: Compute) -> Replace | None:
-        """Hear that a worker was given a shard; return the effect that ends it, if it is time.
+        """Note an assigned shard; return the effect that kills the worker when the step is reached.
 
-        The first worker of the step is the one.
+        The first worker of the step is killed.
         """
         if self._is_done or effect.step < self._step:
             return None
@@ -109,13 +109,13 @@ class Kill:
         return Replace(effect.worker, "killed, to see what follows")
 
     def heard(self, event: Event | None) -> None:
-        """Hear what has happened."""
+        """Note an event."""
         if isinstance(event, Joined) and event.worker == self._awaited:
             self._awaited = None
 
     @property
     def is_awaited(self) -> bool:
-        """Whether others have to wait: the one in its place is to take its part."""
+        """True while the remaining workers must wait, so that the replacement takes its part."""
         return self._awaited is not None and time.monotonic() < self._until
 
 
@@ -124,13 +124,13 @@ class Recorded(WrappedTransport):
 
     def __init__(self, inner: Transport, recorder: _Recorder, kill: Kill | None = None) -> None:
         super().__init__(inner)
-        self.takes_runs = inner.takes_runs and recorder.has_stages  # which shards flow through
+        self.takes_runs = inner.takes_runs and recorder.has_stages  # shards through stages
         self._recorder = recorder
         self._kill = kill
-        self._first = 0  # step of the training
+        self._first = 0  # first step of the training
 
     def open(self, job: Job) -> Channel:
-        """Open a job, recorded if it is a training."""
+        """Open a job, with recording if the job is a training."""
         if not isinstance(job, Training):
             return super().open(job)
         folder = str(self._recorder.folder)
@@ -154,22 +154,22 @@ class Recorded(WrappedTransport):
 
 
 class RecordedChannel(WrappedChannel):
-    """The channel of the training, which tells the recorder of each update.
+    """The channel of the training, which reports each update to the recorder.
 
-    What workers answer is passed on when all that compute have answered: so each of them takes its
-    part, and the same part in another run, though one is slow.
+    Answers of workers are delivered only when all computing workers have answered: so each worker
+    takes a fixed part of a step, the same in every run, even if a worker is slow.
     """
 
     def __init__(self, inner: Channel, recorder: _Recorder, kill: Kill | None = None) -> None:
         super().__init__(inner)
         self._recorder = recorder
         self._kill = kill
-        self._computing: dict[int, int] = {}  # shards that a worker was given, by worker
-        self._held: list[tuple[_Answer, int]] = []  # and of how many shards
+        self._computing: dict[int, int] = {}  # number of assigned shards, by worker
+        self._held: list[tuple[_Answer, int]] = []  # answers and their numbers of shards
         self._due: deque[_Answer] = deque()
 
     def send(self, effect: WorkerEffect) -> None:
-        """Pass on an effect."""
+        """Forward an effect."""
         if isinstance(effect, Compute):
             self._computing[effect.worker] = effect.count
         super().send(effect)
@@ -179,7 +179,7 @@ class RecordedChannel(WrappedChannel):
                 super().send(end)
 
     def receive(self, timeout_s: float | None) -> Event | None:
-        """Wait for an event; the caller is done with its report.
+        """Wait for an event; the caller has finished with its report.
 
         Raises:
             SystemExit: enough is recorded.
@@ -203,50 +203,50 @@ class RecordedChannel(WrappedChannel):
             if not isinstance(event, _Answer | Left):
                 return event
             count = self._computing.pop(event.worker, 1)
-            if isinstance(event, Left):  # at once, or it would be given another shard
+            if isinstance(event, Left):  # at once, or the worker would get another shard
                 self._forget(event.worker)
                 return event
             self._held.append((event, count))
 
     def _forget(self, worker: int) -> None:
-        """Forget the answer of a worker that has ended, as if it had done so before it answered."""
+        """Drop the answer of an ended worker, as if the worker had ended before answering."""
         for answer, count in self._held:
             if answer.worker == worker and isinstance(answer, Done):
                 super().send(Discard(worker, answer.step, answer.shard, count))
         self._held = [held for held in self._held if held[0].worker != worker]
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
-        """Collect the gradients of a step, and note who computed them."""
+        """Collect the gradients of a step, and record the workers of its shards."""
         parts = super().collect(step, holders)
         self._recorder.collected(step, parts)
         return parts
 
     def publish(self) -> None:
-        """Publish the parameters after an update, and note them."""
+        """Publish the parameters after an update, and record the parameters."""
         super().publish()
         self._recorder.updated()
 
     def close(self) -> None:
-        """Close it: the recording is over."""
+        """Close the channel: the recording is over."""
         error = sys.exc_info()[1]
         self._recorder.is_over(None if isinstance(error, GeneratorExit) else error)
         super().close()
 
 
 class RecordedPass(RecordedChannel):
-    """The channel of a pass within an update: its end is not that of the training."""
+    """The channel of a pass within an update: the end of the pass does not end the recording."""
 
     def publish(self) -> None:
-        """Publish what was computed."""
+        """Publish the results of the pass."""
         WrappedChannel.publish(self)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the channel."""
         WrappedChannel.close(self)
 
 
 class _Recorder:
-    """Notes the state. One thread, the coordinator's."""
+    """The recorder of the state. One thread, the coordinator's."""
 
     def __init__(self, state: State, facts: Mapping[str, Any], folder: Path, updates: int) -> None:
         self.folder = folder
@@ -255,10 +255,10 @@ class _Recorder:
         self._left = updates
         self._updates = 0
         self._step = -1
-        self._computed_by: dict[int, int] = {}  # shard -> worker, of the last update
+        self._computed_by: dict[int, int] = {}  # shard -> worker, in the last update
         self.has_stages = facts.get("pipeline") is not None
         self._has_ended = False
-        self._is_due = False  # whether the state is to be noted
+        self._is_due = False  # whether the state has to be recorded
 
     def begins(self, steps_per_epoch: int) -> None:
         facts = {n: v for n, v in self._facts.items() if isinstance(v, (str, int, float, list))}
@@ -282,7 +282,7 @@ class _Recorder:
         self._is_due = True
 
     def goes_on(self) -> None:
-        """Go on after the report of the last update, and what callbacks did with it.
+        """Continue after the callbacks of the last update, and record the state.
 
         Raises:
             SystemExit: enough is recorded.
@@ -301,7 +301,7 @@ class _Recorder:
         note(self.folder, COORDINATOR, EndRecord(self._updates, text, self._state.notes.doubts))
 
     def _note(self) -> None:
-        """Note the state, once: as a checkpoint of this update would have it."""
+        """Record the state once per update, as a checkpoint would store it."""
         if not self._is_due:
             return
         self._is_due = False

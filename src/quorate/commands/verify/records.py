@@ -1,7 +1,7 @@
-"""Records: what is noted of a run, as lines of JSON, in a folder. One file per writer.
+"""Records: the records of a run as lines of JSON, in a folder. One file per writer.
 
-A file is opened for each line: a writer may be killed at any moment, and owns nothing. Where
-digests are of tensors, they are texts by ``tensor_text``; equal texts, equal bits.
+A file is opened for each line, because a writer may be killed at any moment. Digests of tensors are
+texts by ``tensor_text``; equal texts mean equal bits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from quorate.replica.witness.calls import Call, CallRecord
 from quorate.replica.witness.module_trace import Event
 
 COORDINATOR = "coordinator"
-ENDED = "ended"  # a file that is there when the recording is over
+ENDED = "ended"  # a file that exists once the recording is over
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One shard that was computed; it may have been computed several times."""
+    """A computed shard; a shard may have been computed several times."""
 
     worker: int
     device: str
@@ -29,9 +29,9 @@ class ShardRecord:
     shard: int
     rows: list[int]
     samples: list[str]  # a hash of each row's content
-    batch: str  # a hash of what collate and augment made of them
+    batch: str  # a hash of the result of collate and augment
     forward: list[Event]  # in the order of calls
-    backward: list[Event]  # one per tensor that was returned; several devices mix their order
+    backward: list[Event]  # one per returned tensor; several devices mix the order
     metrics: dict[str, float]  # weighted; "loss" first
     gradient: dict[str, str]  # by parameter, in the model's order
     buffers: str
@@ -39,52 +39,52 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """The state after an update; after none, with number 0."""
+    """The state after an update; number 0 is the state before the first update."""
 
     number: int
     step: int  # of the plan; -1 before the first update
-    lr: float  # of the next one
+    lr: float  # of the next update
     tensors: dict[str, str]  # the model's state dict, in its order
-    computed_by: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy counted
+    computed_by: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy was used
 
 
 @dataclass(frozen=True)
 class TwiceRecord:
-    """One shard, loaded and computed twice by the same worker; or shards, in stages and without."""
+    """A shard loaded and computed twice by one worker; or shards computed in stages and whole."""
 
     worker: int
     device: str
     step: int
     shard: int
-    rows: list[int]  # of the shard whose content was another the second time
-    operators: int  # calls
-    differs: list[str]  # of the results: metrics, parameters whose gradient did
+    rows: list[int]  # rows of the shard with different content the second time
+    operators: int  # number of calls
+    differs: list[str]  # differing results: metrics, parameters whose gradient differs
     call: CallRecord | None
-    batch_differs: bool = False  # though its rows had the same content twice
+    batch_differs: bool = False  # despite equal content of the rows
     calls: list[Call] = field(default_factory=list)  # of the first computation, in order
-    results: dict[str, str] = field(default_factory=dict)  # of it, by name
-    # Shards from ``shard`` on that stages and one piece computed otherwise: ``differs`` says what.
-    # 0: both computations were in one piece.
+    results: dict[str, str] = field(default_factory=dict)  # of the first computation, by name
+    # The number of shards from ``shard`` on with different results in stages and in one piece,
+    # named in ``differs``. 0: both computations were in one piece.
     in_stages: int = 0
 
     @property
     def is_finding(self) -> bool:
-        """Whether something was another the second time."""
+        """True if anything differed the second time."""
         return bool(self.rows or self.batch_differs or self.differs)
 
 
 @dataclass(frozen=True)
 class EndRecord:
-    """The recording is over: what came after it was not recorded."""
+    """The end of a recording: later events were not recorded."""
 
     updates: int
-    error: str  # that ended it, if one did
-    doubts: list[str] = field(default_factory=list)  # why the run itself says its bits may differ
+    error: str  # the error that ended the run, or empty
+    doubts: list[str] = field(default_factory=list)  # the run's own reasons why its bits may differ
 
 
 @dataclass
 class Recording:
-    """All that is noted of one run."""
+    """All records of one run."""
 
     facts: dict[str, Any] = field(default_factory=dict)  # as in a checkpoint
     updates: list[UpdateRecord] = field(default_factory=list)  # from number 0 on
@@ -93,11 +93,11 @@ class Recording:
     end: EndRecord | None = None
 
     def part(self, first: int, last: int) -> Recording:
-        """Return it with the updates of these numbers, both included, and all that was computed."""
+        """Return the recording with only the updates from ``first`` to ``last``, included."""
         return replace(self, updates=[u for u in self.updates if first <= u.number <= last])
 
     def moved(self, by: int) -> Recording:
-        """Return it as that of a run that goes on after so many updates."""
+        """Return the recording with shifted update numbers, for a resumed run."""
         return replace(self, updates=[replace(u, number=u.number + by) for u in self.updates])
 
 
@@ -112,12 +112,12 @@ def note(folder: Path, writer: str, record: Any) -> None:
 
 
 def has_ended(folder: Path) -> bool:
-    """Return whether the recording is over. Cheap enough to be asked again and again."""
+    """Return whether the recording is over. Cheap enough for frequent calls."""
     return (folder / ENDED).exists()
 
 
 def read(folder: Path) -> Recording:
-    """Return what is noted in a folder so far."""
+    """Return the records in a folder so far."""
     recording = Recording()
     for record in _lines(folder):
         match record.pop("kind"):
@@ -147,5 +147,5 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 yield json.loads(line)
-            except ValueError:  # torn: its writer was killed
+            except ValueError:  # torn: the writer was killed
                 continue

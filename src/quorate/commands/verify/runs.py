@@ -1,7 +1,7 @@
-"""The runs that are compared: the script on each number of workers, and in further ways.
+"""The runs to compare: the script on each number of workers, and in further ways.
 
-Further ones are on towers, stopped and resumed on another number of workers, and with a worker
-process that is killed. One after another, each a program of its own.
+The further ways are: on towers, stopped and resumed on another number of workers, and with a killed
+worker process. The runs follow one another, each in a separate process.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from quorate.errors import UserError
 from quorate.machine.environment import hash_seed
 from quorate.services.checkpoints.files import checkpoint_of
 
-SAVED_S = 60.0  # in which a run that is stopped has to have saved
+SAVED_S = 60.0  # longest wait for the checkpoint of a stopped run
 
 
 class OverLimitError(Exception):
-    """The time of a verification is over."""
+    """The end of the time for a verification."""
 
 
 class Limit:
-    """The time of a verification, which begins now.
+    """The time limit of a verification, which starts at the construction.
 
     Args:
-        seconds: of all runs together.
+        seconds: limit of all runs together.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -40,27 +40,27 @@ class Limit:
         self._ends_at = time.monotonic() + seconds
 
     def require_time(self) -> None:
-        """Raise if it is over.
+        """Raise an exception if the time is over.
 
         Raises:
-            OverLimitError: it is.
+            OverLimitError: the time is over.
         """
         if time.monotonic() >= self._ends_at:
             raise OverLimitError
 
 
 class Program(NamedTuple):
-    """What is run, but for the number of workers."""
+    """The program to run, apart from the number of workers."""
 
     script: str
-    module: str | None  # in its place
+    module: str | None  # in the place of the script
     arguments: tuple[str, ...]
     options: dict[str, Any]  # of quorate run, by name
-    updates: int  # to record
-    ways: frozenset[Way]  # beside the plain one
+    updates: int  # number of updates to record
+    ways: frozenset[Way]  # further ways beside the plain one
     limit: Limit
-    say: Callable[[str], None]  # how it goes
-    hash_seed: str | None = None  # PYTHONHASHSEED of a run; None: as it is
+    say: Callable[[str], None]  # receives messages about the progress
+    hash_seed: str | None = None  # PYTHONHASHSEED of a run; None: unchanged
 
     def hashing(self, seed: str | None) -> Program:
         """Return the program with another hash seed, unless the user has fixed one."""
@@ -68,25 +68,27 @@ class Program(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The runs that are over, and what is to be said of those that were not made."""
+    """The finished runs, and notes about runs that were not made."""
 
     runs: list[Run]
     notes: list[str]
-    left: str | None = None  # the run in which the limit was over
+    left: str | None = None  # the run in which the limit was reached
 
 
 def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done:
-    """Run the script on each number of workers, then in the further ways; those in their order.
+    """Run the script on each number of workers, the largest first, then in the further ways.
+
+    The plain runs are returned in the order of ``counts``.
 
     Raises:
-        UserError: the script cannot be trained, or the limit was over before there were two runs.
+        UserError: the script cannot be trained, or the limit was reached before two runs were made.
     """
-    # The largest is the first: where the script leaves the number of shards open, it has as many
-    # as workers, and all others get that number.
+    # The run with the most workers is the first: if the script leaves the number of shards open,
+    # the run has as many shards as workers, and all later runs get the same number.
     order = sorted(range(len(counts)), key=lambda n: -counts[n])
     plain: dict[int, Run] = {}
-    # Hash seeds of their own: the order of a set of strings is then another one, and the same when
-    # the script is verified again.
+    # A fixed, different hash seed per run: the order of a set of strings differs between runs, and
+    # is repeatable in the next verification.
     hashing = {n: program.hashing(str(number)) for number, n in enumerate(order, 1)}
     for n in order:
         again = sum(counts[before] == counts[n] for before in plain) > 0
@@ -105,7 +107,7 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
     sound = [run for run in runs if not run.failed and run.updates]
     if not sound:
         return Done(runs, [])
-    # What runs alone differ in that follow is not to be a matter of hashes.
+    # The further runs use a single hash seed, so that they differ only in their way.
     program = hashing[runs.index(sound[0])]
     if not verdict(runs).is_same:
         runs += _under_one_hash_seed(program, sound, shards)
@@ -124,10 +126,10 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
 
 
 def _under_one_hash_seed(program: Program, sound: Sequence[Run], shards: int | None) -> list[Run]:
-    """Run once more what differs, with the hash seed of what it is compared with.
+    """Repeat a differing run with the hash seed of the reference run.
 
     Returns:
-        The run; [] if nothing differs, hashes are not to blame, or the time is over.
+        The run; empty if no run differs, hashes are not the cause, or the time is over.
     """
     reference, *others = sound
     parted = [run for run in others if run.parted(reference) is not None]
@@ -156,14 +158,14 @@ class _Further(NamedTuple):
     program: Program
     plain: Sequence[Run]
     shards: int | None
-    runs: list[Run]  # all so far
+    runs: list[Run]  # all runs so far
     notes: list[str]
-    begun: list[str]  # their labels
+    begun: list[str]  # labels of the further runs
 
     def stopped(self) -> None:
-        """Run on towers, stopped in the middle, and resumed on another number of workers.
+        """Run on towers, stop in the middle, and resume on another number of workers.
 
-        Where there are none, on the largest number of workers, whatever they are.
+        Without towers, use the largest number of workers of the script's own engine.
         """
         most = max(run.workers for run in self.plain)
         has_towers = Way.TOWERS in self.program.ways and most > 1
@@ -190,7 +192,7 @@ class _Further(NamedTuple):
                     self._resumed(folder, run)
 
     def killed(self) -> None:
-        """Run on worker processes, one of which is killed in the middle."""
+        """Run on worker processes, and kill one in the middle."""
         counts = [
             run.workers
             for run in self.plain
@@ -249,10 +251,10 @@ def _run(
     way: Way = Way.PLAIN,
     saved: int | None = None,
 ) -> Run:
-    """Run the script. Its run directory is in the folder, and stays.
+    """Run the script, with a run directory in the folder that stays.
 
     Args:
-        saved: the update whose checkpoint is waited for.
+        saved: the update whose checkpoint to wait for.
     """
     number = sum(1 for _ in folder.glob("records-*"))
     into = folder / f"records-{number}"
@@ -280,7 +282,7 @@ def _run(
 
 
 def _recorded(into: Path, saves: Path | None, limit: Limit) -> Callable[[], bool]:
-    """Return what tells whether a run has recorded enough, and has saved what it has to."""
+    """Return a function that tells whether a run has recorded enough, and saved its checkpoint."""
     since: list[float] = []
 
     def is_done() -> bool:

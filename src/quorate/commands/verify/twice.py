@@ -1,4 +1,4 @@
-"""One shard, loaded and computed twice by the same worker: is it the same the second time?"""
+"""Repeatability: a shard loaded and computed twice by the same worker must give equal results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def twice(
     seed: int,
     trained_on: Sequence[str],
 ) -> TwiceRecord:
-    """Load a shard twice, and compute it twice from the same rows. The replica is as before.
+    """Load a shard twice, and compute the shard twice from the same rows. Restores the replica.
 
     Args:
-        source: hashes samples.
-        stream: the calling thread's.
-        seed: of the shard.
-        trained_on: hashes of the rows as they were loaded for training, after another shard as a
-            rule: a dataset that remembers what it gave is the same from its second answer on.
+        source: must hash samples.
+        stream: the calling thread's stream.
+        seed: seed of the shard.
+        trained_on: hashes of the rows as loaded for training, usually after another shard: a
+            dataset with memory may be repeatable from its second answer on.
     """
     batches = [source.load(ticket) for _ in range(2)]
     loads = [trained_on, *(batch.samples for batch in batches)]
@@ -57,10 +57,10 @@ def twice(
 def loaded_again(
     worker: int, device: str, source: Source, ticket: Ticket, batch: Batch
 ) -> TwiceRecord | None:
-    """Load a shard of a later step once more, after it was computed; None if its rows are the same.
+    """Load a computed shard of a later step once more; None if its rows are the same.
 
     Args:
-        batch: what was computed; its rows were loaded when others had been asked for.
+        batch: the computed batch, whose rows were loaded after other rows.
     """
     loads = [batch.samples, source.load(ticket).samples]
     rows = changed_rows(batch.rows.tolist(), loads)
@@ -71,9 +71,9 @@ def loaded_again(
 
 
 def changed_rows(rows: Sequence[int], loads: Sequence[Sequence[str]]) -> list[int]:
-    """Return the rows whose content was not the same in all loads of a shard.
+    """Return the rows whose content differed between loads of a shard.
 
     Args:
-        loads: hashes of the rows, in their order, of each load.
+        loads: hashes of the rows of each load, in the order of the rows.
     """
     return [row for row, *texts in zip(rows, *loads, strict=True) if len(set(texts)) > 1]

@@ -22,42 +22,42 @@ from quorate.replica.witness.calls import CallRecord, culprit, paired
 
 
 class Way(Enum):
-    """What a run has beside its number of workers. The value completes "it shows"."""
+    """The way of a run beside its number of workers. The value completes "it shows"."""
 
     PLAIN = ""
-    TOWERS = "on towers"  # threads of one process; perhaps to be stopped
+    TOWERS = "on towers"  # threads of one process; possibly stopped early
     RESUMED = "after a resume"
     KILLED = "after a worker was killed"
-    HASHED = "with another hash seed"  # of the process: that of the run it is compared with
+    HASHED = "with another hash seed"  # PYTHONHASHSEED of the run in the comparison
 
 
 class Run(NamedTuple):
-    """A run that is over."""
+    """A finished run."""
 
     label: str  # "2 workers"
     workers: int
     recording: Recording
-    code: int  # its exit code
-    error: str  # the last that it printed, if it failed: an error, as a rule
+    code: int  # exit code
+    error: str  # last line of output of a failed run: usually the error
     way: Way = Way.PLAIN
-    first: int = 0  # the update that it goes on after
-    is_part: bool = False  # it was resumed, or is one that was stopped to be resumed
+    first: int = 0  # the update after which the run continues
+    is_part: bool = False  # whether the run was resumed, or was stopped for a resume
 
     @property
     def failed(self) -> bool:
-        """Whether something else ended it than that enough is recorded."""
+        """True if the run ended before enough was recorded."""
         return self.recording.end is None or bool(self.recording.end.error)
 
     @property
     def why(self) -> str:
-        """Why it failed: a script's own exit code may be all that there is to say."""
+        """The reason of the failure: a script's own exit code may be the only information."""
         return self.error if self.code in (1, 2) else f"exit code {self.code}; {self.error}"
 
     def refuse_a_mistake(self) -> None:
-        """Refuse a run in which nothing had begun: other runs would end in the same way.
+        """Refuse a run that failed before training: all other runs would fail too.
 
         Raises:
-            UserError: as the run said.
+            UserError: with the run's own message.
         """
         if self.way is not Way.PLAIN or not self.failed or self.recording.updates:
             return
@@ -71,16 +71,16 @@ class Run(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """How many updates it made."""
+        """The number of updates made by the run."""
         return max(0, len(self.recording.updates) - 1)
 
     @property
     def doubts(self) -> list[str]:
-        """Why the run itself says that its bits may not be those of another."""
+        """The run's own reasons why its bits may differ from another run's."""
         return [] if self.recording.end is None else self.recording.end.doubts
 
     def parted(self, reference: Run) -> Difference | None:
-        """Return where it parts from a run that was not resumed and not stopped."""
+        """Return the first difference from a run that was neither resumed nor stopped."""
         last = self.first + self.updates if self.is_part and self.way is not Way.RESUMED else None
         beside = reference.recording
         if self.is_part:
@@ -88,7 +88,7 @@ class Run(NamedTuple):
         return first_difference(beside, self.recording)
 
     def summary(self) -> str:
-        """Return what it did, in one line."""
+        """Return a summary of the run, in one line."""
         if self.failed:
             return f"failed after {_count(self.updates, 'update')}: {self.why}"
         shards = self.recording.facts["shards"]
@@ -96,14 +96,14 @@ class Run(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether all runs are the same, and what to say."""
+    """The result of the comparison of all runs, and the lines to print."""
 
     is_same: bool
     lines: list[str]
 
 
 def verdict(runs: Sequence[Run]) -> Verdict:
-    """Compare all with the first that did not fail.
+    """Compare all runs with the first run that did not fail.
 
     Raises:
         UserError: the script fails on any number of workers, makes no update, or was changed
@@ -123,7 +123,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     for run in others:
         if changed := _changed(reference, run):
             raise UserError(f"{changed} was changed between two runs: verify the script once more")
-    # 1. What failed; what one worker computed twice with another result, which names the cause.
+    # 1. List failures, and shards with different results in one worker: these name the cause.
     lines: list[str] = []
     for run in runs:
         if run.failed:
@@ -132,7 +132,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
             lines.append(f"  {run.why}")
     repeated = _not_repeatable(runs)
     lines += repeated
-    # 2. Where runs part.
+    # 2. List differences between runs.
     compared = [(run, run.parted(reference)) for run in others if run.way is not Way.RESUMED]
     if not any(run.is_part and parting is not None for run, parting in compared):
         compared += [(run, run.parted(reference)) for run in others if run.way is Way.RESUMED]
@@ -152,7 +152,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         if run.way is not Way.PLAIN and not plain and difference.update >= run.first:
             lines.append(words.shows_only(run.way.value))
         lines += [_also(run, difference) for run, difference in parted[1:]]
-    # 3. What runs themselves doubt.
+    # 3. List the runs' own doubts.
     doubts = _doubts(runs)
     if doubts:
         lines.append(
@@ -185,7 +185,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 
 
 def _doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return what runs themselves doubt, each with the runs that do."""
+    """Return the runs' own doubts, each with the labels of its runs."""
     doubts: dict[str, list[str]] = {}
     for run in runs:
         for text in run.doubts:
@@ -194,13 +194,16 @@ def _doubts(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _changed(first: Run, second: Run) -> str | None:
-    """Return the name of a file of the script that is not the same in both runs."""
+    """Return the name of a file of the script that differs between the runs."""
     before, after = (run.recording.facts.get("sources", {}) for run in (first, second))
     return next((name for name in before if after.get(name, before[name]) != before[name]), None)
 
 
 def _parting_call(first: Run, second: Run, difference: Difference) -> CallRecord | None:
-    """Return the operator that two runs part at, if both traced the shard in the first step."""
+    """Return the first differing operator of two runs; None if unknown.
+
+    Both runs must have traced the shard in the first step.
+    """
     if difference.update != 1 or difference.cause in (ROWS, ROW, BATCH):
         return None
     traced = [
@@ -219,7 +222,7 @@ def _also(run: Run, difference: Difference) -> str:
 
 
 def _not_repeatable(runs: Sequence[Run]) -> list[str]:
-    """Return what was another when it was done twice; the same finding once."""
+    """Return lines about results that differed when repeated, without duplicates."""
     texts: dict[tuple[object, ...], list[str]] = {}
     for run in runs:
         for record in run.recording.twice:
@@ -271,7 +274,7 @@ def _notes(reference: Run, others: Sequence[Run], *, is_same: bool) -> list[str]
 
 
 def _idle(runs: Sequence[Run]) -> list[str]:
-    """Workers whose part is not known: they computed nothing."""
+    """Return lines about workers without a known part: such workers computed nothing."""
     lines = []
     for run in runs:
         busy = {

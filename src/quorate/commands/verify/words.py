@@ -1,4 +1,4 @@
-"""Findings of a verification, in words."""
+"""The findings of a verification, in words."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from quorate.replica.witness.words import call, module_text
 
 
 def difference(parting: Difference, labels: tuple[str, str]) -> list[str]:
-    """Say where two runs part, and why: lines.
+    """Return lines about the first difference of two runs, and its cause.
 
     Args:
-        labels: of the runs: "1 worker", "2 workers".
+        labels: labels of the runs: "1 worker", "2 workers".
     """
     if parting.cause == differences.WEIGHTS:
         return [
@@ -100,7 +100,7 @@ def _cause(parting: Difference) -> str:
 
 
 def twice(record: TwiceRecord) -> list[str]:
-    """Say what a shard showed that one worker loaded and computed twice: lines, or none."""
+    """Return lines about a shard loaded and computed twice by one worker; empty if equal."""
     where = (
         f"by worker {record.worker} on {record.device} (step {record.step}, shard {record.shard})"
     )
@@ -141,7 +141,7 @@ def twice(record: TwiceRecord) -> list[str]:
 
 
 def shows_only(way: str) -> str:
-    """Say in what runs alone a difference shows, and what to look for."""
+    """Return the line about the only runs with a difference, and the likely cause."""
     reasons = {
         "on towers": "workers are threads of one process there: look for a global or a switch of "
         "the process that several write, or for what copies of the model share",
@@ -154,7 +154,7 @@ def shows_only(way: str) -> str:
 
 
 def hashes(labels: tuple[str, str]) -> str:
-    """Say that hashes are to blame: runs differ, and are the same under one hash seed."""
+    """Return the line about hashes as the cause: runs are equal under one hash seed only."""
     return (
         f"PYTHONHASHSEED decides: {labels[1]} and {labels[0]} are the same under one hash seed and "
         "differ under two. The script goes over a set of strings in whatever order it has, or uses "
@@ -163,7 +163,7 @@ def hashes(labels: tuple[str, str]) -> str:
 
 
 def doubt(text: str, labels: Sequence[str]) -> str:
-    """Say what runs themselves doubt."""
+    """Return the line about a run's own doubt."""
     return f"  because {text} (so {_listed(labels)})"
 
 
@@ -177,7 +177,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def operator(blamed: CallRecord) -> list[str]:
-    """Say which operator two runs part at: lines."""
+    """Return lines about the first differing operator of two runs."""
     first, *rest = call(
         blamed,
         "{} on the one, {} on the other",
@@ -189,10 +189,10 @@ def operator(blamed: CallRecord) -> list[str]:
 
 
 def alike(pairs: Sequence[tuple[Sighting, Sighting]], where: str) -> list[str]:
-    """Say which rows of one epoch have the same content, if any have: lines.
+    """Return lines about rows of one epoch with the same content; empty without any.
 
     Args:
-        where: on how many workers.
+        where: the number of workers, in words.
     """
     if not pairs:
         return []

@@ -1,1 +1,1 @@
-"""The doctor on several hosts: what torchrun would start, and what lies between the hosts."""
+"""The doctor on several hosts: the ranks started by torchrun, and the network between hosts."""

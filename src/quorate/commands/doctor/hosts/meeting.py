@@ -1,7 +1,7 @@
-"""The meeting of hosts: each looks at itself, two at a time at what lies between them.
+"""The meeting of hosts: each host examines itself, then pairs of hosts examine the network.
 
-One process of each host takes part. They meet in the store by which the ranks would, say there
-what they found, and take turns: a measurement has the network to itself.
+One process of each host takes part. The processes meet in the store that the ranks would use,
+exchange their findings there, and take turns: a measurement has the network to itself.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from quorate.engines.collective.gloo_address import chosen, route
 from quorate.machine.environment import gloo_interface
 from quorate.machine.processor import processors
 
-MEET_S = 120.0  # that hosts may differ in how long they take
-SEEN_S = 5.0  # until a file that one host has written is there on another: NFS caches names
-MOST_PAIRED = 4  # hosts of which each two are measured; of more each and the next, and the first
+MEET_S = 120.0  # allowed difference of the hosts' start times
+SEEN_S = 5.0  # limit until a file of one host is visible on another: NFS caches names
+MOST_PAIRED = 4  # with more hosts, only neighbours and pairs with the first are measured
 
 _dist: Any = torch.distributed
 
 
 def pairs(hosts: int) -> list[tuple[int, int]]:
-    """Return which hosts are measured against each other, in turn."""
+    """Return the pairs of hosts to measure, in turn."""
     if hosts <= MOST_PAIRED:
         return list(combinations(range(hosts), 2))
     ring = [(host, host + 1) for host in range(hosts - 1)]
@@ -47,22 +47,22 @@ def pairs(hosts: int) -> list[tuple[int, int]]:
 
 
 def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) -> Hosts | None:
-    """Look at all hosts together; return what was found, or None but on the first host.
+    """Examine all hosts together; return the findings on the first host, None on all others.
 
     Args:
-        environment: torchrun's, of a process that speaks for its host.
-        run_dir: to look for on all of them.
+        environment: torchrun's variables, of the process that represents its host.
+        run_dir: a directory to look for on all hosts.
 
     Raises:
-        RuntimeError: a host does not come.
+        RuntimeError: a host does not arrive.
     """
-    # 1. Where all can read what each says, and by which address they reach this one.
+    # 1. Open the common store, and choose the address for the other hosts.
     endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     own, count = int(environment["GROUP_RANK"]), int(environment["GROUP_WORLD_SIZE"])
     store = _store(environment)
     address = route(endpoint)
     address = chosen(endpoint, address, _said_by_all(store, "address", own, count, address))
-    # 2. Each host by itself. What the first has put into the run directory the others look for.
+    # 2. Examine each host alone. All hosts look for a file of the first host in the run directory.
     mark = None
     if own == 0:
         mark = None if run_dir is None else _mark(run_dir)
@@ -73,7 +73,7 @@ def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) ->
     reports = [
         Report.from_json(said) for said in _said_by_all(store, "report", own, count, asdict(report))
     ]
-    # 3. Two hosts at a time.
+    # 3. Measure two hosts at a time.
     with closing(Listener(report.address, word)) as listener:
         ports = _said_by_all(store, "port", own, count, listener.port)
         crossings = []
@@ -85,7 +85,7 @@ def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) ->
     if own == 0 and mark is not None:
         with suppress(OSError):
             Path(mark).unlink()
-    _said_by_all(store, "left", own, count, None)  # the store may be a process of the first host
+    _said_by_all(store, "left", own, count, None)  # the store may end with the first host
     if own > 0:
         return None
     return Hosts(
@@ -107,7 +107,7 @@ def _store(environment: Mapping[str, str]) -> Any:
 
 
 def _said_by_all(store: Any, what: str, own: int, count: int, said: Any) -> list[Any]:
-    """Return what each host says; all call it. Blocks."""
+    """Return the message of each host; all hosts call this function. Blocks."""
     store.set(f"{what}-{own}", json.dumps(said))
     return [json.loads(store.get(f"{what}-{host}")) for host in range(count)]
 
@@ -142,7 +142,7 @@ def _interface(facts: Facts, address: str) -> tuple[str | None, str]:
     """Return the interface on which gloo listens, and the address of the interface.
 
     Args:
-        address: on which gloo listens unless the user has named an interface.
+        address: address on which gloo listens unless the user has named an interface.
     """
     named = gloo_interface()
     for each in facts.interfaces:
@@ -172,18 +172,18 @@ def _crossing(one: int, other: int, address: str, port: int, word: str) -> Cross
 
 
 def _mark(run_dir: str) -> str:
-    """Leave a file in a run directory, or where it would be made, and return its path."""
+    """Create a file in a run directory, or in its nearest existing parent, and return the path."""
     folder = Path(run_dir).absolute()
     while not folder.is_dir():
         folder = folder.parent
     mark = folder / f".quorate-doctor-{secrets.token_hex(4)}"
-    with suppress(OSError):  # the verdict on it is that nobody sees it
+    with suppress(OSError):  # the verdict will be that no host sees the file
         mark.write_text("")
     return str(mark)
 
 
 def _unseen(mark: str) -> str | None:
-    """Return why a file is not seen, after a while; None if it is."""
+    """Return why a file is invisible after a while; None if the file is visible."""
     deadline = time.monotonic() + SEEN_S
     while True:
         try:

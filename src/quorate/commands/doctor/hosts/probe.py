@@ -1,6 +1,6 @@
-"""Probes of the way between two hosts: how long a byte takes, and how many go through.
+"""Probes of the network between two hosts: the latency and the throughput.
 
-Plain TCP on any free port, as gloo and NCCL take one: what lets this through lets them through.
+Plain TCP on any free port, like gloo and NCCL: a network that admits the probes admits both.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 PINGS = 20
-SECONDS = 0.5  # that bytes are sent for, in each direction
-LIMIT_S = 5.0  # that a host may be silent
+SECONDS = 0.5  # time of sending, in each direction
+LIMIT_S = 5.0  # longest silence of a host
 _PING, _TAKE, _GIVE = b"p", b"t", b"g"
 _CHUNK = bytes(1 << 18)
 
 
 class Measured(NamedTuple):
-    """What lies between this host and another."""
+    """The measured network between this host and another."""
 
-    ms: float  # there and back
+    ms: float  # round trip
     mbit_per_s: float
     back_mbit_per_s: float
-    ahead_ms: float  # the other's clock
+    ahead_ms: float  # lead of the other host's clock
 
 
 class Listener:
-    """Answers the probes of other hosts, from a thread of its own. ``close`` it.
+    """A server for the probes of other hosts, in a separate thread. Call ``close`` at the end.
 
     Args:
-        address: of this host; no other one is listened at.
-        word: that a probe has to know; 16 characters.
+        address: the address of this host to listen on.
+        word: a secret of the probes; 16 characters.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: listening on the address is not possible.
     """
 
     def __init__(self, address: str, word: str) -> None:
@@ -50,7 +50,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -60,9 +60,9 @@ class Listener:
         while True:
             try:
                 asker, _ = self._server.accept()
-            except OSError:  # it was closed
+            except OSError:  # the listener was closed
                 return
-            # Of whoever goes away in between, the next one hears nothing.
+            # A probe that breaks off does not affect the next probe.
             with asker, suppress(OSError, struct.error):
                 asker.settimeout(LIMIT_S)
                 if _exactly(asker, len(self._word)) == self._word:
@@ -81,10 +81,10 @@ class Listener:
 
 
 def measure(address: str, port: int, word: str) -> Measured:
-    """Return what lies between this host and the one of a listener. Takes about a second.
+    """Return the measured network between this host and a listener's. Takes about a second.
 
     Raises:
-        OSError: it cannot be reached.
+        OSError: the listener cannot be reached.
     """
     with _asking(address, port, word) as asked:
         pings = [_ping(asked) for _ in range(PINGS)]
@@ -94,7 +94,7 @@ def measure(address: str, port: int, word: str) -> Measured:
     with _asking(address, port, word) as asked:
         asked.sendall(_GIVE)
         back = _taken(asked)
-    _, ahead_s = min(pings)  # of the shortest: the one that was disturbed least
+    _, ahead_s = min(pings)  # of the shortest ping: the least disturbed
     return Measured(1000 * statistics.median(s for s, _ in pings), there, back, 1000 * ahead_s)
 
 
@@ -107,7 +107,7 @@ def _asking(address: str, port: int, word: str) -> Iterator[socket.socket]:
 
 
 def _ping(asked: socket.socket) -> tuple[float, float]:
-    """Return how long an answer took, and by how much the other's clock is ahead; seconds."""
+    """Return the time of an answer, and how far the peer's clock is ahead, in seconds."""
     begun, at = time.perf_counter(), time.time()
     asked.sendall(_PING)
     (there,) = struct.unpack("<d", _exactly(asked, 8))
@@ -116,7 +116,7 @@ def _ping(asked: socket.socket) -> tuple[float, float]:
 
 
 def _give(taker: socket.socket) -> None:
-    """Send for a while, then no more."""
+    """Send data for some time, then stop."""
     deadline = time.perf_counter() + SECONDS
     while time.perf_counter() < deadline:
         taker.sendall(_CHUNK)
@@ -124,7 +124,7 @@ def _give(taker: socket.socket) -> None:
 
 
 def _taken(giver: socket.socket) -> float:
-    """Return how many Mbit a second come, to the last."""
+    """Return the received Mbit per second, up to the last byte."""
     room = bytearray(1 << 20)
     size, begun = giver.recv_into(room), time.perf_counter()
     total = 0

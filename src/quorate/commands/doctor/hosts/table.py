@@ -1,4 +1,4 @@
-"""What a doctor shows of several hosts: a row per fact."""
+"""The output of a doctor for several hosts: a row per fact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quorate.commands.doctor.table import Row
 
 
 def rows(hosts: Hosts) -> Iterator[Row]:
-    """Yield the rows, in the order in which they are shown."""
+    """Yield the rows, in the order of display."""
     ranks = sum(report.ranks for report in hosts.reports)
     met = f"{len(hosts.reports)} hosts with {ranks} ranks met at {hosts.store}"
     yield Row("hosts", f"{met} (torchrun's store, on all interfaces)")

@@ -1,4 +1,4 @@
-"""Verdicts on several hosts: what would go wrong between them, and what helps. Pure."""
+"""Verdicts on several hosts: the expected problems between hosts, and remedies. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
 from quorate.commands.doctor.verdict import BEWARE, FAILS, Verdict
 
-SLOW_MBIT_PER_S = 5_000.0  # a million parameters of float32 take 13 ms a step there, on two hosts
-FAR_MS = 2.0  # there and back; a step has several of these
+SLOW_MBIT_PER_S = 5_000.0  # a million float32 parameters then take 13 ms a step, on two hosts
+FAR_MS = 2.0  # round trip; a step has several
 CLOCK_MS = 1_000.0
 
 
 def verdicts(hosts: Hosts) -> list[Verdict]:
-    """Return what is wrong, the worst first; an empty list if nothing is."""
+    """Return the problems, the worst first; an empty list if there are none."""
     listed = [
         *_on_ways(hosts),
         *_on_builds(hosts.reports),
@@ -175,7 +175,7 @@ def _on_rendezvous(hosts: Hosts) -> Iterator[Verdict]:
 
 
 def _of_each(reports: Sequence[Report]) -> Iterator[Verdict]:
-    """Yield what is wrong on hosts by themselves; what is wrong on all, once."""
+    """Yield the problems of single hosts; a problem of all hosts is reported once."""
     found: dict[Verdict, list[str]] = defaultdict(list)
     for report in reports:
         for verdict in report.verdicts:
@@ -194,7 +194,7 @@ def _between(hosts: Hosts, way: Crossing) -> str:
 
 
 def _who(reports: Sequence[Report], what: dict[Report, str]) -> str:
-    """Return who has what, in words: ``torch 2.13.0 on host-a, torch 2.12.0 on host-b``."""
+    """Return values and hosts in words: ``torch 2.13.0 on host-a, torch 2.12.0 on host-b``."""
     names: dict[str, list[str]] = defaultdict(list)
     for report in reports:
         if report in what:

@@ -1,1 +1,1 @@
-"""The doctor on a script: what its model takes of a device, and where it may be cut for two."""
+"""The doctor on a script: the model's memory on a device, and the possible cuts for two."""

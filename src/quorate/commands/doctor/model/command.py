@@ -1,4 +1,4 @@
-"""``quorate doctor SCRIPT``: the script is run for one update, and its model measured meanwhile."""
+"""``quorate doctor SCRIPT``: runs the script for one update, and measures its model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def examine_model(
     *,
     as_json: bool,
 ) -> int:
-    """Print what the model of a script takes, and where it may be cut.
+    """Print the needs of a script's model, and the possible cuts.
 
     Returns:
-        1 if neither one device nor a cut for two has room for it, else 0.
+        1 if the model fits neither one device nor two after a cut, else 0.
 
     Raises:
         UserError: the script ended with exit code 2, or trains nothing.
-        RunError: it failed otherwise.
+        RunError: the script failed otherwise.
     """
     require_program(script, module)
     with (

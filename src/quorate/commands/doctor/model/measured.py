@@ -1,4 +1,4 @@
-"""What was measured of a script's model: plain numbers, as one JSON object in a file."""
+"""The measurements of a script's model: plain numbers, as one JSON object in a file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from quorate.replica.pipeline.measure import Cost
 
 @dataclass(frozen=True)
 class Measured:
-    """A model with one shard, and the optimizer's state after one update."""
+    """The measurements of a model with one shard, and of the optimizer's state after one update."""
 
     device: str
-    memory_bytes: int | None  # that the device has; None: it does not say
-    rows: int  # of the shard
-    calls: int  # of the model, in one call of the loss function
+    memory_bytes: int | None  # of the device; None: unknown
+    rows: int  # rows of the shard
+    calls: int  # calls of the model by one call of the loss function
     parameter_bytes: int
-    trained_bytes: int  # of these, what has a gradient
+    trained_bytes: int  # parameters with a gradient
     optimizer_bytes: int
     names: list[str]  # split points of the finest cut
-    costs: list[Cost]  # of its pieces, one more; none if it cannot be cut
-    why_not: str  # it cannot be cut; empty if it can
+    costs: list[Cost]  # of the pieces, one more; empty if the model cannot be cut
+    why_not: str  # why the model cannot be cut, or empty
 
     @property
     def pieces(self) -> Pieces:
@@ -34,14 +34,14 @@ class Measured:
 
     @property
     def state_factor(self) -> float:
-        """Bytes of optimizer state for a byte of trained parameters."""
+        """Bytes of optimizer state per byte of trained parameters."""
         return self.optimizer_bytes / max(1, self.trained_bytes)
 
     def write(self, path: Path) -> None:
-        """Write it to a file, as a whole or not at all."""
+        """Write the measurements to a file, completely or not at all."""
         write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Measured:
-        """Return what ``write`` wrote."""
+        """Return the measurements from the JSON of ``write``."""
         return cls(**{**record, "costs": [Cost(**cost) for cost in record["costs"]]})

@@ -1,7 +1,8 @@
-"""Measuring a model: around a transport, in the first shard that a loop computes.
+"""The measurement of a model: around a transport, in the first shard of a loop.
 
-``quorate run --measure-model FILE`` sets it. It measures where the model is called, in the mode and
-precision of the training, and ends the program after one update, when the optimizer has its state.
+``quorate run --measure-model FILE`` enables the measurement. The model is measured at the place of
+its call, in the mode and precision of the training. The program ends after one update, when the
+optimizer has its state.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def measuring(file: Path) -> Observe:
     """Return an observer that measures the model of a training loop, whose workers are towers.
 
     Args:
-        file: where the result is written.
+        file: file for the result.
     """
 
     def observe(transport: Transport, state: State, _facts: Mapping[str, Any]) -> Transport:
@@ -54,7 +55,7 @@ class Measuring(WrappedTransport):
         self._state, self._file = state, file
 
     def open(self, job: Job) -> Channel:
-        """Open a job, one that measures if it is a training."""
+        """Open a job, with a measurement if the job is a training."""
         if not isinstance(job, Training):
             return super().open(job)
         how: Any = {"on_snapshots": job.on_snapshots, **job.options()}
@@ -63,7 +64,7 @@ class Measuring(WrappedTransport):
 
 
 class MeasuredTraining(Training):
-    """As ``Training``; the model is measured where the first shard calls it."""
+    """A ``Training`` that measures the model at its first call in the first shard."""
 
     is_compared = False
     in_one_piece = True
@@ -120,7 +121,7 @@ class MeasuredChannel(WrappedChannel):
         return super().receive(timeout_s)
 
     def close(self) -> None:
-        """Close it; the only update may have been the last one."""
+        """Close the channel; the only update may have been the last update."""
         super().close()
         self._end()
 

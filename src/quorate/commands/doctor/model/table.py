@@ -1,8 +1,8 @@
-"""What a doctor says of a model: what its parts take, whether it fits a device, which cut fits two.
+"""The report of a doctor on a model: the costs of its parts, the fit on a device, cuts for two.
 
-Pure. Bytes of a stage are its parameters, gradients and optimizer state, and of each shard that is
-under way what its parts keep for backward and hand on. What an operator needs while it runs comes
-on top.
+Pure. The bytes of a stage are its parameters, gradients and optimizer state, and for each shard in
+flight the activations kept for backward and handed on. The working memory of operators comes on
+top.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def shown(measured: Measured, title: str) -> str:
     """Return the whole text.
 
     Args:
-        measured: of the model.
+        measured: the measurements of the model.
         title: the script and its arguments.
     """
     calls = "" if measured.calls == 1 else f", called {measured.calls} times"
@@ -40,7 +40,7 @@ def shown(measured: Measured, title: str) -> str:
 
 
 def fits(measured: Measured) -> bool:
-    """Whether one device has room for it, or a cut for two."""
+    """Return whether one device, or two after a cut, have room for the model."""
     has = measured.memory_bytes
     if has is None:
         return True
@@ -54,7 +54,7 @@ def fits(measured: Measured) -> bool:
 
 
 def said(measured: Measured) -> Iterator[str]:
-    """Yield what follows from it, in lines."""
+    """Yield the conclusions, in lines."""
     trained = measured.trained_bytes
     fixed = measured.parameter_bytes + trained + measured.optimizer_bytes
     has = measured.memory_bytes
