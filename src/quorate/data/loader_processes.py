@@ -17,7 +17,7 @@ from contextlib import suppress
 from itertools import cycle
 from typing import Protocol
 
-from quorate.data.parcel import pack, unpack
+from quorate.data.parcel import UnsentError, pack, unpack
 from quorate.data.source import Batch, Source, Ticket
 from quorate.machine.forked_child import ForkedChild, end_children
 from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S
@@ -167,8 +167,10 @@ class _Loader:
         if self._is_lost:  # no request was sent, so there is no answer to wait for
             return None
         try:
-            loaded: Batch | None
-            loaded, problem = unpack(self._socket)
+            loaded: Batch | None = unpack(self._socket)
+        except UnsentError as error:
+            _say(f"a loader process cannot send rows of this dataset ({error})")
+            return None
         except (OSError, EOFError):
             self._lost()
             return None
@@ -176,8 +178,6 @@ class _Loader:
             # The socket may still contain the rest of this batch: no later batch can be read.
             self._lost(f"{type(error).__name__}: {error}".splitlines()[0])
             return None
-        if problem is not None:
-            _say(f"a loader process cannot send rows of this dataset ({problem})")
         return loaded
 
     def end(self) -> None:

@@ -40,7 +40,7 @@ def pack(end: socket.socket, batch: Any) -> None:
     try:
         buffers = _pickled((batch, None))
     except Exception as error:  # user code: objects in the batch may not support pickling
-        buffers = _pickled((None, _in_words(error)))
+        buffers = _pickled((None, in_words(error)))
     sizes = b"".join(_NUMBER.pack(buffer.nbytes) for buffer in buffers)
     memory = _filled(buffers) if sum(b.nbytes for b in buffers) > _SMALL_BYTES else None
     if memory is None:
@@ -55,10 +55,15 @@ def pack(end: socket.socket, batch: Any) -> None:
         end.sendall(buffer)
 
 
-def unpack(end: socket.socket) -> tuple[Any, str | None]:
-    """Return the next batch, or None and the reason why the batch could not be sent. Blocks.
+class UnsentError(Exception):
+    """A batch could not be sent; the text says why."""
+
+
+def unpack(end: socket.socket) -> Any:
+    """Return the next batch. Blocks.
 
     Raises:
+        UnsentError: the batch could not be sent.
         EOFError, OSError: the other end is closed.
         UserError: this process has no free descriptor for the received memory.
         RuntimeError: the received memory cannot be mapped.
@@ -76,13 +81,16 @@ def unpack(end: socket.socket) -> tuple[Any, str | None]:
         if memory is not None:
             os.close(memory)
     try:
-        unpacked: tuple[Any, str | None] = pickle.loads(data, buffers=buffers)
+        batch, problem = pickle.loads(data, buffers=buffers)
     except Exception as error:  # user code: classes in the batch rebuild their objects
-        return None, _in_words(error)
-    return unpacked
+        raise UnsentError(in_words(error)) from error
+    if problem is not None:
+        raise UnsentError(problem)
+    return batch
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
+    """Return the type of an error, and the first line of the text."""
     text = str(error).partition("\n")[0][:200]
     return f"{type(error).__name__}: {text}"
 

@@ -10,7 +10,7 @@ Legend: P elements of a vector, gaps included.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -186,6 +186,22 @@ class Flat:
 
         self._all = [*self.views.values()]
         self._are_small = bool(self._all) and all(view.numel() < LARGE for view in self._all)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return a pickle of the values, for memory of the process that reads the pickle."""
+        return Flat, (self.layout, self.vectors)
+
+    def part(self, names: Iterable[str]) -> Flat:
+        """Return some of the tensors, in the same memory, as vectors without the other tensors."""
+        layout, vectors = Layout(()), list[torch.Tensor]()
+        for stretch, members in self.runs(names):
+            start = self.layout.sections[members[0]].start
+            for name in members:
+                own = self.layout.sections[name]
+                layout.sections[name] = replace(own, vector=len(vectors), start=own.start - start)
+            vectors.append(stretch)
+        layout.dtypes, layout.sizes = [v.dtype for v in vectors], [*map(len, vectors)]
+        return Flat(layout, vectors)
 
     def new(self) -> Flat:
         """Return zeroed vectors like these: on the same device, and shared if these are."""

@@ -69,6 +69,7 @@ class GradientPool:
         for number in numbers:
             heapq.heappush(self._free, number)
 
-    def number_of(self, flat: Flat) -> int | None:
-        """Return the number of a vector; None: the vector is not of the pool."""
-        return self._numbers.get(id(flat))
+    def recycle(self, flat: Flat) -> None:
+        """Take back a vector without readers, if the vector is of the pool."""
+        if (number := self._numbers.get(id(flat))) is not None:
+            heapq.heappush(self._free, number)

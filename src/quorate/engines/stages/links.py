@@ -13,13 +13,13 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from quorate.data.parcel import pack, unpack
+from quorate.data.parcel import UnsentError, in_words, pack, unpack
 from quorate.engines.stages.device_copier import DeviceCopier, received
 from quorate.errors import SettingError
 
@@ -134,40 +134,35 @@ class SocketLinks(StageLinks):
     def _read(self, number: int, end: socket.socket) -> None:
         try:
             while True:
-                sent, problem = unpack(end)
-                if problem is not None:
-                    self.put("problem", problem)
-                    return
-                self.put(*sent)
+                self.put(*unpack(end))
         except (OSError, EOFError):
             pass  # the far end is closed
+        except UnsentError as error:
+            self.put("problem", str(error))
         except Exception as error:  # the edge of a thread
-            text = str(error).partition("\n")[0][:200]
-            self.put("problem", f"{type(error).__name__}: {text}")
+            self.put("problem", in_words(error))
         finally:
             self.lose(number)
 
 
 class QueueLinks(StageLinks):
-    """The links of a thread to further threads of the process, by their numbers.
+    """The links of a thread to the threads of the process.
 
     Args:
-        device: of the thread.
+        devices: of all threads, by number.
+        ends: the links of all threads, by number.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, devices: Mapping[int, torch.device], ends: Mapping[int, QueueLinks]) -> None:
         super().__init__()
-        self._device = device
-        self._ends: Mapping[int, QueueLinks] = {}
-        self._copiers: dict[int, DeviceCopier] = {}
+        self._ends = ends
+        self._copiers = {number: DeviceCopier(device) for number, device in devices.items()}
 
     @classmethod
     def between(cls, devices: Mapping[int, torch.device]) -> dict[int, QueueLinks]:
         """Return the links of each thread, for threads on some devices, by number."""
-        links = {number: cls(device) for number, device in devices.items()}
-        for number, own in links.items():
-            own._ends = {n: end for n, end in links.items() if n != number}
-            own._copiers = {n: DeviceCopier(end._device) for n, end in own._ends.items()}
+        links: dict[int, QueueLinks] = {}
+        links |= {number: cls(devices, links) for number in devices}
         return links
 
     def send(self, to: int, key: Hashable, value: Any) -> None:
@@ -181,6 +176,29 @@ class QueueLinks(StageLinks):
 
     def close(self) -> None:
         """Close the links: ``take`` raises, here and at the far ends."""
-        for number, end in self._ends.items():
+        for end in self._ends.values():
             end.lose(PARENT)
-            self.lose(number)
+
+
+def serve_parent(
+    links: StageLinks,
+    key: Hashable,
+    carry_out: Callable[[Any], None],
+    describe: Callable[[BaseException], Any],
+) -> None:
+    """Carry out the orders of the parent, until the parent closes the links.
+
+    Args:
+        key: of orders.
+        carry_out: called with each order.
+        describe: returns the value to send under "failed" for an exception of ``carry_out``.
+    """
+    try:
+        while True:
+            carry_out(links.take(key)[1])
+    except GoneError:
+        return  # the parent decides
+    except BaseException as error:  # the edge of the process, or of the thread
+        links.send(PARENT, "failed", describe(error))
+        with suppress(GoneError):
+            links.take("end")

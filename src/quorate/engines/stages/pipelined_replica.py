@@ -23,7 +23,7 @@ from quorate.engines.stages.gradient_pool import GradientPool, LentVectors
 from quorate.engines.stages.links import GoneError
 from quorate.engines.stages.shard_input import ShardInput
 from quorate.engines.stages.stage_devices import StageDevices, StageProcesses
-from quorate.engines.stages.staged_replica import StagedReplica, packed_values
+from quorate.engines.stages.staged_replica import StagedReplica
 from quorate.engines.tracing import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
@@ -86,12 +86,10 @@ class PipelinedReplica(StagedReplica):
     def recycle(self, shard_sum: ShardSum) -> None:
         """Take back the memory of a sum without readers."""
         gradient, shard_sum.gradient = shard_sum.gradient, None
-        if gradient is None or self._pool is None:
-            return
         # Further vectors are not kept: the few of shards in one piece, and those of a pool that was
         # too small.
-        if (number := self._pool.number_of(gradient)) is not None:
-            self._pool.give_back((number,))
+        if gradient is not None and self._pool is not None:
+            self._pool.recycle(gradient)
 
     def gradients(self, given: Sequence[ShardInput], stream: Stream, of: int) -> list[ShardSum]:
         """Compute forward and backward over a run of shards: see ``Replica.gradient``. Blocks.
@@ -207,7 +205,7 @@ class PipelinedReplica(StagedReplica):
         pool, lent = self._lent(run, of)
         numbers = {*lent.numbers}
         try:
-            shards = self._computed(given, lent)
+            shards = self._computed(given, pool, lent)
             for shard, number in lent.sums:
                 each, summed = given[shard], pool.vectors[number]
                 shards[shard].gradient = self._handed_over(each, summed)
@@ -217,11 +215,12 @@ class PipelinedReplica(StagedReplica):
         finally:
             pool.give_back(numbers)
 
-    def _computed(self, given: Sequence[ShardInput], lent: LentVectors) -> list[ShardSum]:
+    def _computed(
+        self, given: Sequence[ShardInput], pool: GradientPool, lent: LentVectors
+    ) -> list[ShardSum]:
         """Compute the shards of a run; gradients are in the vectors of the pool."""
-        if self._stage_devices is None:
-            self._stage_devices = self._start()
-        stages, links = range(len(self._graphs_of_stages)), self._stage_devices.links
+        devices = self._stage_devices = self._stage_devices or self._start(pool)
+        stages, links = range(len(self._graphs_of_stages)), devices.links
         # 1. What the parent alone knows: values of buffers and of ``Shared``, and the rows.
         buffers, values = {}, None
         if self._buffers.are_any:
@@ -229,7 +228,7 @@ class PipelinedReplica(StagedReplica):
             buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
         newest = self.called.shared.values
         if newest is not None and newest is not self._values_of_stages:
-            values, self._values_of_stages = packed_values(newest), newest
+            values = self._values_of_stages = newest
         rows = SCHEDULES[self._split.schedule](len(stages), len(given), devices=self._devices)
         for device, row in enumerate(rows):
             links.send(device, "run", (row, lent.puts, buffers, values))
@@ -240,7 +239,7 @@ class PipelinedReplica(StagedReplica):
         sums = []
         for shard, each in enumerate(given):
             each.on_phase("backward")
-            answers = [self._answer(stage, shard, each.waits_for) for stage in stages]
+            answers = [self._answer(devices, stage, shard, each.waits_for) for stage in stages]
             each.on_phase("pushing")
             sums.append(self._sum(answers))
         return sums
@@ -254,10 +253,10 @@ class PipelinedReplica(StagedReplica):
         given.into.copy_(summed)
         return given.into
 
-    def _answer(self, stage: int, shard: int, waits_for: Callable[[int], None]) -> dict[str, Any]:
+    def _answer(
+        self, devices: StageDevices, stage: int, shard: int, waits_for: Callable[[int], None]
+    ) -> dict[str, Any]:
         """Return a stage's answer to a shard. Blocks."""
-        devices = self._stage_devices
-        assert devices is not None
         while True:
             try:
                 key, answer = devices.links.take(
@@ -322,13 +321,12 @@ class PipelinedReplica(StagedReplica):
             assert lent is not None
         return self._pool, lent
 
-    def _start(self) -> StageDevices:
+    def _start(self, pool: GradientPool) -> StageDevices:
         """Start the processes."""
-        pool, graphs = self._pool, self._graphs_of_stages
-        assert pool is not None
+        graphs = self._graphs_of_stages
         self._values_of_stages = self.called.shared.values  # forks have the parent's
-        own = graphs, self._routes(graphs), self._devices, pool.vectors
-        return StageProcesses(self._devices, partial(self.serve, *own))
+        serve = partial(self.serve, graphs, self._routes(graphs), pool.vectors)
+        return StageProcesses(self._devices, serve)
 
     def _routes(self, graphs: Sequence[StageGraph]) -> tuple[Route, ...]:
         plan = routes(graphs)

@@ -20,7 +20,7 @@ import torch
 
 from quorate.engines.processes.endings import Ending
 from quorate.engines.stages.links import PARENT, QueueLinks, SocketLinks, StageLinks
-from quorate.engines.stages.stage_runner import StageActivity
+from quorate.engines.stages.stage_runner import StageActivity, StageDevice
 from quorate.machine import this_host
 from quorate.machine.descriptors import require_for_stages
 from quorate.machine.forked_child import ForkedChild, end_children
@@ -29,8 +29,7 @@ from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.resources import oom_kills
 from quorate.replica.compute_thread import CPU, become_compute_thread, interrupt
 
-# The main function of a device, called with the device's number and links.
-Serve = Callable[[int, StageLinks, StageActivity], None]
+Serve = Callable[[StageDevice], None]  # the main function of a device
 
 
 class StageDevices(ABC):
@@ -87,7 +86,7 @@ class StageProcesses(StageDevices):
         def run(number: int) -> None:
             be_killed_first()
             become_compute_thread(threads, CPU)
-            serve(number, SocketLinks(ends[number]), self._activity)
+            serve(StageDevice(number, devices, SocketLinks(ends[number]), self._activity))
 
         try:
             for one, other in combinations(ends, 2):
@@ -97,15 +96,13 @@ class StageProcesses(StageDevices):
                 child = ForkedChild(f"{name}-{number}", run, number, closes=others, threads=threads)
                 self._children.append(child)
             self.links = SocketLinks(ends[PARENT])
+            del ends[PARENT]
         except BaseException:
             end_children(self._children)
-            for end in ends[PARENT].values():
-                end.close()
             raise
         finally:
-            for own in (ends[number] for number in range(devices)):
-                for end in own.values():
-                    end.close()
+            for end in (end for own in ends.values() for end in own.values()):
+                end.close()
 
     def late(self) -> int | None:
         """Return the stage of a stopped process, or the first computing stage."""
@@ -160,7 +157,7 @@ class StageThreads(StageDevices):
         def run(number: int) -> None:
             become_compute_thread(intra_op_threads, devices[number])
             with suppress(EndedError):
-                serve(number, links[number], self._activity)
+                serve(StageDevice(number, len(devices), links[number], self._activity))
             self.links.lose(number)
 
         self._threads: list[threading.Thread] = []

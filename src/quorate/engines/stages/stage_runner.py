@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from mmap import mmap
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from quorate.coordination.pipeline_schedules import Row, Work
 from quorate.coordination.tree import PlacedShard
 from quorate.engines.stages.links import PARENT, StageLinks
 from quorate.engines.stages.shard_input import MicroBatch
-from quorate.replica.flat import Flat, are_alike
+from quorate.replica.flat import Flat
 from quorate.replica.pipeline.stage import Back, Stage
 
 _Shard = tuple[int, int]  # a stage, and a shard of a run
@@ -37,34 +35,24 @@ class StageRunner:
     """The stages of a device, with the links to the parent and all devices.
 
     Args:
-        number: of the device.
-        devices: number of devices.
+        device: the device, with links to the parent and to all devices.
         stages: of the device, by number.
-        links: to the parent and all devices.
         gradients: shared memory for sums of shards, by place.
-        activity: the record of all devices.
         turn: entered while the device computes, and left while the device waits.
     """
 
     def __init__(
         self,
-        number: int,
-        devices: int,
+        device: StageDevice,
         stages: Mapping[int, Stage],
-        links: StageLinks,
         gradients: Sequence[Flat],
-        activity: StageActivity,
         turn: AbstractContextManager[Any],
     ) -> None:
-        self._number, self._devices = number, devices
-        self._stages = stages
-        self._links = links
-        self._gradients = gradients
-        self._activity = activity
-        self._turn = turn
+        self._device, self._links = device, device.links
+        self._stages, self._gradients, self._turn = stages, gradients, turn
         self._batches: list[MicroBatch] = []
         self._puts: Sequence[PlacedShard] = ()
-        self._stretches: dict[tuple[int, int], list[torch.Tensor]] = {}  # by stage and place
+        self._parts: dict[tuple[int, int], Flat] = {}  # of a stage, by stage and place
         self._answers: dict[_Shard, dict[str, Any]] = {}  # of shards on their way
         self._begun: dict[_Shard, Back] = {}  # first parts of backward passes in two parts
         self.at: _Shard = (0, 0)
@@ -80,7 +68,7 @@ class StageRunner:
         self._batches, self._puts = [], puts
         for work, stage, shard in row:
             self.at = (stage, shard)
-            self._activity.computes(self._number, stage)
+            self._device.note(stage, computes=True)
             self._began = time.monotonic()
             if work is Work.FORWARD:
                 self._take_batches(shard + 1)
@@ -89,7 +77,7 @@ class StageRunner:
                 self._complete(self._stages[stage])
             else:
                 self._backward(self._stages[stage], work)
-        self._activity.waits(self._number, self.at[0])
+        self._device.note(self.at[0], computes=False)
         self._take_batches(len(puts))
 
     def _take_batches(self, count: int) -> None:
@@ -129,8 +117,9 @@ class StageRunner:
     def _finish(self, stage: Stage, back: Back, work: Work) -> None:
         """Add a shard's gradient to the sums, and send the parent the answer."""
         put = self._puts[self.at[1]]
-        self._write(stage, put.place, back)
-        self._add(stage, put)
+        self._part(stage, put.place).fill(back.gradients, back.weight)
+        for left, right in put.additions:
+            self._part(stage, left).add_(self._part(stage, right))
         self._note_span(work)
         answer = {**self._answers.pop(self.at), "has": sorted(back.gradients)}
         self._links.send(PARENT, ("done", *self.at), answer)
@@ -139,52 +128,22 @@ class StageRunner:
         """Note begin and end of the present work, by the monotonic clock."""
         self._answers[self.at]["spans"][work.value] = (self._began, time.monotonic())
 
-    @torch.no_grad()
-    def _write(self, stage: Stage, place: int, back: Back) -> None:
-        """Write the stage's part of a shard's weighted gradient, as ``Flat.fill`` does."""
-        views = self._gradients[place].views
-        for name in stage.route.owned:
-            if (view := views.get(name)) is None:
-                continue  # the parameter is not trained
-            gradient = back.gradients.get(name)
-            if gradient is None:
-                view.zero_()
-                continue
-            if gradient.is_sparse:
-                gradient = gradient.to_dense()
-            if back.weight == 1.0:
-                view.copy_(gradient)
-            elif are_alike(gradient, view):  # in one pass over memory, to the same bits
-                torch.mul(gradient, back.weight, out=view)
-            else:
-                view.copy_(gradient).mul_(back.weight)
-
-    @torch.no_grad()
-    def _add(self, stage: Stage, put: PlacedShard) -> None:
-        """Make the additions that a shard completes, of the stage's parameters alone."""
-        for left, right in put.additions:
-            pairs = zip(self._owned(stage, left), self._owned(stage, right), strict=True)
-            for sums, addends in pairs:
-                sums.add_(addends)
-
-    def _owned(self, stage: Stage, place: int) -> list[torch.Tensor]:
-        """Return the slices of a vector with the stage's parameters."""
+    def _part(self, stage: Stage, place: int) -> Flat:
+        """Return the parameters of a stage in a vector of sums."""
         key = (stage.graph.index, place)
-        if key not in self._stretches:
-            flat = self._gradients[place]
-            names = [name for name in stage.route.owned if name in flat.views]
-            self._stretches[key] = [stretch for stretch, _ in flat.runs(names)]
-        return self._stretches[key]
+        if key not in self._parts:
+            self._parts[key] = self._gradients[place].part(stage.route.owned)
+        return self._parts[key]
 
     def _receive(self, direction: str, senders: Sequence[int]) -> list[Any]:
         """Return the values of some stages for the present work. Blocks, and counts as waiting."""
         stage, shard = self.at
-        self._activity.waits(self._number, stage)
+        self._device.note(stage, computes=False)
         # A stage without senders does not wait, and keeps the turn.
         with self._outside_turn() if senders else nullcontext():
             keys = [(direction, sender, stage, shard) for sender in senders]
             values = [self._links.take(key)[1] for key in keys]
-        self._activity.computes(self._number, stage)
+        self._device.note(stage, computes=True)
         self._began = time.monotonic()
         return values
 
@@ -201,8 +160,8 @@ class StageRunner:
         """Send stages the values of the present work."""
         stage, shard = self.at
         for to, value in values.items():
-            key, device = (direction, stage, to, shard), device_of(to, self._devices)
-            if device == self._number:
+            key, device = (direction, stage, to, shard), device_of(to, self._device.devices)
+            if device == self._device.number:
                 self._links.put(key, value)
             else:
                 self._links.send(device, key, value)
@@ -225,17 +184,26 @@ class StageActivity:
         # words of a memoryview are written and read as a whole; struct works byte by byte.
         self._words = memoryview(mmap(-1, _WORD_BYTES * max(1, devices))).cast("q")
         for device in range(devices):
-            self.waits(device, device)
+            self.note(device, device, computes=False)
 
-    def computes(self, device: int, stage: int) -> None:
-        """Note that a device begins to compute."""
-        self._words[device] = 2 * stage + 1
-
-    def waits(self, device: int, stage: int) -> None:
-        """Note that a device begins to wait for the input of a stage."""
-        self._words[device] = 2 * stage
+    def note(self, device: int, stage: int, *, computes: bool) -> None:
+        """Note that a device begins to compute, or to wait for the input of a stage."""
+        self._words[device] = 2 * stage + computes
 
     def read(self, device: int) -> tuple[int, bool]:
         """Return the stage of a device, and whether the device computes."""
         word = self._words[device]
         return word // 2, bool(word % 2)
+
+
+class StageDevice(NamedTuple):
+    """One of the devices of a replica, as its process or thread sees the device."""
+
+    number: int
+    devices: int  # number of devices
+    links: StageLinks  # to the parent and all devices
+    activity: StageActivity  # of all devices
+
+    def note(self, stage: int, *, computes: bool) -> None:
+        """Note that the device begins to compute, or to wait for the input of a stage."""
+        self.activity.note(self.number, stage, computes=computes)

@@ -7,17 +7,16 @@ copy; in a thread the device has a replica of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from quorate.engines import remote_error
 from quorate.engines.remote_error import exited
-from quorate.engines.stages.links import PARENT, GoneError, StageLinks
+from quorate.engines.stages.links import serve_parent
 from quorate.engines.stages.shard_input import MicroBatch
-from quorate.engines.stages.stage_runner import StageActivity, StageRunner, device_of
-from quorate.replica.beside.values import Values
+from quorate.engines.stages.stage_runner import StageDevice, StageRunner, device_of
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
@@ -35,22 +34,16 @@ class StagedReplica(Replica):
         self,
         graphs: Sequence[StageGraph],
         plan: Sequence[Route],
-        devices: int,
         gradients: Sequence[Flat],
-        number: int,
-        links: StageLinks,
-        activity: StageActivity,
+        device: StageDevice,
     ) -> None:
         """Be a device, until the parent closes the links.
 
         Args:
             graphs: all stages.
             plan: the route of each stage.
-            devices: number of devices.
             gradients: shared memory for sums of shards, by place.
-            number: of this device.
-            links: to the parent and all devices.
-            activity: the record of all devices.
+            device: to be.
         """
         with self._on_stage() as stream, self._computing.products():
             computing = Computing(
@@ -59,27 +52,25 @@ class StagedReplica(Replica):
             stages = {
                 graph.index: Stage(graph, route, computing)
                 for graph, route in zip(graphs, plan, strict=True)
-                if device_of(graph.index, devices) == number
+                if device_of(graph.index, device.devices) == device.number
             }
-            turn = self._turn_on_device()
-            runner = StageRunner(number, devices, stages, links, gradients, activity, turn)
-            try:
-                while True:
-                    row, puts, buffers, values = links.take("run")[1]
-                    if values is not None:
-                        self.called.shared.take(unpacked_values(*values))
-                    self._restore(buffers)
-                    with self.called.shared.reading():
-                        runner.run(row, puts)
-            except GoneError:
-                return  # the parent decides
-            except BaseException as error:  # the edge of the process, or of the thread
+            runner = StageRunner(device, stages, gradients, self._turn_on_device())
+
+            def compute(run: Any) -> None:
+                row, puts, buffers, values = run
+                if values is not None:
+                    self.called.shared.take(values)
+                self._restore(buffers)
+                with self.called.shared.reading():
+                    runner.run(row, puts)
+
+            def describe(error: BaseException) -> Any:
                 stage, shard = runner.at
                 if isinstance(error, SystemExit):  # raised by user code: jobs' signals are ignored
                     error = exited(error, f"stage {stage}, shard {shard} of a run")
-                links.send(PARENT, "failed", (stage, remote_error.to_json(error)))
-                with suppress(GoneError):
-                    links.take("end")
+                return stage, remote_error.to_json(error)
+
+            serve_parent(device.links, "run", compute, describe)
 
     @contextmanager
     def _on_stage(self) -> Iterator[Stream | DeviceStream]:
@@ -102,17 +93,3 @@ class StagedReplica(Replica):
         self.called.at = batch.at
         with self.alone.modes_put_back():
             return self._read(self.plain_loss, batch.data, rows, training=True)
-
-
-def packed_values(values: Values) -> tuple[dict[str, Any], Mapping[str, torch.Tensor]]:
-    """Return values of ``Shared`` for a link: the arguments of ``unpacked_values``."""
-    return values.to_json(stored=True), values.tensors.views
-
-
-@torch.no_grad()
-def unpacked_values(described: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Values:
-    """Return the values of a message, in memory of this process."""
-    values = Values().from_json(described)
-    for name, view in values.tensors.views.items():
-        view.copy_(tensors[name])
-    return values

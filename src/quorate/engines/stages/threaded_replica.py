@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from quorate.engines.stages.gradient_pool import GradientPool
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
 from quorate.engines.stages.shard_input import MicroBatch, ShardInput
 from quorate.engines.stages.stage_devices import StageDevices, StageThreads
+from quorate.engines.stages.stage_runner import StageDevice
 from quorate.engines.stages.staged_replica import StagedReplica
 from quorate.errors import SettingError
 from quorate.machine.devices import Group, has_streams
@@ -179,16 +181,14 @@ class ThreadedReplica(PipelinedReplica):
 
     # --- threads ----------------------------------------------------------------------------------
 
-    def _start(self) -> StageDevices:
+    def _start(self, pool: GradientPool) -> StageDevices:
         """Start the threads."""
-        pool, graphs = self._pool, self._graphs_of_stages
-        assert pool is not None
         self._values_of_stages = None
-        own = self._routes(graphs), self._devices, pool.vectors
+        plan = self._routes(self._graphs_of_stages)
 
-        def serve(number: int, *links: Any) -> None:
-            part = self._parts[number]
-            part.serve(part.graphs, *own, number, *links)
+        def serve(device: StageDevice) -> None:
+            part = self._parts[device.number]
+            part.serve(part.graphs, plan, pool.vectors, device)
 
         return StageThreads(self._on, serve)
 

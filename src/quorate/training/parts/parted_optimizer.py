@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quorate.engines import remote_error
-from quorate.engines.stages.links import PARENT, GoneError, StageLinks
+from quorate.engines.stages.links import PARENT, GoneError, StageLinks, serve_parent
 from quorate.engines.stages.stage_devices import StageProcesses
 from quorate.errors import ServerError
 from quorate.machine.shared_memory import Segment
@@ -108,7 +108,7 @@ class PartedOptimizer(FlatOptimizer):
             with intra_op_threads(1):  # OpenMP's threads do not survive a fork
                 self._processes = StageProcesses(
                     self._parts,
-                    lambda n, links, _: self._serve(n, links),
+                    lambda device: self._serve(device.number, device.links),
                     name="part",
                 )
         return self._processes
@@ -158,19 +158,17 @@ class PartedOptimizer(FlatOptimizer):
         """Run the process of a part until the parent ends."""
         others = [name for name, of in self._part_of.items() if of != part]
         gradients: dict[tuple[int, int], Flat] = {}
-        try:
-            while True:
-                _, (where, groups, missing, said) = links.take("step")
-                if where not in gradients:
-                    layout = self.flat_parameters.layout.gradients
-                    gradients[where] = layout.over(self._segments[where[0]], where[1])
-                with torch.no_grad():
-                    answer = self._stepped(part, gradients[where], groups, missing, others, said)
-                links.send(PARENT, ("done", part), answer)
-        except GoneError:
-            return  # the parent is gone, or another part: then the parent ends this one
-        except BaseException as error:  # the edge of the process
-            links.send(PARENT, "failed", remote_error.to_json(error))
+
+        def step(order: Any) -> None:
+            where, groups, missing, said = order
+            if where not in gradients:
+                layout = self.flat_parameters.layout.gradients
+                gradients[where] = layout.over(self._segments[where[0]], where[1])
+            with torch.no_grad():
+                answer = self._stepped(part, gradients[where], groups, missing, others, said)
+            links.send(PARENT, ("done", part), answer)
+
+        serve_parent(links, "step", step, remote_error.to_json)
 
     def _stepped(
         self,
