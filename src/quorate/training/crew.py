@@ -6,6 +6,7 @@ replicas.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -129,8 +130,8 @@ class Crew:
     @property
     def shares_parameters(self) -> bool:
         """True if other processes read the parameters from the coordinator's memory."""
-        is_rank = self.rank_group is not None and self.rank_group.shares_memory
-        is_rank = is_rank and self.master_device.type == "cpu"
+        is_rank = self.rank_group is not None and self.master_device.type == "cpu"
+        is_rank = is_rank and sys.platform == "linux"  # ranks read each other's memory
         return self.has_processes or is_rank or self.replicas.are_in_stages
 
     @property

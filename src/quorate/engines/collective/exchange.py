@@ -15,15 +15,12 @@ from functools import cache
 
 import torch
 
-from quorate.coordination.ownership import slowest_factor
 from quorate.coordination.tree import Node, TreeSum
 from quorate.engines.collective.gradient_buckets import GradientBuckets
-from quorate.engines.collective.host_memory import HostMemory
+from quorate.engines.collective.host_memory import GRADIENTS, PARAMETERS, HostMemory
 from quorate.engines.collective.rank_control import RankControl, in_turn
 from quorate.engines.collective.rank_slices import Bucket, RankSlices
 from quorate.replica.flat import Flat, Layout
-
-GRADIENTS, PARAMETERS = 0, 1  # vectors that ranks of a host read from each other
 
 _Part = tuple[Node, torch.Tensor]
 
@@ -58,19 +55,17 @@ class GradientExchange:
         layout, device = self.slices.whole, self.ranks.device
         memory = layout.new(device) if parameters.segment is None else layout.shared()
         self.gradient_buckets = GradientBuckets(memory, self.slices.buckets)
-        one = [PARAMETERS] if by_owners else []
-        self._memory = HostMemory(self.ranks, [memory, parameters], one)
+        self._memory = HostMemory(self.ranks, [memory, parameters], by_owners=by_owners)
         self._parameters = parameters
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._total = self.slices.layout.new(device)
         self._pieces = self.slices.pieces(self._total)  # by bucket
-        self.dealt = cache(self._memory.hosts.deal)  # from V to the subtree of each rank
+        self.dealt = cache(self.ranks.hosts.deal)  # from V to the subtree of each rank
 
     @property
     def has_one_copy(self) -> bool:
         """True if all ranks share the same memory for the parameters."""
-        is_one = PARAMETERS in self._memory.are_one
-        return is_one and len(self._memory.ranks) == self.ranks.size
+        return self._memory.has_one_copy and len(self._memory.ranks) == self.ranks.size
 
     def seen_order(self) -> list[int] | None:
         """Return the order in which this rank's buckets became complete, after the first step.
@@ -85,10 +80,6 @@ class GradientExchange:
             return None
         self._has_seen = True
         return [*came] if came != self.order else None
-
-    def slowest_factor(self, shards: int) -> float:
-        """Return the share of the busiest rank in V shards, relative to an equal share."""
-        return slowest_factor(self.dealt(shards), shards)
 
     # --- sums -------------------------------------------------------------------------------------
 
@@ -135,7 +126,7 @@ class GradientExchange:
         Returns:
             A function to add the sums of all hosts. The function blocks.
         """
-        bucket, hosts = self.slices.buckets[number], self._memory.hosts
+        bucket, hosts = self.slices.buckets[number], self.ranks.hosts
         own, me = self._memory.host, self.ranks.rank
         bucket_sum = _BucketSum(self._pieces[number], shards, self._pool)
         sends: list[tuple[int, torch.Tensor]] = []
@@ -156,34 +147,26 @@ class GradientExchange:
         self, bucket: Bucket, dealt: Sequence[Node | None], bucket_sum: _BucketSum
     ) -> dict[int, list[_Part]]:
         """Return the sums of the ranks of this host, by target rank of this rank."""
-        memory, me = self._memory, self.ranks.rank
-        owners = [(rank, node) for rank in memory.ranks if (node := dealt[rank]) is not None]
-        targets = memory.targets[me]
+        memory, me, own = self._memory, self.ranks.rank, self.gradient_buckets
+        parts: dict[int, list[_Part]] = {target: [] for target in memory.targets[me]}
+        takes: list[tuple[int, torch.Tensor]] = []
+        for rank in memory.ranks:
+            if (node := dealt[rank]) is None:
+                continue
+            for target, found in parts.items():
+                if memory.shares:
+                    part = bucket.part(memory.of(rank, GRADIENTS), target)
+                else:
+                    part = bucket.part(own, target)
+                    if rank != me:
+                        part = bucket_sum.new(part)
+                        takes.append((rank, part))
+                found.append((node, part))
         if memory.shares:
             self.ranks.wait_for_host()
-            of = {rank: memory.of(rank, GRADIENTS) for rank, _ in owners}
-            return {
-                target: [(node, bucket.part(of[rank], target)) for rank, node in owners]
-                for target in targets
-            }
-        parts: dict[int, list[_Part]] = {target: [] for target in targets}
-        sends: list[tuple[int, torch.Tensor]] = []
-        takes: list[tuple[int, torch.Tensor]] = []
-        for rank, node in owners:
-            for target in targets:
-                part = bucket.part(self.gradient_buckets, target)
-                if rank != me:
-                    part = bucket_sum.new(part)
-                    takes.append((rank, part))
-                parts[target].append((node, part))
-        if dealt[me] is not None:
-            sends = [
-                (rank, bucket.part(self.gradient_buckets, target))
-                for rank in memory.ranks
-                if rank != me
-                for target in memory.targets[rank]
-            ]
-        self.ranks.swap(sends, takes)
+            return parts
+        here = [rank for rank in memory.ranks if rank != me and dealt[me] is not None]
+        self.ranks.swap([(r, bucket.part(own, t)) for r in here for t in memory.targets[r]], takes)
         return parts
 
     # --- slices after the update ------------------------------------------------------------------
@@ -194,46 +177,34 @@ class GradientExchange:
         Args:
             whole: the parameters, or other vectors of the layout.
         """
-        memory, hosts, ranks = self._memory, self._memory.hosts, self.ranks
-        others = [host for host in range(len(hosts.ranks)) if host != memory.host]
-        parts = self.slices.stretches
+        memory, me, parts = self._memory, self.ranks.rank, self.slices.stretches
+        hosts, own = self.ranks.hosts, memory.targets[me]
         # 1. Between hosts: each slice crosses to another host once.
-        ranks.swap(
-            [
-                (hosts.hand(h, ranks.rank), part)
-                for h in others
-                for part in parts(whole, ranks.rank)
-            ],
-            [
-                (rank, part)
-                for rank in memory.targets[ranks.rank]
-                if rank != ranks.rank
-                for part in parts(whole, rank)
-            ],
-        )
-        if len(memory.ranks) == 1:
-            return
+        hands = [hosts.hand(host, me) for host in range(len(hosts.ranks)) if host != memory.host]
+        sends = [(hand, part) for hand in hands for part in parts(whole, me)]
+        takes = [(rank, part) for rank in own if rank != me for part in parts(whole, rank)]
+        self.ranks.swap(sends, takes)
         # 2. Within this host.
+        here = [rank for rank in memory.ranks if rank != me]
+        if not here:
+            return
         if not memory.shares:
-            here = [rank for rank in memory.ranks if rank != ranks.rank]
-            ranks.swap(
-                [(r, p) for r in here for t in memory.targets[ranks.rank] for p in parts(whole, t)],
-                [(r, p) for r in here for t in memory.targets[r] for p in parts(whole, t)],
-            )
+            sends = [(r, part) for r in here for t in own for part in parts(whole, t)]
+            takes = [(r, part) for r in here for t in memory.targets[r] for part in parts(whole, t)]
+            self.ranks.swap(sends, takes)
             return
         which = PARAMETERS if whole is self._parameters else GRADIENTS
         if which == GRADIENTS:
-            for target in memory.targets[ranks.rank]:
+            for target in own:
                 _copy(parts(whole, target), parts(self.gradient_buckets, target))
-        ranks.wait_for_host()
-        if which in memory.are_one:
+        self.ranks.wait_for_host()
+        if which == PARAMETERS and memory.has_one_copy:
             return
-        for rank in memory.ranks:
-            if rank != ranks.rank:
-                for target in memory.targets[rank]:
-                    _copy(parts(memory.of(rank, which), target), parts(whole, target))
+        for rank in here:
+            for target in memory.targets[rank]:
+                _copy(parts(memory.of(rank, which), target), parts(whole, target))
         if which == GRADIENTS:  # the next step writes gradients; parameters only after its sums
-            ranks.wait_for_host()
+            self.ranks.wait_for_host()
 
 
 def _copy(sources: Iterable[torch.Tensor], targets: Iterable[torch.Tensor]) -> None:

@@ -51,7 +51,8 @@ class GlooMessages:
 
     def _gather(self, own: bytes) -> list[torch.Tensor]:
         taken = [torch.empty(len(own), dtype=torch.uint8) for _ in range(self._size)]
-        self._group.begin_gather(_tensor(own), taken).wait()
+        (work,) = self._group.begin_gather(_tensor(own), taken)
+        work.wait()
         return taken
 
 

@@ -6,6 +6,7 @@ A bucket is sent as soon as all gradients in the bucket are complete, while back
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -75,11 +76,8 @@ class GradientBuckets(Flat):
                     self._frozen.add(name)
                     self._count(name)
                     continue
-
-                def take(parameter: torch.Tensor, name: str = name) -> None:
-                    self._take(name, parameter.grad)
-
                 hooked: Any = parameter  # torch declares no types here
+                take = partial(self._take, name)
                 self._hooks.append(hooked.register_post_accumulate_grad_hook(take))
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
@@ -92,7 +90,8 @@ class GradientBuckets(Flat):
         if not is_as_taken or (self._taken and factor != self._factor):
             self._stop()
         if (self._taken or self._frozen) and not self._is_late:
-            self._fill_rest(values, factor)
+            if rest := self.views.keys() - self._taken.keys() - self._frozen:
+                self.part(rest).fill(values, factor)
         elif not self.came:
             super().fill(values, factor)
         else:  # memory that is being sent must not change
@@ -109,7 +108,8 @@ class GradientBuckets(Flat):
                 self._put(number)
 
     @torch.no_grad()
-    def _take(self, name: str, gradient: torch.Tensor | None) -> None:
+    def _take(self, name: str, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
         if gradient is None or gradient.is_sparse or self._is_late:
             return
         if name in self._taken:  # backward within backward computes gradients in parts
@@ -121,18 +121,6 @@ class GradientBuckets(Flat):
             view.mul_(self._factor)
         self._taken[name] = gradient, version(gradient)
         self._count(name)
-
-    def _fill_rest(self, values: Mapping[str, torch.Tensor], factor: float) -> None:
-        for name, view in self.views.items():
-            if name in self._taken or name in self._frozen:
-                continue
-            value = values.get(name)
-            if value is None:
-                view.zero_()
-            else:
-                view.copy_(value.to_dense() if value.is_sparse else value)
-                if factor != 1.0:
-                    view.mul_(factor)
 
     def _count(self, name: str) -> None:
         for number in self._buckets_of[name]:

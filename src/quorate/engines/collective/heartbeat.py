@@ -45,21 +45,10 @@ class Heartbeat(msgspec.Struct, frozen=True):
             own_mark: mark of this host, where process ids of other hosts mean nothing.
             show_host: whether the run has several hosts.
         """
-        is_here, doing = self.mark == own_mark, self.doing
-        return WorkerStatus(
-            number=self.rank,
-            device=self.device,
-            pid=self.pid if is_here else None,
-            thread=None,
-            phase=doing.phase,
-            step=doing.step,
-            shard=doing.shard,
-            since=heard_at - self.phase_s,
-            seconds=doing.seconds,
-            shards=doing.shards,
-            host=self.host if show_host else None,
-            is_elsewhere=not is_here,
-        )
+        is_here = self.mark == own_mark
+        doing = self.doing._replace(since=heard_at - self.phase_s)
+        pid, host = self.pid if is_here else None, self.host if show_host else None
+        return WorkerStatus(self.rank, self.device, pid, None, *doing, host, not is_here)
 
     @property
     def phase_s(self) -> float:

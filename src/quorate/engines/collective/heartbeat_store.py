@@ -21,17 +21,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgspec import msgpack
-
 from quorate.engines.collective.failure_detector import HeartbeatReading, SilenceLimits
 from quorate.engines.collective.heartbeat import MOST_BYTES, Heartbeat
+from quorate.engines.messages import MessageReader, pack, unpack
 from quorate.engines.two_copies import TwoCopies
-from quorate.machine.limits import FILE_POLL_S
 
 _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
-# Made on import, by one thread: the first use of a type by ``msgpack.decode`` in two threads at the
-# same time ends the process by SIGSEGV, as msgspec shows a half-built description of the type.
-_HEARTBEATS = msgpack.Decoder(Heartbeat)
+_HEARTBEATS: MessageReader[Heartbeat] = MessageReader(Heartbeat)
 
 
 class HeartbeatStore(Protocol):
@@ -73,12 +69,12 @@ class FileHeartbeats:
 
     def publish(self, beat: Heartbeat) -> None:
         """See ``HeartbeatStore``; one thread at a time."""
-        self._beats[self._rank].write(beat.number, msgpack.encode(beat))
+        self._beats[self._rank].write(beat.number, pack(beat))
 
     def read(self) -> HeartbeatReading:
         """See ``HeartbeatStore``."""
         texts = [copies.read()[1] for copies in self._beats]
-        beats = [_HEARTBEATS.decode(text) if text else None for text in texts]
+        beats = [_HEARTBEATS.unpack(text) if text else None for text in texts]
         return HeartbeatReading(beats, time.monotonic(), "the file of the ranks")
 
     def close(self) -> None:
@@ -87,7 +83,7 @@ class FileHeartbeats:
 
 _SESSION = "quorate/session"
 # Word of the rank, session, heartbeat.
-_ENTRIES = msgpack.Decoder(tuple[str, str, Heartbeat])
+_ENTRIES: MessageReader[tuple[str, str, Heartbeat]] = MessageReader(tuple[str, str, Heartbeat])
 
 
 class StoreHeartbeats:
@@ -109,7 +105,7 @@ class StoreHeartbeats:
         self._words = [""] * size  # of all ranks, as rank 0 has read them
         self.session = ""
         self._beats: list[Heartbeat | None] = [None] * size
-        self._published = 0  # the number of this rank's heartbeat in the store
+        self._published = 0  # the number of this rank's newest heartbeat in the store
         self._reached_at = time.monotonic()
         self._wake = threading.Event()
         self._is_closed = False
@@ -129,31 +125,28 @@ class StoreHeartbeats:
 
     def close(self) -> None:
         """See ``HeartbeatStore``."""
-        self._wake.set()
-        until = time.monotonic() + 2 * self._limits.beat_s
-        newest = self._beats[self._rank]
-        while newest and self._published < newest.number and time.monotonic() < until:
-            time.sleep(FILE_POLL_S)
         self._is_closed = True
         self._wake.set()
-        self._thread.join(self._limits.beat_s)  # the thread, a daemon, may be blocked in the store
+        self._thread.join(3 * self._limits.beat_s)  # the daemon may be blocked in the store
 
     def _run(self) -> None:
-        beat_s = self._limits.beat_s
-        while not self._is_closed:
+        beat_s, is_last = self._limits.beat_s, False
+        while not is_last:
+            is_last = self._is_closed  # then the newest heartbeat is there, and is published now
             # A failure may pass: the monitor compares ``_reached_at`` with the clock.
             with suppress(Exception):
                 self._exchange()
                 self._reached_at = time.monotonic()
             heard = self._beats if self._rank == 0 else self._beats[:1]
             has_met = self.session != "" and None not in heard
-            self._wake.wait(beat_s if has_met else beat_s / 5)
-            self._wake.clear()
+            if not is_last:
+                self._wake.wait(beat_s if has_met else beat_s / 5)
+                self._wake.clear()
 
     def _exchange(self) -> None:
         beat = self._beats[self._rank]
         if beat is not None and beat.number > self._published:
-            self._store.set(_key(self._rank), msgpack.encode((self._word, self.session, beat)))
+            self._store.set(_key(self._rank), pack((self._word, self.session, beat)))
             self._published = beat.number
         if self._rank == 0:
             self._read_all()
@@ -166,25 +159,25 @@ class StoreHeartbeats:
         texts = self._store.multi_get([keys[rank] for rank in found]) if found else []
         words = [self._word, *self._words[1:]]
         for rank, text in zip(found, texts, strict=True):
-            words[rank], session, beat = _ENTRIES.decode(text)
+            words[rank], session, beat = _ENTRIES.unpack(text)
             if session == self._word:
                 self._beats[rank] = beat
         if words != self._words:
             self._words = words
-            self._store.set(_SESSION, msgpack.encode(words))
+            self._store.set(_SESSION, pack(words))
         self.session = self._word
 
     def _read_first(self) -> None:
         if not self.session:
             if not self._store.check([_SESSION]):
                 return
-            words = msgpack.decode(self._store.get(_SESSION), type=list[str])
+            words = unpack(self._store.get(_SESSION))
             if len(words) != self._size or words[self._rank] != self._word:
                 return  # words of ranks before these ranks
             self.session = words[0]
             self._published = 0  # publish again: rank 0 accepts heartbeats with the session
             self._wake.set()
-        word, _, beat = _ENTRIES.decode(self._store.get(_key(0)))
+        word, _, beat = _ENTRIES.unpack(self._store.get(_key(0)))
         if word == self.session:
             self._beats[0] = beat
 

@@ -18,11 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec import msgpack
+
 from quorate.engines.collective import foreign_descriptors
 from quorate.machine.limits import RANK_POLL_S
 
 _HEAD = 8  # bytes: the length of a message, before the message
 _CHUNK = 1 << 16  # bytes: the capacity of a pipe on Linux
+_BUNDLES = msgpack.Decoder(list[bytes])
 
 
 class HostPipes:
@@ -50,7 +53,7 @@ class HostPipes:
         self._writes = {distance: write for distance, (_, write) in ends.items()}
         self._reads: dict[int, int] = {}
         try:
-            offers = gather([foreign_descriptors.offer(ends[each][0]) for each in distances])
+            offers = gather([foreign_descriptors.offer(read) for read, _ in ends.values()])
             for number, distance in enumerate(distances):
                 offered = offers[members[(self._place - distance) % self._count]][number]
                 fd = foreign_descriptors.opened(offered, os.O_RDONLY | os.O_NONBLOCK)
@@ -80,8 +83,8 @@ class HostPipes:
         Raises:
             ConnectionError: a rank has ended.
         """
-        for distance, to in self._writes.items():
-            self._swap(to, b"", self._reads[distance])
+        for distance in self._writes:
+            self._swap(distance, b"")
 
     def gather(self, own: bytes) -> list[bytes]:
         """Return the messages that all ranks of this host pass, by rank. Blocks.
@@ -90,10 +93,9 @@ class HostPipes:
             ConnectionError: a rank has ended.
         """
         found = [own]  # of this rank, of the rank before this rank, ...
-        for distance, to in self._writes.items():
-            wanted = found[: self._count - distance]
-            packed = b"".join(len(each).to_bytes(_HEAD, "little") + each for each in wanted)
-            found += _split(self._swap(to, packed, self._reads[distance]))
+        for distance in self._writes:
+            bundle = msgpack.encode(found[: self._count - distance])
+            found += _BUNDLES.decode(self._swap(distance, bundle))
         return [found[(self._place - place) % self._count] for place in range(self._count)]
 
     def spread(self, own: bytes | None) -> bytes:
@@ -106,27 +108,32 @@ class HostPipes:
             ConnectionError: a rank has ended.
         """
         message, place = own or b"", self._place
-        for distance, to in self._writes.items():
+        for distance in self._writes:
             if distance <= place < 2 * distance:
-                message = self._swap(None, b"", self._reads[distance])
+                message = self._swap(distance, None)
             elif place < distance and place + distance < self._count:
-                self._swap(to, message, None)
+                self._swap(distance, message, receives=False)
         return message
 
-    def _swap(self, to: int | None, message: bytes, source: int | None) -> bytes:
-        """Write a message to a pipe while reading a message from another. Blocks.
+    def _swap(self, distance: int, message: bytes | None, *, receives: bool = True) -> bytes:
+        """Send a message some places on, while receiving from as many places before. Blocks.
 
         If every rank wrote first and read afterwards, all would wait as soon as pipes are full.
+
+        Args:
+            message: None: send nothing.
         """
-        left = memoryview(b"" if to is None else len(message).to_bytes(_HEAD, "little") + message)
-        came, size = bytearray(), 0 if source is None else _HEAD
+        to, source = self._writes[distance], self._reads[distance]
+        head = b"" if message is None else len(message).to_bytes(_HEAD, "little")
+        left = memoryview(head + (message or b""))
+        came, size = bytearray(), _HEAD if receives else 0
         while True:
             with suppress(BlockingIOError):
-                while to is not None and left:
+                while left:
                     left = left[os.write(to, left[:_CHUNK]) :]
             with suppress(BlockingIOError):
                 # Read no more than one message: the next message may be in the pipe already.
-                while source is not None and len(came) < size:
+                while len(came) < size:
                     part = os.read(source, size - len(came))
                     if not part:
                         raise ConnectionError("its pipe is closed")
@@ -136,19 +143,9 @@ class HostPipes:
             if not left and len(came) == size:
                 return bytes(came[_HEAD:])
             ready = select.poll()
-            if to is not None and left:
+            if left:
                 ready.register(to, select.POLLOUT)
-            if source is not None and len(came) < size:
+            if len(came) < size:
                 ready.register(source, select.POLLIN)
             while not ready.poll(RANK_POLL_S * 1000):
                 self._look()
-
-
-def _split(packed: bytes) -> list[bytes]:
-    """Return the messages of a concatenation, in which each message has a head."""
-    found, at = [], 0
-    while at < len(packed):
-        end = at + _HEAD + int.from_bytes(packed[at : at + _HEAD], "little")
-        found.append(packed[at + _HEAD : end])
-        at = end
-    return found

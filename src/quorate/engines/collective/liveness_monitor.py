@@ -24,7 +24,7 @@ from quorate.engines.collective.failure_detector import (
     HeartbeatReading,
     SilenceLimits,
 )
-from quorate.engines.collective.gloo_sockets import GlooSockets
+from quorate.engines.collective.gloo_sockets import OpenSocket, shut_down
 from quorate.engines.collective.heartbeat import EndReason, Heartbeat, shortened
 from quorate.engines.collective.heartbeat_store import (
     FileHeartbeats,
@@ -48,13 +48,16 @@ class LivenessMonitor:
         place: of this process among the ranks.
         device: on which this rank computes.
         store: of torch.distributed, reached by all ranks; unused if the ranks have a file.
+
+    Attributes:
+        store: the heartbeats of all ranks.
     """
 
     def __init__(
         self, place: RankPlace, device: torch.device, store: Any, limits: SilenceLimits
     ) -> None:
         self.end: EndReason | None = None  # why all ranks are to end
-        self.sockets = GlooSockets()
+        self.sockets: set[OpenSocket] = set()  # of gloo, to all ranks
         self.sheet = Timesheet()  # the activity of this rank
         self.sheet.tell("starting")
         # Rank 0: called in the monitor's thread, with the reason for the end of all ranks, and
@@ -63,11 +66,11 @@ class LivenessMonitor:
         self.on_stop: Callable[[str], None] = lambda _: None
         self.waits = 0  # waits for other ranks that the main thread is in
         self._place, self._limits = place, limits
-        self._store: HeartbeatStore
+        self.store: HeartbeatStore
         if place.board is not None:
-            self._store = FileHeartbeats(Path(place.board), place.rank, place.size)
+            self.store = FileHeartbeats(Path(place.board), place.rank, place.size)
         else:
-            self._store = StoreHeartbeats(store, place.rank, place.size, limits, place.where)
+            self.store = StoreHeartbeats(store, place.rank, place.size, limits, place.where)
         self._own = Heartbeat(
             *(place.rank, this_host.name(), this_host.mark(), os.getpid(), str(device)),
             *(self.sheet.read(), False, time.monotonic()),
@@ -80,11 +83,6 @@ class LivenessMonitor:
         self._publish()
         self._thread = threading.Thread(target=self._run, name="quorate-liveness", daemon=True)
         self._thread.start()
-
-    @property
-    def session(self) -> str:
-        """A secret word of these ranks; "" until the ranks have met."""
-        return self._store.session
 
     def wait_for_all(self, ended: Callable[[], str | None]) -> None:
         """Return when all ranks are here. Blocks, but not in torch: signals are handled.
@@ -113,7 +111,7 @@ class LivenessMonitor:
 
     def _missing(self) -> list[int]:
         """Return the ranks without a heartbeat, as far as this rank can know."""
-        beats = self._store.read().beats
+        beats = self.store.read().beats
         if self._place.rank > 0:
             return [] if beats[0] is not None and beats[0].all_here else [0]
         missing = [rank for rank in range(1, self._place.size) if beats[rank] is None]
@@ -127,7 +125,7 @@ class LivenessMonitor:
 
     def farewell(self) -> str | None:
         """Return in words a rank that has left, and the reason; None if no rank has left."""
-        for beat in self._store.read().beats:
+        for beat in self.store.read().beats:
             if beat is not None and beat.leaves and beat.rank != self._place.rank:
                 return f"{beat.place} has left: {beat.leaves}"
         return None
@@ -145,7 +143,7 @@ class LivenessMonitor:
         self._heeded.set()
         until = time.monotonic() + 5 * self._limits.beat_s
         while time.monotonic() < until and not self._closed.is_set():
-            reading = self._store.read()
+            reading = self.store.read()
             found = self.end or self._detector.reason_of_first(reading) or self._ended(reading)
             found = found or self._detector.quiet(reading, time.monotonic())
             if found is not None or self.farewell() is not None:
@@ -156,7 +154,7 @@ class LivenessMonitor:
     def status(self) -> list[WorkerStatus]:
         """Return the activities of all ranks, by their last heartbeats. Any thread may call."""
         now = time.monotonic()
-        beats = [beat for beat in self._store.read().beats if beat is not None]
+        beats = [beat for beat in self.store.read().beats if beat is not None]
         beats = [self._current() if beat.rank == self._place.rank else beat for beat in beats]
         several = len({beat.host for beat in beats}) > 1
         return [beat.status(now, own_mark=self._own.mark, show_host=several) for beat in beats]
@@ -171,14 +169,14 @@ class LivenessMonitor:
         self._heeded.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._store.close()
+        self.store.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed.is_set():
             self._publish()
-            reading, now = self._store.read(), time.monotonic()
+            reading, now = self.store.read(), time.monotonic()
             end = self._ended(reading) or self._detector.look(reading, now)
             if self._is_paused(reading):
                 self._detector.spare(0, now)
@@ -199,7 +197,7 @@ class LivenessMonitor:
         self._kill_stopped(end.rank)
         if self._place.rank > 0:
             self._exit(end)
-        self.sockets.shut_down()
+        shut_down(self.sockets)
         with suppress(Exception):  # this process ends, whatever is raised
             self.on_lost(end.text)
         # The main thread leaves an exchange at once; user code of a callback may take long.
@@ -214,14 +212,14 @@ class LivenessMonitor:
         if self._place.board is None or self._place.rank == 0 or end.rank == 0:
             with suppress(OSError):
                 os.write(2, f"quorate: {end.text}; {GO_ON}\n".encode())
-        self._store.close()
+        self.store.close()
         os._exit(1)
 
     def _publish(self, **changes: Any) -> None:
         with self._lock:
             if not self._closed.is_set():
                 self._own = structs.replace(self._current(), number=self._own.number + 1, **changes)
-                self._store.publish(self._own)
+                self.store.publish(self._own)
 
     def _current(self) -> Heartbeat:
         """Return the newest heartbeat of this rank, with the activity at this moment."""
@@ -236,7 +234,7 @@ class LivenessMonitor:
 
     def _kill_stopped(self, rank: int | None) -> None:
         """Kill a stopped rank of this host: torchrun would wait for the end of the rank."""
-        beat = None if rank is None else self._store.read().beats[rank]
+        beat = None if rank is None else self.store.read().beats[rank]
         if beat is not None and self._is_stopped(beat):
             with suppress(OSError):
                 os.kill(beat.pid, signal.SIGKILL)

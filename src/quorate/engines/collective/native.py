@@ -38,7 +38,7 @@ class NativeExchange(GradientExchange):
     ) -> Callable[[], None]:
         bucket, ranks = self.slices.buckets[number], range(self.ranks.size)
         parts = [bucket.part(self.gradient_buckets, rank) for rank in ranks]
-        return self.ranks.begin_sum(parts, self._pieces[number])
+        return self.ranks.begin(lambda group: group.begin_sum(parts, self._pieces[number]))
 
     def spread(self, whole: Flat) -> None:
         """Copy the slices of each rank to the whole vectors of all ranks. Blocks."""
@@ -49,7 +49,7 @@ class NativeExchange(GradientExchange):
         me, ranks = self.ranks.rank, range(self.ranks.size)
         parts = [bucket.part(whole, rank) for rank in ranks]
         if all(len(part) == len(parts[0]) for part in parts):
-            return self.ranks.begin_spread(parts[me], parts)
+            return self.ranks.begin(lambda group: group.begin_gather(parts[me], parts))
         # Not every backend accepts parts of several lengths.
         others = [rank for rank in ranks if rank != me]
         sends = [(rank, parts[me]) for rank in others]

@@ -22,6 +22,7 @@ from quorate.coordination.ownership import Hosts
 from quorate.engines.collective.failure_detector import SilenceLimits
 from quorate.engines.collective.gloo_address import chosen, is_loopback
 from quorate.engines.collective.gloo_messages import GlooMessages
+from quorate.engines.collective.gloo_sockets import open_sockets
 from quorate.engines.collective.host_pipes import HostPipes
 from quorate.engines.collective.liveness_monitor import GO_ON, LivenessMonitor
 from quorate.engines.collective.rank_facts import gather_facts, require_alike
@@ -76,7 +77,7 @@ class RankControl:
             self.monitor = LivenessMonitor(place, device, store, limits)
         try:
             self.monitor.wait_for_all(ended)
-            store = _dist.PrefixStore(f"quorate-{self.monitor.session}", store)
+            store = _dist.PrefixStore(f"quorate-{self.monitor.store.session}", store)
             with self._waiting("to meet"):
                 self._connect(store, place, limits.most_s, workers)
         except BaseException as error:
@@ -102,12 +103,13 @@ class RankControl:
             return made
 
         kinds = dict.fromkeys(("cpu", self.device.type))
-        with self.monitor.sockets.noting():
-            self._data = {kind: group(kind, timedelta(seconds=limit_s), kind) for kind in kinds}
-            self._all: GlooMessages | HostPipes = GlooMessages(
-                group("messages", _FOR_EVER), self.size
-            )
-            self._beside = GlooMessages(group("beside", _FOR_EVER), self.size)
+        others = open_sockets()
+        self._data = {kind: group(kind, timedelta(seconds=limit_s), kind) for kind in kinds}
+        self._all: GlooMessages | HostPipes
+        self._all, self._beside = (
+            GlooMessages(group(name, _FOR_EVER), self.size) for name in ("messages", "beside")
+        )
+        self.monitor.sockets = open_sockets() - others
         # 3. Ranks of one host use pipes, for barriers and, if no other host exists, for messages.
         members = self.hosts.ranks[self.hosts.of[self.rank]]
         pipes = self._pipes = HostPipes(members, self.rank, self.gather, self.require_all)
@@ -181,11 +183,10 @@ class RankControl:
             own: the value of this rank, of a kind allowed in messages.
             beside: True in the only thread besides the main thread.
         """
-        if beside:  # the monitor counts waits of the main thread alone
-            with _as_rank_error("for the others"):
-                return [unpack(each) for each in self._beside.gather(pack(own))]
-        with self._waiting("to end the step"):
-            return [unpack(each) for each in self._all.gather(pack(own))]
+        # The monitor counts waits of the main thread alone.
+        with _as_rank_error("for the others") if beside else self._waiting("to end the step"):
+            gathered = (self._beside if beside else self._all).gather(pack(own))
+        return [unpack(each) for each in gathered]
 
     def arrive(self) -> None:
         """Return when all ranks have called this method. Blocks without a time limit."""
@@ -213,21 +214,14 @@ class RankControl:
         pairs = zip_longest(rounds(sends), rounds(takes))
         in_turn(self.begin_swap(given or [], taken or []) for given, taken in pairs)
 
-    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Callable[[], None]:
-        """Begin to add one part for each rank over all ranks, in torch's order.
+    def begin(self, call: Callable[[TensorGroup], list[Any]]) -> Callable[[], None]:
+        """Begin a transfer of tensors on the device of the ranks.
 
         Args:
-            own: receives the sum of the parts for this rank.
+            call: begins the transfer in a group of all ranks, and returns the works.
         """
         with self._waiting("to exchange its slices"):
-            work = self._data[own.device.type].begin_sum(parts, own)
-        return partial(self._end, [work])
-
-    def begin_spread(self, own: torch.Tensor, taken: Sequence[torch.Tensor]) -> Callable[[], None]:
-        """Begin to copy a vector of each rank to all ranks: vectors of one length, by rank."""
-        with self._waiting("to exchange its slices"):
-            work = self._data[own.device.type].begin_gather(own, taken)
-        return partial(self._end, [work])
+            return partial(self._end, call(self._data[self.device.type]))
 
     def begin_swap(
         self,
@@ -242,13 +236,9 @@ class RankControl:
             sends: pairs of a rank and a contiguous tensor.
             takes: pairs of a rank and the memory for the tensor from this rank.
         """
-        works: list[Any] = []
         with self._waiting("to exchange its slices"):
-            for kind, group in self._data.items():
-                given, taken = _on(kind, sends), _on(kind, takes)
-                if given or taken:
-                    works += group.begin_swap(given, taken)
-        return partial(self._end, works)
+            begun = [group.begin_swap(sends, takes) for group in self._data.values()]
+        return partial(self._end, [work for works in begun for work in works])
 
     def _end(self, works: list[Any]) -> None:
         """Return when tensors have arrived. Blocks; on a GPU the current stream waits."""
@@ -316,11 +306,6 @@ def in_turn(begun: Iterable[Callable[[], None]]) -> None:
             under_way.popleft()()
     for wait in under_way:
         wait()
-
-
-def _on(device_type: str, tensors: Sequence[Addressed]) -> list[Addressed]:
-    """Return the tensors on a kind of device, without empty tensors."""
-    return [(r, t) for r, t in tensors if t.numel() and t.device.type == device_type]
 
 
 def rounds(tensors: Sequence[Addressed]) -> list[list[Addressed]]:

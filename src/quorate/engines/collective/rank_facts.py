@@ -7,7 +7,6 @@ exchange: builds of torch with different packing of tensors, a GPU and a CPU.
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from quorate.engines.collective.gloo_address import route
 from quorate.engines.collective.rank_place import RankPlace
+from quorate.engines.messages import pack, unpack
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
@@ -57,9 +57,9 @@ def gather_facts(
     """
     address, version = route(place.endpoint), torch.__version__
     own = RankFacts(*(address, this_host.mark(), device.type, version, _script_hash(), workers))
-    store.set(f"facts-{place.rank}", json.dumps(own))
+    store.set(f"facts-{place.rank}", pack(own))
     texts = store.multi_get([f"facts-{rank}" for rank in range(place.size)])
-    return [RankFacts(*json.loads(text)) for text in texts]
+    return [RankFacts(*unpack(text)) for text in texts]
 
 
 def require_alike(facts: Sequence[RankFacts], place: RankPlace) -> None:

@@ -133,11 +133,6 @@ class RankGroup:
             self._launched.met()
 
     @property
-    def shares_memory(self) -> bool:
-        """True if ranks of a host may read each other's memory: on Linux."""
-        return sys.platform == "linux"
-
-    @property
     def native_order(self) -> str | None:
         """The reason why bits depend on the number of ranks; None if they do not."""
         if self._workers.exchange != NATIVE or self.ranks is None:

@@ -49,6 +49,22 @@ class RankPlace:
         store, _, _ = next(_dist().rendezvous(self.meet, self.rank, self.size, timeout=timeout))
         return store
 
+    def torchrun_store(self) -> Any | None:
+        """Return torchrun's store; None if the ranks' own store ends with the ranks. Blocks.
+
+        Raises:
+            RankError: the store is not reached.
+        """
+        has_store = torchrun_environment().get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if self.endpoint is None or not has_store:
+            return None
+        try:
+            timeout = timedelta(seconds=STORE_CONNECT_S)
+            return _dist().TCPStore(*self.endpoint, is_master=False, timeout=timeout)
+        except RuntimeError as error:
+            line = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RankError("the store of torchrun was not reached", f"{line:.300}") from error
+
 
 _given: RankPlace | None = None  # by the rank 0 that started this process
 
@@ -91,7 +107,7 @@ def was_done_before(what: str) -> bool:
     place = own_place()
     if place is None or place.endpoint is None or place.rank > 0:  # no torchrun; or not to be done
         return False
-    store = _store(place.endpoint)
+    store = place.torchrun_store()
     return place.attempt != "0" if store is None else bool(store.check([_key(what)]))
 
 
@@ -102,22 +118,8 @@ def note_done(what: str) -> None:
         RankError: the store is not reached.
     """
     place = own_place()
-    if place is not None and place.endpoint is not None:
-        store = _store(place.endpoint)
-        if store is not None:
-            store.set(_key(what), "done")
-
-
-def _store(endpoint: tuple[str, int]) -> Any | None:
-    """Return torchrun's store; None if the ranks' own store ends with the ranks."""
-    if torchrun_environment().get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    try:
-        timeout = timedelta(seconds=STORE_CONNECT_S)
-        return _dist().TCPStore(*endpoint, is_master=False, timeout=timeout)
-    except RuntimeError as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise RankError("the store of torchrun was not reached", f"{line:.300}") from error
+    if place is not None and (store := place.torchrun_store()) is not None:
+        store.set(_key(what), "done")
 
 
 def _dist() -> Any:

@@ -48,8 +48,7 @@ class RankProcesses:
         self._starter = new_starter(script, size, threads=threads)
         self._processes: list[WorkerProcess] = []
         # By rank: why its script ended before the ranks had met.
-        self._raised: dict[int, ScriptRaised] = {}
-        self._refused: dict[int, ScriptRefused] = {}
+        self._reasons: dict[int, ScriptRaised | ScriptRefused] = {}
         self._oom_kills = oom_kills()  # before these
         try:
             for rank in range(1, size):
@@ -80,19 +79,15 @@ class RankProcesses:
 
     def refused(self) -> str | None:
         """Return the message of a rank that has ended for a mistake of the user's; None if none."""
-        for process in self._processes:
-            if process.has_ended():
-                self._receive(process)
-        return next((refusal.message for _, refusal in sorted(self._refused.items())), None)
+        reasons = [self._reason(process) for process in self._processes if process.has_ended()]
+        return next((each.message for each in reasons if isinstance(each, ScriptRefused)), None)
 
-    def _receive(self, process: WorkerProcess) -> None:
-        """Note why the script of a rank ended, if the rank has told."""
+    def _reason(self, process: WorkerProcess) -> ScriptRaised | ScriptRefused | None:
+        """Return why the script of an ended rank ended, if the rank has told."""
         for message in process.arrived():
-            match message:
-                case ScriptRaised():
-                    self._raised[process.number] = message
-                case ScriptRefused():
-                    self._refused[process.number] = message
+            if isinstance(message, ScriptRaised | ScriptRefused):
+                self._reasons[process.number] = message
+        return self._reasons.get(process.number)
 
     def _endings(self) -> list[tuple[bool, str]]:
         """Return whether a rank ended by itself, and how, by rank; killed ranks first."""
@@ -101,9 +96,8 @@ class RankProcesses:
             if process.has_ended():
                 ending = process.ending().explained(self._oom_kills)
                 how = ending.text(had_joined=False)
-                self._receive(process)
-                if (raised := self._raised.get(process.number)) is not None:
-                    how = f"raised {raised_in(process.number, raised).text} while starting"
+                if isinstance(reason := self._reason(process), ScriptRaised):
+                    how = f"raised {raised_in(process.number, reason).text} while starting"
                 text = f"rank {process.number} {how}"
                 found.append((ending.code in (0, 1), process.number, text))
         return [(is_own, text) for is_own, _, text in sorted(found)]

@@ -6,15 +6,17 @@ Floats arrive bit by bit as they were sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
 
 from quorate.coordination.tree import Node
 from quorate.engines.collective.rank_control import RankControl
-from quorate.engines.messages import Message
 from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.notes import Note
-from quorate.replica.shard_sum import Part, ShardSum, Share
+from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.totals import packed_totals, unpacked_totals
 
 
@@ -31,46 +33,22 @@ class StepContribution(NamedTuple):
     spans: Batch | None = None  # the activities of this rank, if the run is traced
 
 
-def to_message(contribution: StepContribution) -> Message:
-    """Return a message from which ``from_message`` rebuilds the contribution elsewhere."""
-    message = contribution._asdict()
-    if (total := contribution.sum) is None:
-        return message
+def _packed(own: StepContribution) -> list[Any]:
+    """Return a message about a contribution, with totals and written parameters at the end."""
+    if (total := own.sum) is None:
+        return [own, {}, None]
+    rest = replace(total, gradient=None, represented=[], outputs=[], totals={}, written=None)
     written = None if total.written is None else total.written.vectors
-    message["sum"] = {
-        "weight": total.weight,
-        "metrics": total.metrics,
-        "buffers": total.buffers,
-        "integer_buffers": total.integer_buffers,
-        "missing": None if total.missing is None else sorted(total.missing),
-        "shares": total.shares,
-        "totals": packed_totals(total.totals),
-        "written": written,
-    }
-    return message
+    return [own._replace(sum=rest), packed_totals(total.totals), written]
 
 
-def from_message(message: Message, written: Layout) -> StepContribution:
-    """Return the contribution of another rank.
-
-    Args:
-        message: as ``to_message`` returned it.
-        written: the layout of parameters that forward wrote, see ``writes.layout``.
-    """
-    contribution = StepContribution(**message)
-    contribution = contribution._replace(notes=[Note(*note) for note in contribution.notes])
-    if contribution.node is None:
-        return contribution
-    total = message["sum"]
-    missing, vectors = total["missing"], total["written"]
-    total |= {
-        "missing": None if missing is None else frozenset(missing),
-        "shares": [Share(*share) for share in total["shares"]],
-        "totals": unpacked_totals(total["totals"]),
-        "written": Flat(written, vectors) if vectors else None,
-    }
-    level, index = contribution.node
-    return contribution._replace(node=(level, index), sum=ShardSum(**total))
+def _unpacked(message: Sequence[Any], layout: Layout) -> StepContribution:
+    fields, totals, written = message
+    contribution = msgspec.convert(fields, StepContribution)
+    if (total := contribution.sum) is not None:
+        total.totals = unpacked_totals(totals)
+        total.written = Flat(layout, written) if written else None
+    return contribution
 
 
 def exchange_contributions(
@@ -83,14 +61,13 @@ def exchange_contributions(
 
     Args:
         own: the contribution of this rank.
-        written: see ``from_message``.
+        written: the layout of parameters that forward wrote, see ``writes.layout``.
         hear: called with the number and the contribution of each rank, in order.
 
     Raises:
         Exception: the error of the lowest rank with an error; the same on all ranks.
     """
-    gathered = ranks.gather(to_message(own))
-    contributions = [from_message(each, written) for each in gathered]
+    contributions = [_unpacked(each, written) for each in ranks.gather(_packed(own))]
     for rank, each in enumerate(contributions):
         hear(rank, each)
     parts: list[Part] = []

@@ -26,7 +26,7 @@ class TensorGroup:
     """Ranks that exchange tensors on one kind of device. Close the object at the end.
 
     Every rank of the group constructs the object, and makes the same calls in the same order. A
-    call that begins an exchange returns works with a method ``wait()``: tensors must live until
+    method that begins an exchange returns works with a method ``wait()``: tensors must live until
     ``wait()`` has returned. Use the object in one thread at a time.
 
     Args:
@@ -54,7 +54,7 @@ class TensorGroup:
         device_type: str = "cpu",
         address: str | None = None,
     ) -> None:
-        self._is_gloo = device_type == "cpu"
+        self._device_type = device_type
         store = _dist.PrefixStore(name, store)
         self._backend = new_backend(device_type, store, rank, size, timeout, address)
 
@@ -65,7 +65,7 @@ class TensorGroup:
             is_broken: a rank is lost: calls that wait for that rank are aborted.
         """
         backend, self._backend = self._backend, None
-        if backend is not None and not self._is_gloo:  # gloo ends with its last reference
+        if backend is not None and self._device_type != "cpu":  # gloo ends with its last reference
             if is_broken:  # shutdown would wait for calls that never end
                 backend.abort()
             else:
@@ -77,20 +77,25 @@ class TensorGroup:
         options.rootRank, options.rootTensor = source, 0
         self._backend.broadcast([tensor], options).wait()
 
-    def begin_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor]) -> Any:
+    def begin_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor]) -> list[Any]:
         """Begin to copy the tensor of each rank to all ranks: tensors of one shape, by rank."""
-        return self._backend.allgather([[*into]], [own])
+        return [self._backend.allgather([[*into]], [own])]
 
-    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> Any:
+    def begin_sum(self, parts: Sequence[torch.Tensor], own: torch.Tensor) -> list[Any]:
         """Begin to add one part for each rank over all ranks; ``own`` receives this rank's sum."""
-        return self._backend.reduce_scatter([own], [[*parts]])
+        return [self._backend.reduce_scatter([own], [[*parts]])]
 
     def begin_swap(self, sends: Sequence[Addressed], takes: Sequence[Addressed]) -> list[Any]:
-        """Begin to send tensors and to receive tensors.
+        """Begin to send tensors and to receive tensors, as far as they are on the group's devices.
 
-        Between two ranks tensors are received in the order in which they are sent.
+        Empty tensors do not travel. Between two ranks tensors are received in the order in which
+        they are sent.
         """
         backend = self._backend
-        calls = [(backend.send, [tensor], rank) for rank, tensor in sends]
-        calls += [(backend.recv, [tensor], rank) for rank, tensor in takes]
-        return sent_together(backend, calls)
+        calls = [
+            (call, [tensor], rank)
+            for call, tensors in ((backend.send, sends), (backend.recv, takes))
+            for rank, tensor in tensors
+            if tensor.numel() and tensor.device.type == self._device_type
+        ]
+        return sent_together(backend, calls) if calls else []

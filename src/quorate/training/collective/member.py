@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 import torch
 
+from quorate.coordination.ownership import slowest_factor
 from quorate.coordination.tree import leaves, tree_sum
 from quorate.data.source import Source
 from quorate.engines.collective.rank_control import RankControl
@@ -227,7 +228,7 @@ class Member:
 
     def slowest_factor(self, shards: int) -> float:
         """Return how many times an equal part of a step's shards the busiest rank has."""
-        return self.exchange.slowest_factor(shards)
+        return slowest_factor(self.exchange.dealt(shards), shards)
 
     def restore(self) -> None:
         """Give the model what it had before its forward passes, which is what the state has."""

@@ -11,7 +11,8 @@ from quorate.coordination.tree import Node, TreeSum, leaves
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.engines.collective.exchange import GradientExchange
-from quorate.engines.job import Task, Training
+from quorate.engines.job import Training
+from quorate.engines.shard_runner import ShardFailure, ShardRunner
 from quorate.engines.tracing import Batch
 from quorate.engines.worker_status import Timesheet
 from quorate.replica.flat import Flat
@@ -82,6 +83,7 @@ class OwnShards:
         self._rank_of, self._replica, self._exchange = rank_of, replica, exchange
         self._source, self._threads = source, threads
         self.sheet = Timesheet()  # what this rank is at
+        self._runner = ShardRunner(rank_of[0], replica, self.sheet)
         self._parameters = parameters
         self._make_job = partial(
             OwnedRepresenting if represents else OwnedTraining,
@@ -135,14 +137,6 @@ class OwnShards:
         if self._job.trace is not None and self._job.trace.is_on:
             self.sheet.record("beside training")
 
-    def _note_spans(self, job: Training, step: int, shard: int) -> None:
-        if (trace := job.trace) is None:
-            return
-        if self._rank_of[0] > 0:
-            trace.step = step
-        noted = job.name if step in trace.steps_of(job) else None
-        self.sheet.record(noted, step, shard)
-
     def represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
         """Return what some shards represent; their rows are kept for ``summed``. Blocks."""
         found: list[Represented] = []
@@ -181,25 +175,24 @@ class OwnShards:
             result = self._computed(job, step, shard, stream, buckets if is_last else None)
             if is_last:
                 result.gradient = None
-            tree.put((0, shard), result.computed_by(self._rank_of[0], shard))
+            tree.put((0, shard), result)
         ((node, total),) = tree.parts.items()
         return node, total
 
     def _computed(
         self, job: Training, step: int, shard: int, stream: Stream, into: Flat | None = None
     ) -> ShardSum:
-        replica = self._replica
-        if self._feed is None:
-            self._feed = self._job.feed(self._rank_of, (step, shard), replica.device)
-
-        self._note_spans(job, step, shard)
-
-        def at(phase: str) -> None:
-            self.sheet.tell(phase, step, shard)
-
-        task = Task(self._rank_of[0], step, shard, into=into, at=at, is_only=True)
-        try:
-            return job.compute(replica, stream, self._feed, task)
-        except BaseException as error:
-            job.annotate(error, task, replica.device)
-            raise
+        feed = self._feed = self._feed or self._job.feed(
+            self._rank_of, (step, shard), self._replica.device
+        )
+        if job.trace is not None and self._rank_of[0] > 0:
+            job.trace.step = step
+        outcome = self._runner.run(
+            *(job, lambda: feed, stream, step, shard, [into]),
+            is_cancelled=lambda: False,
+            is_only=True,
+        )
+        assert outcome is not None
+        if isinstance(outcome, ShardFailure):
+            raise outcome.error
+        return outcome[0]
