@@ -70,7 +70,7 @@ def load_all(
 
 
 class _InThread:
-    """Loads in the iterating thread."""
+    """A loader in the iterating thread."""
 
     def __init__(self, source: Source, tickets: Iterable[Ticket], told: Told) -> None:
         self._source = source

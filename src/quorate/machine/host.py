@@ -46,7 +46,7 @@ class Host:
         return min(self.cores_allowed, limit)
 
     def too_few_cores(self, workers: int, threads: int, devices: int = 1) -> Shortage | None:
-        """Return the shortage of cores for CPU workers and their threads; None if none.
+        """Return the shortage of cores for CPU workers with threads; None if cores suffice.
 
         Args:
             devices: CPUs per worker, which compute at the same time.

@@ -40,7 +40,7 @@ if sys.platform != "win32":
 
 NAME = "run.lock"
 
-# Seconds for the owner of a lock to write its signature, which it does at once.
+# Seconds for the owner of a lock to write a signature, which happens at once.
 OWNER_S = 1.0
 
 MOST_SIGNATURE_BYTES = 4096

@@ -184,7 +184,7 @@ class Clock:
         self._first: float | None = None  # time of the first update
         self._at = 0.0  # start of the current part
         self._is_held = False  # whether the caller holds a report
-        self._evaluation: tuple[float, list[WorkerStatus]] | None = None  # at its start
+        self._evaluation: tuple[float, list[WorkerStatus]] | None = None  # time and status at start
         self._begun: _Beginning | None = None  # set when the warm-up is over
         self._spent = _Spent(status)
 

@@ -76,7 +76,7 @@ class Lines:
     def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
         self._stream = stream
         self._shown = shown or Shown()
-        self._writing = threading.RLock()  # reentrant: a signal handler of its thread may print
+        self._writing = threading.RLock()  # reentrant, for signal handlers of the thread
         self._begun_at = self._shown_at = self._table_at = time.monotonic()
         self._first = True
         self._table = WorkerRows()

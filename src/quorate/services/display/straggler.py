@@ -184,7 +184,7 @@ class SlowWorkers:
 
 
 class CopiedShards:
-    """Counts the shards of slow workers that other workers computed too. One thread."""
+    """A count of the shards of slow workers that more workers computed too. One thread."""
 
     def __init__(self) -> None:
         self._shards = 0  # assigned to workers, without copies
