@@ -1,1 +1,1 @@
-"""Phases: several models in one training, each update with a loss and an optimizer of its own."""
+"""Phases: several models in a training, each with a loss and an optimizer."""

@@ -1,4 +1,4 @@
-"""The losses of several phases, as one loss function, and the round that updates go."""
+"""The losses of several phases, as one loss function, and the round of updates."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ EXPECTED = "a function, a dict from phases to functions, or a list of (phase, fu
 
 
 class PhaseLosses(Composed):
-    """The losses of a training with phases. Called, it is the sum of all of them over one batch.
+    """The losses of a training with phases. A call returns the sum of all losses over a batch.
 
-    So an evaluation has the metrics of each phase, and whatever is tried on one shard before
-    training is tried with all. An update is made of one of them.
+    So an evaluation has the metrics of each phase, and a trial shard before training covers all
+    losses. An update uses a single loss.
 
     Args:
-        phases: the updates of a round, in order; one of a name that comes again is the same.
-        totals: names under which a loss may return counts: they are nobody's but their own.
+        phases: the updates of a round, in order; a repeated name is the same phase.
+        totals: names of counts in the results of losses; they get no prefix.
 
     Raises:
-        SettingError: there are none, or two have one name.
+        SettingError: there are no phases, or two phases have the same name.
     """
 
     def __init__(self, phases: Sequence[Phase], totals: Collection[str] = ()) -> None:
@@ -52,14 +52,14 @@ class PhaseLosses(Composed):
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """The loss functions, as the user wrote them."""
+        """The loss functions as written by the user."""
         return {f"the loss of phase {name!r}": p.loss for name, p in self.by_name.items()}
 
     def __call__(self, model: torch.nn.Module, batch: Any, at: At) -> dict[str, Any]:
-        """Return the sum of the losses, and what each returned under the name of its phase.
+        """Return the sum of the losses, and the results of each under the name of its phase.
 
         Raises:
-            LossError: one has no loss, or their weights differ.
+            LossError: a result has no loss, or the weights differ.
         """
         joined: dict[str, Any] = {}
         losses: list[Any] = []
@@ -98,15 +98,15 @@ class PhaseLosses(Composed):
         return {"loss": total, **joined, **({"weight": max(weights.values())} if weights else {})}
 
     def trained(self, model: torch.nn.Module, name: str) -> list[str]:
-        """Return the names of the parameters that a phase trains, in the order of the model."""
+        """Return the names of the parameters trained by a phase, in the order of the model."""
         return [each for each in _trainable(model) if self.by_name[name].covers(each)]
 
     def require_parts(self, model: torch.nn.Module) -> None:
-        """Compare what phases train with a model.
+        """Compare the parts trained by phases with a model.
 
         Raises:
-            SettingError: a part is not there, or there is nothing to train in it, or a parameter
-                is trained by no phase.
+            SettingError: a part is missing or has nothing to train, or a parameter is trained by no
+                phase.
         """
         parts = ", ".join(repr(name) for name, _ in model.named_children())
         there = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
@@ -133,14 +133,14 @@ def _trainable(model: torch.nn.Module) -> list[str]:
 
 
 def losses_of(loss: Losses, totals: Mapping[str, Any] | None) -> Loss:
-    """Return the loss function that a user gave, or that of the phases that were given.
+    """Return the user's loss function, or the joint loss function of the user's phases.
 
     Args:
-        loss: as ``Trainer`` was given it.
-        totals: likewise.
+        loss: the argument of ``Trainer``.
+        totals: the argument of ``Trainer``.
 
     Raises:
-        SettingError: it is neither.
+        SettingError: the argument is neither a function nor phases.
     """
     given: Any = loss
     if callable(given) or not isinstance(given, (Mapping, list, tuple)):

@@ -1,4 +1,4 @@
-"""The Phase class: the updates of a training that share a loss and train one of several models."""
+"""The Phase class: updates with a common loss, for a part of several models."""
 
 from __future__ import annotations
 

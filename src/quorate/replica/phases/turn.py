@@ -1,4 +1,4 @@
-"""Whose turn it is on a replica: the loss of a phase, and the parameters that it trains."""
+"""The present phase of a replica: the loss, and the parameters to train."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _NONE = frozenset[str]()
 
 
 class Turn:
-    """The phase that a replica computes; without phases, and between them, the whole loss.
+    """The phase that a replica computes; without phases, and between phases, the whole loss.
 
     Args:
-        loss: the user's loss function, or those of phases.
-        trainable: parameters of the replica that lie in the flat vector.
-        wrap: makes of each loss function what is called in its place. Default: itself.
+        loss: the user's loss function, or the losses of phases.
+        trainable: parameters of the replica in the flat vector.
+        wrap: returns the function to call instead of each loss function. Default: the function
+            itself.
     """
 
     def __init__(
@@ -39,31 +40,34 @@ class Turn:
             name: {each: p for each, p in trainable.items() if phase.covers(each)}
             for name, phase in self._phases.items()
         }
-        self.phase: str | None = None  # whose turn it is
+        self.phase: str | None = None  # the present phase
 
     @property
     def has_phases(self) -> bool:
-        """Whether there are phases."""
+        """True if there are phases."""
         return bool(self._phases)
 
     @property
     def trained(self) -> Parameters:
-        """The parameters that have a gradient now."""
+        """The parameters that have a gradient in the present phase."""
         return self._ours[self.phase]
 
     def missing(self, gradients: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Return who of those has none."""
+        """Return the names of trained parameters without a gradient."""
         if self.phase is None and len(gradients) == len(self.trained):
             return _NONE
         return frozenset(self.trained.keys() - gradients.keys())
 
     def loss(self, phase: str | None) -> Loss:
-        """Take the turn to a phase, None for the whole, and return its loss function."""
+        """Select a phase, or None for the whole loss, and return its loss function."""
         self.phase = phase
         return self._losses[phase]
 
     def alone(self) -> AbstractContextManager[None]:
-        """Within the block no other phase's parameters require a gradient: no time goes there."""
+        """Return a context in which only parameters of the present phase require a gradient.
+
+        No time is spent on further gradients.
+        """
         return _NOTHING if self.phase is None else self._alone()
 
     @contextmanager
@@ -79,7 +83,7 @@ class Turn:
                 parameter.requires_grad_(True)
 
     def refuse(self) -> NoReturn:
-        """Refuse a loss that depends on nothing of what is trained.
+        """Refuse a loss that depends on no trained parameter.
 
         Raises:
             LossError: always.

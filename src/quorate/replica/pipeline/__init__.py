@@ -1,1 +1,1 @@
-"""Pipelines: a model cut into stages that lie on different devices and work at the same time."""
+"""Pipelines: a model cut into stages on different devices that work at the same time."""

@@ -1,7 +1,7 @@
-"""The balance of a cut: at which modules to cut, so that the slowest stage is as fast as can be.
+"""The balance of a cut: the modules at which to cut for the fastest slowest stage.
 
-Modules are those that the model's own forward calls; if it calls a single one, that one's. Each is
-measured on one shard, and stages are runs of them.
+The modules are those called by the model's own forward; if the forward calls only one module, those
+called by that module. Each module is measured on a shard, and stages are runs of modules.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from quorate.replica.pipeline.cut import candidates, cut, listed
 from quorate.replica.pipeline.measure import Cost, measured
 from quorate.replica.pipeline.partition import partition
 
-# parameters and gradients once, and Adam's two vectors
+# one gradient per parameter, and Adam's two vectors
 STATE_FACTOR = 2.0
 
-NEARLY = 1.05  # times the slowest stage's time: measured again it may differ by as much
+NEARLY = 1.05  # times the slowest stage's time: the usual variation between measurements
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The finest cut of a model, measured: of piece i, what comes before ``names[i]``."""
+    """The finest cut of a model, measured: piece i ends before ``names[i]``."""
 
     names: tuple[str, ...]  # (N - 1,) split points
     costs: tuple[Cost, ...]  # (N,)
@@ -37,8 +37,8 @@ class Pieces:
         """Return the split whose slowest stage is fastest; None if no split fits.
 
         Args:
-            stages: how many.
-            memory_bytes: of each device.
+            stages: number of stages.
+            memory_bytes: memory of each device, in bytes.
             state_factor: bytes of optimizer state for a byte of trained parameters.
         """
 
@@ -50,9 +50,9 @@ class Pieces:
         return None if found is None else tuple(self.names[begin - 1] for begin in found[0])
 
     def lightest(self, stages: int) -> tuple[str, ...] | None:
-        """Return, of the splits nearly as fast as the fastest, one whose largest stage is least.
+        """Return the split with the smallest largest stage among the nearly fastest splits.
 
-        None if there is none of so many stages.
+        None if there is no split into this number of stages.
         """
         split = self.balanced(stages)
         if split is None:
@@ -78,12 +78,12 @@ class Pieces:
 
 
 def memory(costs: Sequence[Cost], in_flight: int = 1, state_factor: float = STATE_FACTOR) -> float:
-    """Return the bytes that a stage of these pieces takes at least.
+    """Return the least memory of a stage of these pieces, in bytes.
 
     Args:
-        costs: of its pieces.
-        in_flight: shards of which it keeps activations: in a one-forward-one-backward schedule
-            the first of S stages S, the last one.
+        costs: costs of the stage's pieces.
+        in_flight: number of shards with kept activations: in the schedule 1f1b, S for the first of
+            S stages, 1 for the last.
         state_factor: bytes of optimizer state for a byte of trained parameters.
     """
     fixed = sum(c.parameter_bytes + (1 + state_factor) * c.trained_bytes for c in costs)
@@ -93,15 +93,15 @@ def memory(costs: Sequence[Cost], in_flight: int = 1, state_factor: float = STAT
 def pieces(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> Pieces:
-    """Cut a model as finely as may be, and measure it on one shard.
+    """Cut a model as finely as possible, and measure the pieces on one shard.
 
     Raises:
-        CutError: its forward pass cannot be followed.
+        CutError: the model's forward pass cannot be followed.
     """
     names = candidates(model, args, kwargs)
     try:
         stages = cut(model, names, args, kwargs)
-    except CutError:  # some pairs of neighbours write what the other reads
+    except CutError:  # a piece may write values read by its neighbour
         names = tuple(name for name in names if _is_possible(model, name, args, kwargs))
         stages = cut(model, names, args, kwargs)
     return Pieces(names, measured(model, stages, args, kwargs))
@@ -110,10 +110,10 @@ def pieces(
 def balanced(
     model: nn.Module, stages: int, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the modules at which to cut a model into so many stages.
+    """Return the names of the modules at which to cut a model into a number of stages.
 
-    By time, and by memory where times are nearly the same. Measured anew each time, so two calls
-    may differ; what stages compute does not.
+    Chosen by time, and by memory where times are nearly equal. Measured anew each time, so two
+    calls may differ; the results of the stages do not.
 
     Raises:
         CutError: the model has too few modules, or its forward pass cannot be followed.

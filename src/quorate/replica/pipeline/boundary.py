@@ -1,9 +1,9 @@
-"""The boundary between two stages: values go over it without their graph, gradients come back.
+"""The boundary between two stages: values cross without their graph, gradients come back.
 
-A value is any nest of tensors and whatever else. On the one side its tensors are kept, as roots of
-the stage's backward pass; on the other they enter a graph of their own. What comes from later
-stages is put into a tensor's gradient before what this stage adds: ``torch.autograd.backward``
-begins with the gradients that it is given.
+A value is any nest of tensors and further objects. On the sending side its tensors are kept as
+roots of the stage's backward pass; on the receiving side they enter a new graph. Gradients from
+later stages are added before this stage's own: ``torch.autograd.backward`` begins with the
+gradients in its arguments.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import torch
 
 from quorate.replica.nested import mapped, tensors
 
-Gradients = list[torch.Tensor | None]  # of the tensors of a value, in their order
+Gradients = list[torch.Tensor | None]  # of the tensors of a value, in order
 
 
 class Passed(NamedTuple):
-    """What goes from stage to stage with a shard."""
+    """The message from stage to stage with a shard's forward pass."""
 
     values: Mapping[str, Any]  # detached
-    wanted: Mapping[str, Sequence[bool]]  # of each one's tensors, whether a gradient is
-    position: torch.Tensor | None  # of the random stream; None: nothing was drawn
+    wanted: Mapping[str, Sequence[bool]]  # whether a gradient is wanted, for each tensor of a value
+    position: torch.Tensor | None  # of the random stream; None: no number was drawn
 
 
 class Returned(NamedTuple):
-    """What comes back."""
+    """The message from stage to stage with a shard's backward pass."""
 
     values: Mapping[str, Gradients]
-    parameters: Mapping[str, torch.Tensor]  # gradients of such as earlier stages have
-    weight: float  # the shard's; 0: there is no gradient at all
+    parameters: Mapping[str, torch.Tensor]  # gradients of parameters owned by earlier stages
+    weight: float  # of the shard; 0: there is no gradient at all
     position: torch.Tensor | None
 
 
 def passed(values: Mapping[str, Any], position: torch.Tensor | None) -> Passed:
-    """Return values as they go to another stage."""
+    """Return values in the form for another stage."""
     return Passed(
         {name: mapped(value, torch.Tensor.detach) for name, value in values.items()},
         {name: [t.requires_grad for t in tensors(value)] for name, value in values.items()},
@@ -45,7 +45,7 @@ def passed(values: Mapping[str, Any], position: torch.Tensor | None) -> Passed:
 
 
 class Entered:
-    """Values of earlier stages that entered a graph, and their gradients after backward."""
+    """Values of earlier stages that entered a graph, with their gradients after backward."""
 
     def __init__(self) -> None:
         self._held: dict[str, list[_Held]] = {}
@@ -73,7 +73,7 @@ class Entered:
         return values
 
     def roots(self, later: Mapping[str, Gradients]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the tensors that later stages took too, with the gradients from there."""
+        """Return the entered tensors that later stages take too, with the gradients from there."""
         return [
             (held.entered, gradient)
             for name, gradients in later.items()
@@ -82,14 +82,14 @@ class Entered:
         ]
 
     def gradients(self, name: str) -> Gradients:
-        """Return the gradients of a value, those from later stages included."""
+        """Return the gradients of a value, including those from later stages."""
         return [held.gradient for held in self._held[name]]
 
 
 def roots_of(
     values: Mapping[str, Any], later: Mapping[str, Gradients]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the tensors that this stage made and gave, with their gradients from later ones."""
+    """Return the tensors made and given by this stage, with their gradients from later stages."""
     return [
         (tensor, gradient)
         for name, value in values.items()
@@ -100,13 +100,13 @@ def roots_of(
 
 class _Held:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor: torch.Tensor | None = tensor  # until it entered
+        self.tensor: torch.Tensor | None = tensor  # until the tensor has entered
         self.entered: torch.Tensor | None = None
         self.gradient: torch.Tensor | None = None
 
 
 class _Enter(torch.autograd.Function):
-    """Where a value enters a graph. No leaf, which a module could not write in place."""
+    """The node where a value enters a graph: no leaf, which a module could not write in place."""
 
     @staticmethod
     def forward(ctx: Any, handle: torch.Tensor, held: _Held) -> torch.Tensor:  # noqa: ARG004

@@ -1,9 +1,9 @@
-"""Buffers in stages: each shard begins with the coordinator's values, while others are under way.
+"""Buffers in stages: each shard begins with the coordinator's values, beside further shards.
 
-Between a shard's forward pass and its backward pass other shards begin. What a graph has saved for
-the backward pass must not be written meanwhile: autograd refuses that. So a buffer that has its
-value already is left alone, and the statistics of a normalisation, which change with every shard,
-are put in as new tensors.
+Between a shard's forward and backward pass, further shards begin. Tensors saved by a graph for the
+backward pass must not be written meanwhile: autograd refuses the backward pass. So a buffer with
+the right value is left alone, and the statistics of normalisations, which change with every shard,
+are set as new tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from quorate.replica.precision import NORMS
 
 
 class Restored:
-    """Gives a model the values of buffers that a shard begins with.
+    """A setter of the buffers' values at the beginning of a shard.
 
     Args:
-        model: of the process.
-        values: by name, as ``named_buffers`` has them; others are left alone.
+        model: the model of the process.
+        values: values by the names of ``named_buffers``; other buffers are left alone.
     """
 
     def __init__(self, model: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> None:
@@ -35,7 +35,7 @@ class Restored:
 
     @torch.no_grad()
     def __call__(self, _buffers: object = None) -> None:
-        """Put the values in."""
+        """Set the values."""
         found = [
             (name, buffer, self._values[name])
             for name, buffer in self._model.named_buffers()
@@ -53,7 +53,7 @@ class Restored:
 
 
 def are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Return whether two tensors, of whatever devices, have the same bits."""
+    """Return whether two tensors, on any devices, have the same bits."""
     if one is None or other is None:
         return one is other
     return same_bits([(one, other)])[0]

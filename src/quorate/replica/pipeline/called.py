@@ -1,4 +1,4 @@
-"""The call of a model by the loss function, with what it is given of one shard: a cut needs it."""
+"""The call of a model by the loss function for one shard, as the example for a cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quorate.replica.turns import Turns
 
 
 class Call(NamedTuple):
-    """What a model is called with, and under which autocast."""
+    """The arguments of a model's call, and the state of autocast."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """Within the block the model may be called as it was."""
+        """Set autocast inside the block as it was at the call."""
         with ExitStack() as stack:
             for kind, (is_on, dtype) in zip(device_types(), self.autocast, strict=True):
                 if is_on or torch.is_autocast_enabled(kind):
@@ -38,13 +38,13 @@ class Call(NamedTuple):
 
 
 def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> Call:
-    """Return how the model is called by a shard's forward pass, which is computed in one piece.
+    """Return the call of the model in a shard's forward pass, computed in one piece.
 
     Arguments as for ``Replica.gradient``.
 
     Raises:
-        LossError: it was not called once.
-        Whatever user code raises.
+        LossError: the model was not called exactly once.
+        Exception: an error of user code.
     """
     calls: list[Call] = []
 
@@ -53,7 +53,7 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
 
     def afresh(function: Loss) -> Callable[..., Any]:
         def loss(*args: Any) -> Any:
-            calls.clear()  # a shard may be computed again, which does not count
+            calls.clear()  # a repeated computation of the shard does not count
             return function(*args)
 
         return loss
@@ -72,9 +72,9 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
 def cut_by(
     model: torch.nn.Module, names: Sequence[str], call: Call, devices: Group | None
 ) -> tuple[StageGraph, ...]:
-    """Cut a model at named modules, by a call of it; as ``cut``.
+    """Cut a model at named modules, by a call of the model; as ``cut``.
 
-    In a turn: threads that load rows draw from generators, which the cut looks at.
+    Runs in a turn, because the cut compares generators: threads that load rows draw from them.
     """
     with call.surroundings():
         return Turns().run(lambda _: cut(model, names, *call[:2], devices or ()))

@@ -1,7 +1,7 @@
-"""Checks: what a stage makes sure of in every shard, as calls in its graph.
+"""Checks: conditions verified by a stage in every shard, as calls in its graph.
 
-A traced forward pass is that of the example. Whatever the trace went by, and another shard or a
-later step could have otherwise, is looked at again; a difference is an error in one line.
+The traced forward pass is that of the example. The values behind decisions of the trace may differ
+in a later shard or step, and are compared again; a difference is an error in a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIMPLE = (bool, int, float, str, bytes, type(None))
 
 
 class Call:
-    """A function as a graph calls it: with a name in the graph's code."""
+    """A function called by a graph, with a name for the graph's code."""
 
     def __init__(self, name: str, function: Callable[..., Any], held: object = None) -> None:
         self.__name__ = self.__qualname__ = name
@@ -28,17 +28,17 @@ class Call:
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the function."""
         return self._function(*args, **kwargs)
 
 
 def held(value: object) -> Call:
-    """Return what gives an object: one that a graph's code has no words for."""
+    """Return a call that yields an object without an expression in a graph's code."""
     return Call("held", lambda: value, value)
 
 
 def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:
-    """Return what checks that a value is again what the trace went by."""
+    """Return a call to check that a value equals the value at the trace."""
     what = getattr(how, "__name__", "value")
 
     def check(value: Any) -> None:
@@ -55,7 +55,7 @@ def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:
 
 
 def description(value: Any) -> Any:
-    """Return what is not a number of elements in nested arguments: kinds, names, switches."""
+    """Return the kinds, names and switches in nested arguments, without sizes and numbers."""
     if isinstance(value, torch.Tensor):
         return "tensor"
     inner = parts(value)
@@ -66,7 +66,7 @@ def description(value: Any) -> Any:
 
 
 def arguments_like(name: str, wanted: Any) -> Call:
-    """Return what checks that an argument of forward is of the kind that the trace had."""
+    """Return a call to check that an argument of forward has the same kind as at the trace."""
 
     def check(value: Any) -> None:
         found = description(value)
@@ -81,7 +81,7 @@ def arguments_like(name: str, wanted: Any) -> Call:
 
 
 def leaf(path: Sequence[Any]) -> Call:
-    """Return what takes a part out of nested arguments."""
+    """Return a call that takes a part out of nested arguments."""
 
     def take(value: Any) -> Any:
         for key in path:
@@ -92,16 +92,16 @@ def leaf(path: Sequence[Any]) -> Call:
 
 
 def rebuilt(build: Callable[[Sequence[Any]], Any]) -> Call:
-    """Return what makes the output of forward of the values in it."""
+    """Return a call to make the output of forward from the values inside."""
     return Call("rebuilt", lambda *values: build(values))
 
 
 def as_they_were(modules: Mapping[str, nn.Module], reads_mode: set[str]) -> Call:
-    """Return what checks the numbers, words and switches that traced modules have as attributes.
+    """Return a call that checks the numbers, words and switches in attributes of traced modules.
 
     Args:
-        modules: those whose own forward was traced.
-        reads_mode: names of those whose ``training`` was read.
+        modules: modules whose own forward was traced.
+        reads_mode: names of modules whose ``training`` was read.
     """
 
     def simple(name: str, module: nn.Module) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The cut that all replicas of a run have: as named, or by what parts cost; and what is said of it.
+"""The cut for all replicas of a run, named by the user or chosen by costs; and a message about it.
 
-It is made once, before there are workers, of the model and one shard. Bits do not depend on it, so
-checkpoints do not have it: a run that goes on is cut anew, for the machine that it is then on.
+The cut is made once, before there are workers, from the model and a shard. The bits do not depend
+on the cut, so checkpoints do not store the cut: a resumed run is cut anew, for the present machine.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from quorate.replica.pipeline.measure import Cost, measured
 from quorate.replica.pipeline.split import Split
 from quorate.replica.turns import Turns
 
-REPEATS = 3  # of a cut that is made: its figures are shown, and decide nothing
+REPEATS = 3  # measurements of a finished cut, shown only
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class Chosen(NamedTuple):
-    """A cut, and what it costs."""
+    """A cut with its costs."""
 
     names: tuple[str, ...]  # (S - 1,) modules before which the model is cut
     costs: tuple[Cost, ...]  # (S,) of one shard
 
 
 def chosen(model: nn.Module, split: Split, call: Call) -> Chosen:
-    """Cut a model, and measure the stages on one shard. The model is then as it was. Blocks.
+    """Cut a model, and measure the stages on one shard. The model is restored. Blocks.
 
-    It takes some times what the shard takes by itself.
+    Takes several times the duration of the shard.
 
     Args:
-        model: in training mode.
-        split: with names, or without: then it is cut so that stages take the same time.
-        call: of the model, by the loss function.
+        model: the model in training mode.
+        split: the split; without names, the stages are balanced by time.
+        call: the call of the model by the loss function.
 
     Raises:
-        CutError: it cannot be cut so, or not into as many stages.
+        CutError: the model cannot be cut at these names, or into this number of stages.
     """
     names = split.names
 
@@ -51,13 +51,13 @@ def chosen(model: nn.Module, split: Split, call: Call) -> Chosen:
         graphs = cut(model, at, *given)
         return Chosen(at, measured(model, graphs, *given, repeats=REPEATS))
 
-    # Threads that load rows draw from generators, which the cut looks at.
+    # In a turn, because the cut compares generators: threads that load rows draw from them.
     with call.surroundings():
         return Turns().run(lambda _: in_turn())
 
 
 def described(made: Chosen) -> str:
-    """Return what is said of a cut: where it is, how stages balance, and what they hand on."""
+    """Return the message about a cut: its modules, the balance of stages, and their activations."""
     total_s = sum(cost.seconds for cost in made.costs) or 1.0
     shares = _joined([f"{cost.seconds / total_s:.0%}" for cost in made.costs])
     sizes = _joined([size(cost.parameter_bytes) for cost in made.costs])

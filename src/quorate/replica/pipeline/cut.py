@@ -1,9 +1,9 @@
 """The cut of a model into stages: at named modules, each of which begins the next stage.
 
 The forward pass is called once with an example and traced (``trace.py``); its calls are dealt to
-stages in their order (``deal.py``), and the stages compute what the model does, bit for bit
-(``stage_graph.py``). Stages are of the mode that the model is in where it is cut; evaluation has
-its own cut if forward reads ``training`` itself.
+stages in order (``deal.py``), and the stages compute the model's results, bit for bit
+(``stage_graph.py``). Stages compute in the mode of the model at the cut; evaluation needs a cut of
+its own if forward reads ``training`` itself.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ def cut(
     kwargs: Mapping[str, Any] | None = None,
     devices: Sequence[torch.device] = (),
 ) -> tuple[StageGraph, ...]:
-    """Cut a model into one stage more than there are split points.
+    """Cut a model into stages, one more than there are split points.
 
-    It is called once, and is then as it was; torch's default generator too.
+    The model is called once and then restored, and so is torch's default generator.
 
     Args:
-        model: in training mode, or in that of the shards that stages are to compute.
+        model: the model, in training mode, or in the mode of the shards to compute in stages.
         split: names of modules; a stage begins with the first call of each.
-        args: of a call of the model: those of one shard.
-        kwargs: likewise.
-        devices: of the stages, in turn; none: the host.
+        args: positional arguments of a call of the model, from one shard.
+        kwargs: keyword arguments of the call.
+        devices: devices of the stages, in turn; empty: the host.
 
     Returns:
         Stages, in the order in which forward calls them.
 
     Raises:
-        CutError: a name is none of a module that forward calls, a stage would be empty, or forward
-            does there what cannot be cut.
+        CutError: forward does not call a module of a given name, a stage would be empty, or the
+            code at a cut cannot be cut.
     """
     points = {}
     for name in split:
@@ -84,10 +84,10 @@ def cut(
 def candidates(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the parts of a model before which it may be cut, as forward calls them.
+    """Return the names of possible cuts of a model: modules in the order of forward's calls.
 
-    These are all top-level modules but the first that is called, and the parts of lists; of a model
-    that calls a single module, that one's.
+    These are all called top-level modules except the first, and the items of lists; for a model
+    with a single called module, those of the module.
 
     Raises:
         CutError: the forward pass of the model itself cannot be followed.
@@ -117,7 +117,7 @@ def _traced(
     inside: Sequence[str] = (),
     devices: Sequence[torch.device] = (),
 ) -> Iterator[Trace]:
-    """Within the block there is a trace; after it, however it ends, nothing of its values."""
+    """Trace a call inside the block; forget its values afterwards, even after an error."""
     named = arguments(model, args, kwargs)
     trace = Trace(model, points, inside, devices)
     try:
@@ -129,15 +129,15 @@ def _traced(
 
 
 def _call(model: nn.Module, given: dict[str, Any]) -> Any:
-    """Call a model with arguments by name, those that can only be given by place too."""
+    """Call a model with arguments by name, including positional-only arguments."""
     signature = inspect.signature(model.forward)
     bound = inspect.BoundArguments(signature, OrderedDict(given))
-    # Not its hooks: each call of the model runs them, around what a stage computes.
+    # Without hooks: each call of the model runs them, around the work of a stage.
     return model.forward(*bound.args, **bound.kwargs)
 
 
 def _draws_undone(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a block after which the generators of the model's devices are as they were."""
+    """Return a context that restores the generators of the model's devices."""
     devices = {p.device for p in model.parameters() if has_streams(p.device)}
     numbers = [device.index for device in devices]
     return torch.random.fork_rng(numbers, device_type=device_types()[-1])
@@ -147,7 +147,7 @@ def _named(model: nn.Module, name: str) -> nn.Module:
     """Return a module by its name.
 
     Raises:
-        CutError: there is none.
+        CutError: there is no such module.
     """
     modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     del modules[""]
@@ -160,13 +160,13 @@ def _named(model: nn.Module, name: str) -> nn.Module:
 
 
 def _around(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the modules that a module lies in, but for the model itself."""
+    """Return the modules that contain a module, except for the model itself."""
     words = name.split(".")
     return [model.get_submodule(".".join(words[:count])) for count in range(1, len(words))]
 
 
 def _instead(names: Sequence[str]) -> str:
-    """Return what to do about a cut that cannot be, with the names that fit."""
+    """Return the cure for an impossible cut, with names that fit."""
     if not names:
         return "leave split out: forward calls no other module that it could be cut before"
     return f"cut before one of {listed(names)}"
@@ -175,14 +175,14 @@ def _instead(names: Sequence[str]) -> str:
 def _called_below(
     model: nn.Module, name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Sequence[str]:
-    """Return what may be named in the place of a module that is not called."""
+    """Return names to use instead of a module that is not called."""
     below = [f"{name}.{inner}" for inner, _ in model.get_submodule(name).named_children()]
     tops = candidates(model, args, kwargs)
     return [own for own in tops if own in below] or tops
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names of modules as a message has them."""
+    """Return names of modules as text for a message."""
     if not names:
         return "no module"
     more = "" if len(names) <= MOST_NAMED else f" and {len(names) - MOST_NAMED} more"

@@ -1,7 +1,7 @@
-"""Dealing: the nodes of a trace to stages, with what these hand each other.
+"""Dealing: assigns the nodes of a trace to stages, with the values passed between stages.
 
-A node is of the stage in which it was noted, so all of a stage run before all of the next, and the
-backward pass, which goes by the order in which nodes were made, has the stages the other way round.
+A node belongs to the stage of the recording, so all nodes of a stage run before all of the next,
+and the backward pass, in the reverse order of nodes, visits the stages in reverse order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
     """Return the stages of a trace.
 
     Raises:
-        CutError: stages would share something that each has for itself.
+        CutError: stages would share a tensor of which each has a copy.
     """
     assert trace.output is not None
     count = len(trace.reached) + 1
@@ -49,7 +49,7 @@ def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
             stages = users.setdefault(name, [])
             if stage not in stages:
                 stages.append(stage)
-    # What forward does not use at all may be used by a loss function: the last stage runs that.
+    # Parameters unused by forward may be used by a loss function, which the last stage completes.
     parameters = [name for name, _ in model.named_parameters()]
     owner = {name: users.get(name, [count - 1])[0] for name in names_of.values()}
 
@@ -61,7 +61,7 @@ def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
         gives = [node for node in own if node in later] if stage < count - 1 else [trace.output]
         inputs = {node: trace.inputs[node] for node in takes if node in trace.inputs}
         module = fx.GraphModule(model, _graph(trace, own, takes, gives), f"Stage{stage}")
-        # Not to change modes: they are the user's, and a stage has only some of them.
+        # Without modes: these are the user's, and a stage has only some of the modules.
         names = [inputs.get(node, node.name) for node in takes]
         written = {u.value for u in trace.uses if u.writes and trace.stages[u.node] == stage}
         made.append(
@@ -88,7 +88,7 @@ def _called(nodes: Iterable[fx.Node]) -> list[str]:
 
 
 def _needed(trace: Trace, own: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return what a stage is given, and which nodes that are free it has a copy of."""
+    """Return the values taken by a stage, and the free nodes copied to it."""
     stage = trace.stages[own[0]] if own else 0
     takes: dict[fx.Node, None] = {}
     free: dict[fx.Node, None] = {}
@@ -115,7 +115,7 @@ def _graph(
     graph.create_node("call_function", check)
 
     def copied(node: fx.Node) -> fx.Node:
-        if node not in copies:  # one that is free, and read here for the first time
+        if node not in copies:  # a free node, read for the first time
             copies[node] = graph.node_copy(node, copied)
         return copies[node]
 
@@ -137,7 +137,7 @@ def _graph(
 
 
 def _names(model: nn.Module) -> dict[int, str]:
-    """Return the names of parameters and buffers, by id; tied ones have their first."""
+    """Return the names of parameters and buffers, by id; the first name of tied ones."""
     return {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
 
 
@@ -156,7 +156,7 @@ def _tensors(
 
 
 def _refuse_shared_writes(trace: Trace) -> None:
-    """Refuse a tensor that one stage writes and another one reads, each a copy of its own."""
+    """Refuse a tensor written by a stage and read by another: each stage has a copy."""
     for name, stages in trace.written_buffers.items():
         if len(stages) > 1:
             why = f"buffer {name} is written in stages {' and '.join(map(str, sorted(stages)))}"

@@ -1,7 +1,8 @@
-"""Draws that stages cannot have: from Python's and NumPy's generators, one of each in a process.
+"""Draws impossible in stages: from Python's and NumPy's generators, which each process has once.
 
-torch's generator goes from stage to stage with a shard. These would go on where an earlier shard of
-the same stage left them, and the first shard alone is compared.
+torch's generator state goes from stage to stage with a shard. Python's and NumPy's generators would
+continue from an earlier shard of the same stage, and the difference would go unnoticed: only the
+first shard is compared.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from quorate.replica.turns import drawn_outside
 
 @contextmanager
 def none_drawn() -> Iterator[None]:
-    """Refuse a block that draws from them.
+    """Refuse draws from these generators inside the block.
 
     Raises:
-        CutError: it has.
+        CutError: a number was drawn.
     """
     before = drawn_outside()
     try:

@@ -1,7 +1,7 @@
-"""What followed code may do that no node has: set attributes, draw numbers, switch modes.
+"""Side effects of followed code without a node: set attributes, drawn numbers, switched modes.
 
-A stage makes the calls that were noted and runs no line of the forward in between. So whatever else
-the lines did is found here, and the model is not cut there.
+A stage makes the recorded calls and runs no line of forward between them. So all other effects of
+these lines are detected in this file, and then the model is not cut there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch import nn
 
 from quorate.machine.devices import device_types
 
-_OUTSIDE = Path(torch.__file__).parent, Path(__file__).parents[2]  # of what is user code
+_OUTSIDE = Path(torch.__file__).parent, Path(__file__).parents[2]  # folders without user code
 _LIBRARY = Path(os.__file__).parent
 
 
 class Attributes:
-    """What modules have as attributes, to be given back to them.
+    """The attributes of modules, to be restored.
 
     Args:
-        modules: by name.
+        modules: modules by name.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -38,7 +38,7 @@ class Attributes:
         self._before = {n: [dict(t) for t in _tables(m)] for n, m in modules.items()}
 
     def restore(self) -> list[str]:
-        """Give them back what they had, and return the names of what was set since."""
+        """Restore the attributes, and return the names of attributes set since."""
         found = []
         for name, module in self._modules.items():
             tables = _tables(module)
@@ -59,14 +59,14 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
 
 @contextmanager
 def noticing_draws(is_noting: Callable[[], bool]) -> Iterator[list[str]]:
-    """Within the block note the lines of this thread that draw from Python's or NumPy's generators.
+    """Yield a list of this thread's lines that draw from Python's or NumPy's generators.
 
-    Where generators are does not tell: those who load rows draw from them too, in other threads.
-    Calls of Python's are seen by a profile function. NumPy's are not, so the functions of its
-    module are others meanwhile; a ``numpy.random.Generator`` of the user's own is not noticed.
+    Comparing generators would not do: loader threads draw from them too. Calls of Python's
+    generators are seen by a profile function. NumPy's are not, so the functions of its module are
+    replaced meanwhile; a ``numpy.random.Generator`` of the user is not noticed.
 
     Args:
-        is_noting: whether code is being followed, by this thread.
+        is_noting: returns whether this thread is following code.
     """
     lines: list[str] = []
     before = sys.getprofile()
@@ -103,14 +103,14 @@ def noticing_draws(is_noting: Callable[[], bool]) -> Iterator[list[str]]:
 
 
 def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
-    """Return whether autocast is on, and its dtype, of each of ``device_types()``."""
+    """Return whether autocast is on, and its dtype, for each of ``device_types()``."""
     return tuple(
         (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in device_types()
     )
 
 
 def line_here() -> str:
-    """Return the line of user code that is being run."""
+    """Return the current line of user code."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         if is_users(frame.f_code.co_filename):
@@ -131,7 +131,7 @@ def line_of(trace: TracebackType | None) -> str:
 
 @cache
 def is_users(filename: str) -> bool:
-    """Whether a file is neither torch's, nor Python's, nor of this package."""
+    """Return whether a file is neither torch's, nor Python's, nor of this package."""
     path = Path(filename)
     if filename.startswith("<") or any(path.is_relative_to(folder) for folder in _OUTSIDE):
         return False

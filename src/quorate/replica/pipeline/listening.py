@@ -1,10 +1,9 @@
-"""Listening: torch's functions, calls of modules and reads of their tensors come to a trace.
+"""Listening: reports torch's functions, calls of modules and reads of their tensors to a trace.
 
-torch offers no such place for modules, so ``nn.Module.__call__`` and ``__getattr__`` are others
-while a forward pass is traced, as ``torch.fx`` has them. So is ``len``, which has to return a plain
-number otherwise, and would make the rows of the example those of every shard; and ``isinstance``,
-which answers for what a recorded value stands for. Other threads and whatever is called quietly get
-what they always get.
+torch offers no hook for modules, so ``nn.Module.__call__`` and ``__getattr__`` are replaced while a
+forward pass is traced, as in ``torch.fx``. So is ``len``, which must return a plain number
+otherwise, and would make the example's number of rows a constant; and ``isinstance``, which answers
+for the value behind a recorded value. Other threads and quiet calls get the usual results.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.recorded import is_recorded, recorded_in, value_of
 from quorate.replica.torch_internals import checkpoint_body
 
-# Functions of torch's that make tensors of numbers: its parser of arguments takes no stand-ins.
+# Functions of torch that make tensors of numbers: their argument parser takes no recorded values.
 FACTORIES = """
     arange as_tensor empty eye full linspace ones rand randint randn randperm tensor tril_indices
     triu_indices zeros
@@ -32,42 +31,42 @@ FACTORIES = """
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """The receiver of reports."""
 
     @property
     def is_noting(self) -> bool:
-        """Whether the calling thread's calls are noted now."""
+        """True if the calling thread's calls are recorded now."""
 
     def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Note and make a call of a function."""
+        """Record and make a call of a function."""
 
     def module(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Note and make a call of a module."""
+        """Record and make a call of a module."""
 
     def inside(self, used: nn.Module | torch.Tensor) -> None:
-        """Hear of what something uses that is noted as a whole, or another thread."""
+        """Receive a module or tensor used inside a call recorded as a whole, or by a thread."""
 
     def attribute(self, tensor: torch.Tensor) -> Any:
-        """Return what stands for a tensor that a module has."""
+        """Return the recorded value for a tensor of a module."""
 
     def mode(self, module: nn.Module, training: bool) -> bool:
-        """Note that the mode of a module was read."""
+        """Record that the mode of a module was read."""
 
 
 @contextmanager
 def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the block a listener is told.
+    """Report calls and reads to a listener inside the block.
 
     Args:
-        listener: of the calling thread.
-        followed: modules whose ``training`` it wants to know of.
+        listener: the listener of the calling thread.
+        followed: modules whose reads of ``training`` are reported.
     """
     call, read = nn.Module.__call__, nn.Module.__getattr__
     length, is_instance = builtins.len, builtins.isinstance
-    # Of functions with a backward of their own: forward would be followed, and that forgotten.
+    # For functions with a backward of their own: forward would be followed, and backward lost.
     apply: Any = vars(torch.autograd.Function)["apply"]
     factories = [(torch, name, getattr(torch, name)) for name in FACTORIES.split()]
-    # Scripts import ``checkpoint`` by name, so what it calls is another: see ``checkpoint_body``.
+    # Scripts import ``checkpoint`` by name, so its body is replaced: see ``checkpoint_body``.
     checkpoint = torch.utils.checkpoint.checkpoint
     modes = {module: module.training for module in followed}
 
@@ -114,7 +113,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
         return made
 
     for module in modes:
-        del vars(module)["training"]  # so that a read of it comes to ``__getattr__``
+        del vars(module)["training"]  # so that a read calls ``__getattr__``
     nn.Module.__call__ = called  # type: ignore[method-assign]
     nn.Module.__getattr__ = looked_up  # type: ignore[method-assign]
     builtins.len, builtins.isinstance = counted, is_of
@@ -136,7 +135,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
 
 
 class _Mode(TorchFunctionMode):
-    """Brings torch's functions to a listener."""
+    """A mode that reports torch's functions to a listener."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()

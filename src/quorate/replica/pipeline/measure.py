@@ -1,7 +1,7 @@
-"""What stages cost: time, and memory for parameters and for what backward needs, of one shard.
+"""The costs of stages for one shard: time, and memory for parameters and saved activations.
 
-Each stage is run by itself on what the ones before it gave, forward and backward. A fine cut, with
-a stage for each module, measures all coarser ones: their times and bytes are sums.
+Each stage is run by itself on the results of the stages before it, forward and backward. A fine
+cut, with a stage for each module, measures all coarser cuts: their times and bytes are sums.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from quorate.replica import nested
 from quorate.replica.model import unchanged
 from quorate.replica.pipeline.stage_graph import StageGraph, arguments
 
-REPEATS = 3  # the least time counts: others have been held up
+REPEATS = 3  # the least time counts: longer times include delays
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stage takes to compute one shard."""
+    """The cost of computing one shard in a stage."""
 
     forward_s: float
     backward_s: float
-    parameter_bytes: int  # of what it owns
-    trained_bytes: int  # of these, what has a gradient
-    kept_bytes: int  # that its forward pass keeps for backward, parameters and inputs not counted
-    given_bytes: int  # that it hands to later stages: their gradients take as much
+    parameter_bytes: int  # of owned parameters
+    trained_bytes: int  # of owned parameters with a gradient
+    kept_bytes: int  # saved by forward for backward, without parameters and inputs
+    given_bytes: int  # passed to later stages: their gradients take as much
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
+        """Time of forward and backward, in seconds."""
         return self.forward_s + self.backward_s
 
 
@@ -46,7 +46,7 @@ def measured(
     kwargs: Mapping[str, Any] | None = None,
     repeats: int = REPEATS,
 ) -> tuple[Cost, ...]:
-    """Return what each stage costs with the arguments of one shard. The model is then as it was."""
+    """Return the cost of each stage for the arguments of one shard. The model is restored."""
     with unchanged(model), torch.random.fork_rng(devices=[]), torch.enable_grad():
         runs = [_measured(model, stages, args, kwargs) for _ in range(repeats)]
     first = runs[0]
@@ -79,7 +79,7 @@ def _measured(
     try:
         for stage in stages:
             taken = {name: nested.mapped(values[name], _leaf) for name in stage.takes}
-            for name in stage.writes:  # which a leaf may not be
+            for name in stage.writes:  # a leaf must not be written
                 taken[name] = nested.mapped(taken[name], torch.clone)
             known = of_model | {_place(t) for t in nested.tensors(list(taken.values()))}
             kept: dict[int, int] = {}
@@ -112,7 +112,7 @@ def _measured(
                     else sum(t.nbytes for t in nested.tensors([*gives.values()])),
                 )
             )
-            # Whether later stages compute gradients for it is part of what they cost.
+            # Whether later stages compute gradients of these values is part of their cost.
             values |= {name: nested.mapped(nest, _leaf) for name, nest in gives.items()}
     finally:
         for name, gradient in before.items():
@@ -121,7 +121,7 @@ def _measured(
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the same strides, where the graph of a stage begins."""
+    """Return a copy with the same strides, as the beginning of a stage's graph."""
     copied = tensor.detach().clone()
     return copied.requires_grad_() if tensor.requires_grad else copied
 
@@ -133,7 +133,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _now(model: nn.Module) -> float:
-    """Return the time at which all that was begun is done."""
+    """Return the time after all work has finished."""
     parameter = next(model.parameters(), None)
     if parameter is not None and has_streams(parameter.device):
         torch.accelerator.synchronize(parameter.device)

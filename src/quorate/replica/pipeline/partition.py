@@ -1,4 +1,4 @@
-"""Partitions: work that comes in an order, cut into runs of which the greatest is least.
+"""Partitions: a sequence of work cut into runs such that the greatest run is least.
 
 Pure: the linear partition problem, by dynamic programming (Skiena, The Algorithm Design Manual,
 section 10.7), with a bound on a second quantity of each run.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-Fits = Callable[[int, int, int], bool]  # whether run s may be of the pieces from i to before j
+Fits = Callable[[int, int, int], bool]  # whether run s may consist of the pieces from i to before j
 
 
 def _any(_run: int, _first: int, _end: int) -> bool:
@@ -21,24 +21,24 @@ def _any(_run: int, _first: int, _end: int) -> bool:
 def partition(
     costs: Sequence[float], runs: int, fits: Fits = _any
 ) -> tuple[tuple[int, ...], float] | None:
-    """Return where runs but the first begin, such that the costliest run costs least.
+    """Return the beginnings of all runs but the first, such that the costliest run costs least.
 
-    Of several such partitions it is one whose last runs begin as early as they can, and the same
-    one each time. O(S N^2).
+    Among equal partitions, the last runs begin as early as possible; the choice is the same each
+    time. O(S N^2).
 
     Args:
-        costs: (N,) of the pieces, at least 0.
-        runs: S; none of them is empty.
-        fits: which runs may be.
+        costs: (N,) costs of the pieces, at least 0.
+        runs: S; no run is empty.
+        fits: tells which runs are allowed.
 
     Returns:
-        The (S - 1,) beginnings, and what the costliest run costs; None if there is no partition.
+        The (S - 1,) beginnings, and the cost of the costliest run; None if there is no partition.
     """
     count = len(costs)
     if not 1 <= runs <= count:
         return None
     upto = [0.0, *accumulate(costs)]
-    # least[j]: of the first j pieces in s runs; None: there is no such partition
+    # least[j]: cost of the first j pieces in s runs; None: there is no such partition
     least: list[float | None] = [0.0, *[None] * count]
     begins: list[list[int]] = []
     for run in range(runs):

@@ -1,9 +1,9 @@
-"""Recorded values: what stands in for a value while forward is traced, and has the value too.
+"""Recorded values: substitutes for values while forward is traced, with the example's values.
 
-A plain symbolic trace knows no values, so a branch, a loop or an unpacking ends it. A recorded
-value answers with that of the example, and what was answered is checked in every shard from then
-on: a forward pass whose branches are the same for all shards is traced, and one whose branches are
-not is found out, never computed wrongly.
+A plain symbolic trace has no values, so a branch, a loop or an unpacking ends it. A recorded value
+answers with the example's value, and the answer is checked in every shard from then on: a forward
+pass with the same branches for all shards can be traced, and a forward pass with varying branches
+is detected and never computed wrongly.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 
 class Recorder(Protocol):
-    """Where recorded values note what is done with them."""
+    """The recorder of operations on recorded values."""
 
     def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Note and make a call."""
+        """Record and make a call."""
 
     def method(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Note and make a call of a method of the first argument."""
+        """Record and make a call of a method of the first argument."""
 
     def fixed(self, value: Recorded, how: Callable[[Any], Any]) -> Any:
-        """Return ``how`` of the value, and have it be the same in every shard."""
+        """Return ``how(value)``, and require the same result in every shard."""
 
     def quiet(self, call: Callable[[], Any]) -> Any:
-        """Call something of which nothing is noted."""
+        """Call a function without recording."""
 
 
 class Recorded:
-    """A value of the forward pass: the node that computes it, and what it is for the example.
+    """A value of the forward pass: the computing node, and the example's value.
 
-    It is no tensor and says of itself that it is none: torch's own code in C would take it for one,
-    and look for a tensor's memory. What ``isinstance`` answers is in ``listening.py``.
+    Not a tensor, and not disguised as a tensor: torch's code in C would look for a tensor's memory.
+    The answers of ``isinstance`` are in ``listening.py``.
     """
 
     def __init__(self, recorder: Recorder, node: fx.Node, value: Any) -> None:
@@ -52,7 +52,7 @@ class Recorded:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note a call of torch's that has a recorded value in it, where no mode sees it."""
+        """Record a call of torch with a recorded value among its arguments, not seen by a mode."""
         found = next(recorded_in((args, kwargs or {})))
         return recorder_of(found).function(function, args, kwargs or {})
 
@@ -71,7 +71,7 @@ class Recorded:
         recorder_of(self).function(setattr, (self, name, value), {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Note and make a call of a value that can be called."""
+        """Record and make a call of a callable value."""
         return recorder_of(self).method("__call__", (self, *args), kwargs)
 
     def __bool__(self) -> bool:
@@ -112,7 +112,7 @@ class Recorded:
 
     def __str__(self) -> str:
         value = value_of(self)
-        if isinstance(value, (int, float, torch.Size)):  # it may be a key: f"layer{number}"
+        if isinstance(value, (int, float, torch.Size)):  # the text may be a key: f"layer{number}"
             return str(recorder_of(self).fixed(self, str))
         return recorder_of(self).quiet(lambda: str(value))  # type: ignore[no-any-return]
 
@@ -120,27 +120,27 @@ class Recorded:
 
 
 def recorder_of(recorded: Recorded) -> Recorder:
-    """Return where it notes what is done with it."""
+    """Return the recorder of a recorded value."""
     return object.__getattribute__(recorded, "_quorate_recorder")  # type: ignore[no-any-return]
 
 
 def node_of(recorded: Recorded) -> fx.Node:
-    """Return what computes it."""
+    """Return the node that computes a recorded value."""
     return object.__getattribute__(recorded, "_quorate_node")  # type: ignore[no-any-return]
 
 
 def value_of(recorded: Recorded) -> Any:
-    """Return what it is for the example."""
+    """Return the example's value."""
     return object.__getattribute__(recorded, "_quorate_value")
 
 
 def is_recorded(value: Any) -> bool:
-    """Whether something is a recorded value."""
+    """Return whether an object is a recorded value."""
     return type(value) is Recorded
 
 
 def recorded_in(value: Any) -> Iterator[Recorded]:
-    """Yield the recorded values in anything nested, in a fixed order."""
+    """Yield the recorded values in nested containers, in a fixed order."""
     if is_recorded(value):
         yield value
         return
@@ -149,7 +149,7 @@ def recorded_in(value: Any) -> Iterator[Recorded]:
 
 
 def mapped(value: Any, function: Callable[[Recorded], Any]) -> Any:
-    """Return the same structure with something in the place of every recorded value."""
+    """Return the same structure with ``function(recorded)`` instead of every recorded value."""
     if is_recorded(value):
         return function(value)
     found = inner(value)
@@ -162,12 +162,12 @@ def mapped(value: Any, function: Callable[[Recorded], Any]) -> Any:
 
 
 def builder(value: Any, numbers: Mapping[int, int]) -> Callable[[Sequence[Any]], Any]:
-    """Return what builds the same structure, with other values in the place of recorded ones.
+    """Return a function to build the same structure from values instead of recorded values.
 
-    It keeps no recorded value: they have those of the example, with all that these were made of.
+    The function refers to no recorded value, whose example value, with its graph, would stay alive.
 
     Args:
-        numbers: by the id of a recorded value, which of the values is in its place.
+        numbers: index of the value for each recorded value, by id.
     """
     if is_recorded(value):
         number = numbers[id(value)]
@@ -188,7 +188,7 @@ def builder(value: Any, numbers: Mapping[int, int]) -> Callable[[Sequence[Any]],
 
 
 def made_of(container: Any, items: dict[Any, Any]) -> Any:
-    """Return a container of the same kind, of other items."""
+    """Return a container of the same kind with other items."""
     return _made(items, type(container), container)
 
 
@@ -206,7 +206,7 @@ def _made(items: dict[Any, Any], kind: type, like: Any) -> Any:
 
 
 def inner(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return the parts of a container or a slice; None of what is no such thing."""
+    """Return the parts of a container or a slice; None for any other object."""
     if type(value) is slice:
         return enumerate((value.start, value.stop, value.step))
     return parts(value)
@@ -224,7 +224,7 @@ def _turned(function: Callable[..., Any]) -> Callable[[Recorded, Any], Any]:
     return lambda self, other: recorder_of(self).function(function, (other, self), {})
 
 
-# Each has a form that is turned round, and one in place.
+# Each also has a reversed form and an in-place form.
 _BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift"
 
 

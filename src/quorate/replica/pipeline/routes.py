@@ -1,14 +1,15 @@
-"""Routes: which stage sends what to which, forward and backward.
+"""Routes: the messages between stages, forward and backward.
 
-A value goes from the stage that makes it to every stage that takes it. Its gradient comes back
-along a chain, from the last stage that takes it over each one before to the one that made it: every
-stage puts what comes from later ones first into its own sum. That is the order in which autograd
-adds where the model is in one piece, and floating-point sums depend on it.
+A value goes from its maker, a stage, to every stage that takes the value. The gradient comes back
+along a chain, from the last taker through each earlier taker to the maker: every stage adds the sum
+of later stages first into its own. This is autograd's order of additions for a model in a single
+piece, and floating-point sums depend on the order.
 
-With every shard a stage also hears from its neighbour, whatever values there are. Forward it is
-told the position of the random stream, which goes from stage to stage. Back it is told that again,
-the shard's weight, and gradients of parameters that are those of an earlier stage: of tied ones,
-and of such as the loss function uses by itself. These too are summed from the last stage on.
+With every shard, a stage also receives a message from its neighbour, with or without values.
+Forward, the message has the position of the random stream, passed on from stage to stage. Backward,
+the message has the position again, the shard's weight, and gradients of parameters owned by an
+earlier stage: of tied parameters, and of parameters used directly by the loss function. These
+gradients too are summed from the last stage on.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Names = tuple[str, ...]
 
 
 class Route(NamedTuple):
-    """What one stage sends, and whom it hears from. Stages by their numbers."""
+    """The messages that a stage sends, and their senders and receivers, by number of the stage."""
 
     forward_to: Mapping[int, Names]  # values
     forward_from: tuple[int, ...]
     back_to: Mapping[int, Names]  # gradients of values
     back_from: tuple[int, ...]
-    owned: Names  # parameters whose gradient it writes
+    owned: Names  # parameters whose gradient the stage writes
 
 
 def routes(graphs: Sequence[StageGraph]) -> tuple[Route, ...]:

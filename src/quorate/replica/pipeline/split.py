@@ -1,4 +1,4 @@
-"""The split of a replica: where its model is cut, and in which order its stages compute."""
+"""The split of a replica: the places of cuts in the model, and the schedule of the stages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from quorate.replica.flat import Layout
 from quorate.replica.phases.turn import Turn
 from quorate.replica.whole_batch.gather import Gather
 
-CHUNKS = 2  # stages on each device where these are interleaved, and nobody says how many
+CHUNKS = 2  # default number of interleaved stages per device
 
 
 @dataclass(frozen=True)
 class Split:
-    """Where a model is cut, and the schedule."""
+    """The places where a model is cut, and the schedule."""
 
-    names: tuple[str, ...] | None  # (S - 1,) modules before which it is cut; None: not yet chosen
+    names: tuple[str, ...] | None  # (S - 1,) modules before which the model is cut; None: open
     stages: int  # S
     schedule: str
 
     def as_chosen(self, computing: Computing) -> Split:
-        """Return the same with the modules that were chosen for all workers of the run."""
+        """Return the split with the modules that were chosen for all workers of the run."""
         return self if computing.split is None else replace(self, names=computing.split)
 
     def require_fits(
@@ -35,16 +35,16 @@ class Split:
         gradients: Layout,
         options: Mapping[str, Any],
     ) -> None:
-        """Refuse what there is not yet for a replica in stages.
+        """Refuse settings that are not implemented for a replica in stages.
 
         Args:
-            computing: how the replica computes.
-            turn: its loss functions.
+            computing: settings of the replica's computation.
+            turn: the loss functions of the replica.
             gradients: the layout of gradients.
-            options: further ones of the replica.
+            options: further options of the replica.
 
         Raises:
-            SettingError: some of it was asked for, or was found in the model.
+            SettingError: such a setting is used, or a property of the model is not supported.
         """
         obstacles = {
             "the loss has phases": turn.has_phases,
@@ -63,11 +63,11 @@ class Split:
 
 
 def refused(names: Sequence[str] | None, why: str, fix: str | None = None) -> SettingError:
-    """Return the error of a split that cannot be.
+    """Return the error for an impossible split.
 
     Args:
-        names: that were given; None: the devices alone ask for stages.
-        fix: what to do, where it is not to leave stages out.
+        names: the user's names; None: only the devices ask for stages.
+        fix: the cure, unless it is to leave stages out.
     """
     if names is None:
         fix = fix or "name one device for each replica, as in devices='cpu'"
@@ -76,10 +76,10 @@ def refused(names: Sequence[str] | None, why: str, fix: str | None = None) -> Se
 
 
 def stages_of(groups: Sequence[Group], schedule: str) -> int:
-    """Return into how many stages a model is cut that may be cut anywhere.
+    """Return the number of stages for a model that may be cut anywhere.
 
     Raises:
-        SettingError: replicas have not the same number of devices.
+        SettingError: replicas have different numbers of devices.
     """
     sizes = {len(group) for group in groups}
     if len(sizes) > 1:
@@ -90,10 +90,10 @@ def stages_of(groups: Sequence[Group], schedule: str) -> int:
 
 
 def require_devices(names: Sequence[str], groups: Sequence[Group]) -> None:
-    """Refuse devices that stages of named modules cannot have.
+    """Refuse devices that do not fit the stages of named modules.
 
     Raises:
-        SettingError: they are such.
+        SettingError: the devices do not fit.
     """
     for group in groups:
         stages = len(names) + 1

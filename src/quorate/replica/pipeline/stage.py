@@ -1,9 +1,9 @@
-"""A stage: what one device computes of the model, forward and backward, shard by shard.
+"""A stage: the part of the model that one device computes, forward and backward, shard by shard.
 
-Each stage calls the user's loss function with the model, whose forward pass is the stage's here. So
-every stage takes what it needs from the batch in the way that the loss function does, and draws
-what it draws before that call. All stages but the last leave the loss function in that call; the
-last one returns the model's output, and the loss goes on.
+Each stage calls the user's loss function with the model, whose forward pass is replaced by the
+stage's. So every stage reads its inputs from the batch in the way of the loss function, and draws
+the same numbers before the call of the model. All stages but the last leave the loss function in
+this call; the last stage returns the model's output, and the loss function continues.
 """
 
 from __future__ import annotations
@@ -35,50 +35,50 @@ FIX = "call model(...) once in the loss function, or leave split out"
 
 
 class Unwound(BaseException):
-    """A stage has what it computes of a shard: the rest of the loss is the last stage's."""
+    """The signal of a finished forward part; the last stage computes the rest."""
 
 
 class Computing(NamedTuple):
-    """How a replica computes, which is the same for all of its stages."""
+    """The computation of a replica, the same for all of its stages."""
 
     model: torch.nn.Module
     trained: Mapping[str, torch.nn.Parameter]
-    begin: Callable[[Any, int], None]  # a shard, with its seed: see ``Replica``
-    read: Callable[[Any, int], Outcome]  # calls the loss function with a batch of so many rows
+    begin: Callable[[Any, int], None]  # begins a shard, with its seed: see ``Replica``
+    read: Callable[[Any, int], Outcome]  # calls the loss function with a batch of a number of rows
     stream: Stream | DeviceStream
 
 
 class Given(NamedTuple):
-    """What a stage gives of a shard on its way forward."""
+    """The results of a shard's forward pass in a stage."""
 
     to: Mapping[int, Passed]  # by stage
-    buffers: Mapping[str, torch.Tensor]  # as the shard left them, by name
-    outcome: Outcome | None  # the last stage's
+    buffers: Mapping[str, torch.Tensor]  # by name, as left by the shard
+    outcome: Outcome | None  # of the last stage
 
 
 class Back(NamedTuple):
-    """What a stage gives of a shard on its way back."""
+    """The results of a shard's backward pass in a stage."""
 
     to: Mapping[int, Returned]  # by stage
-    gradients: Mapping[str, torch.Tensor]  # of the parameters that are its own
+    gradients: Mapping[str, torch.Tensor]  # of the stage's own parameters
     weight: float
-    second: Second | None = None  # what is left to compute of these
+    second: Second | None = None  # the rest of the gradients, not computed yet
 
 
 class Stage:
-    """One stage, and the shards that are on their way through it.
+    """A stage, with the shards in progress.
 
     Args:
-        graph: what it computes.
-        route: what it sends.
-        computing: how.
+        graph: the graph of the stage.
+        route: the messages of the stage.
+        computing: the computation of the replica.
     """
 
     def __init__(self, graph: StageGraph, route: Route, computing: Computing) -> None:
         self.graph, self.route = graph, route
         self._computing = computing
         self._stream = computing.stream
-        # Of the model's own forward pass, which is another function while a shard is computed.
+        # Of the model's own forward pass, which is replaced while a shard is computed.
         self._signature = inspect.signature(computing.model.forward)
         self._shards: dict[int, _Shard] = {}
 
@@ -93,8 +93,8 @@ class Stage:
         """Compute a shard's forward pass.
 
         Args:
-            number: of the shard.
-            receive: returns what earlier stages give of it. Blocks.
+            number: number of the shard.
+            receive: returns the messages of earlier stages about the shard. Blocks.
         """
         shard = self._shards[number] = _Shard(seed)
         self._computing.begin(self._stream, seed)
@@ -107,7 +107,7 @@ class Stage:
             arrived = receive()
             for each in arrived:
                 values |= shard.entered.enter(each)
-            # That of the stage before this one, which has what earlier ones drew in it.
+            # The position of the previous stage, which includes the draws of earlier stages.
             if arrived and arrived[-1].position is not None:
                 self._stream.generator.set_state(arrived[-1].position)
             given = self.graph.run(values)
@@ -137,11 +137,11 @@ class Stage:
         *,
         is_first_part: bool = False,
     ) -> Back:
-        """Compute a shard's backward pass, and forget it.
+        """Compute a shard's backward pass, and forget the shard.
 
         Args:
-            receive: returns what later stages give back. Blocks.
-            is_first_part: gradients of its own parameters may be left for ``complete``.
+            receive: returns the messages of later stages. Blocks.
+            is_first_part: whether gradients of the stage's parameters may be left for ``complete``.
         """
         shard = self._shards.pop(number)
         returned = receive()
@@ -173,7 +173,7 @@ class Stage:
         return Back(to, own, weight, second)
 
     def complete(self, back: Back) -> Back:
-        """Compute what the first part of a backward pass has left; return all of it."""
+        """Compute the second part of a backward pass; return the results of both parts."""
         if back.second is None:
             return back
         back.second.derive()
@@ -188,7 +188,7 @@ class Stage:
         return derive_first(roots, [trained[name] for name in self.route.owned if name in trained])
 
     def _taken(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Take the gradients of parameters: of its own, and of those of other stages."""
+        """Take the gradients of parameters: the stage's own, and those of other stages."""
         own: dict[str, torch.Tensor] = {}
         of_others: dict[str, torch.Tensor] = {}
         for name, parameter in self._computing.trained.items():
@@ -212,7 +212,7 @@ class Stage:
         return self._stream.generator.get_state() if self._stream.drawn else None
 
     def _set_position(self, shard: _Shard, returned: Sequence[Returned]) -> None:
-        """Have a backward pass that draws go on where the unsplit one would."""
+        """Set the random stream for a backward pass that draws, as in the unsplit model."""
         position = returned[0].position if returned else shard.position
         self._stream.reseed(shard.seed)
         if position is not None:
@@ -221,7 +221,7 @@ class Stage:
 
 @contextmanager
 def _forward_is(model: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Within the block a call of the model, with its hooks, is a call of the function."""
+    """Replace the model's forward by a function inside the block; hooks stay."""
     own = vars(model).get("forward")
     model.forward = function
     try:
@@ -234,7 +234,7 @@ def _forward_is(model: Any, function: Callable[..., Any]) -> Iterator[None]:
 
 
 class _Shard:
-    """A shard that is on its way."""
+    """A shard in progress."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

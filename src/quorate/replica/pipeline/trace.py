@@ -1,9 +1,9 @@
-"""The trace of a forward pass: one call of it with an example, every operator of it noted.
+"""The trace of a forward pass: a call with an example, with every operator recorded.
 
-Modules are called as a whole, but for those that a split point lies in: of these the forward is
-followed. All is computed with the example's values while it is noted, by the operators that run
-without a trace; so a branch is decided, a loop counted, and what was decided is checked in every
-shard (``checks.py``). torch's own symbolic trace has no values, and gives up there.
+Modules are called as a whole, except modules that contain a split point: their forward is followed.
+Everything is computed with the example's values while it is recorded, by the operators that run
+without a trace; so a branch is decided, a loop counted, and each decision is checked in every shard
+(``checks.py``). torch's own symbolic trace has no values, and stops there.
 """
 
 from __future__ import annotations
@@ -44,33 +44,34 @@ from quorate.replica.pipeline.recorded import (
 from quorate.replica.torch_internals import version
 
 _HOST = torch.device("cpu")
-FREE = -1  # the stage of what every stage has by itself: arguments, parameters, constants
+FREE = -1  # the stage of nodes available to every stage: arguments, parameters, constants
 
-# Values that code compares and branches on; it gets them as they are, and they are checked.
+# Kinds of values for comparisons and branches in code; code receives the plain value, and the value
+# is checked.
 _FIXED = (bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format, type)
-# What a graph has as it is.
+# Kinds of values stored in a graph directly.
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout)
-_WRITES = (operator.setitem, setattr)  # which return nothing
+_WRITES = (operator.setitem, setattr)  # functions without a result
 
 
 class Use(NamedTuple):
-    """That a node reads a tensor of a value, and perhaps writes it."""
+    """A node's use of a tensor of a value, which the node may write."""
 
     node: fx.Node
-    value: fx.Node  # that made it
-    storage: int  # where it lies
+    value: fx.Node  # the node that made the value
+    storage: int  # address of the tensor's storage
     writes: bool
 
 
 class Trace:
-    """A forward pass as nodes, each of a stage.
+    """A forward pass as nodes, each in a stage.
 
     Args:
-        model: in the mode that it is to be traced in.
-        split: modules before whose first calls a stage ends, by name.
-        inside: names of further modules whose forward is to be followed.
-        devices: of the stages, which are dealt to them in turn. The example lies on the host, and
-            forward is told that its tensors lie on these; none: that they lie on the host.
+        model: the model in the mode for the trace.
+        split: modules by name; a stage ends before the first call of each.
+        inside: names of further modules whose forward is followed.
+        devices: devices of the stages, dealt in turn. The example lies on the host, but forward is
+            told that its tensors lie on these devices; empty: on the host.
     """
 
     def __init__(
@@ -82,12 +83,13 @@ class Trace:
     ) -> None:
         self.graph = fx.Graph()
         self.stages: dict[fx.Node, int] = {}
-        self.without_grad: set[fx.Node] = set()  # that run where gradients are switched off
+        self.without_grad: set[fx.Node] = set()  # nodes that run with gradients disabled
         self.values: dict[fx.Node, Any] = {}  # of the example
         self.uses: list[Use] = []  # in order
         self.lines: dict[fx.Node, str] = {}  # of user code
-        self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write them
-        # What functions use that are noted as a whole (a checkpoint), with the stages of these.
+        self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write the buffer
+        # Modules and tensors used by functions recorded as a whole (a checkpoint), with their
+        # stages.
         self.inside_functions: list[tuple[int, nn.Module | torch.Tensor]] = []
         self.reached: list[str] = []  # split points, in the order of their first calls
         self.inputs: dict[fx.Node, str] = {}  # placeholders: names of arguments
@@ -100,8 +102,8 @@ class Trace:
         self._stage = 0
         self._devices = [*devices] or [_HOST]
         self._tensors: dict[int, Recorded] = {}  # parameters, buffers and constants, by id
-        self._kept: list[object] = []  # what an id stands for must not go
-        self._inside: list[str] = []  # followed modules that are being called
+        self._kept: list[object] = []  # objects whose ids are in use, kept alive
+        self._inside: list[str] = []  # followed modules being called
         self._quiet = 0
         self._in_function = False
         self._thread = threading.get_ident()
@@ -111,11 +113,11 @@ class Trace:
         """Trace a call of the model.
 
         Args:
-            arguments: of forward, by name.
+            arguments: arguments of forward, by name.
             call: calls the model with arguments like these.
 
         Raises:
-            CutError: forward does something that cannot be cut; with its line.
+            CutError: forward contains code without a cut; with the line of the code.
         """
         given = {name: self._argument(name, value) for name, value in arguments.items()}
         attributes = Attributes(self.followed)
@@ -147,15 +149,16 @@ class Trace:
         self.output = self._rebuilt(returned)
 
     def forget(self) -> None:
-        """Forget values and nodes: autograd's graphs would keep what they come from for ever."""
+        """Forget values and nodes: autograd's graphs would keep their origins alive for ever."""
         reached = self.reached
         vars(self).clear()
         self.reached = reached
 
-    # -- what recorded values, torch and modules call ----------------------------------------------
+    # -- methods called by recorded values, torch and modules
+    # ---------------------------------------
 
     def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Note and make a call of a function."""
+        """Record and make a call of a function."""
         name = getattr(target, "__name__", "")
         if name in ("__get__", "__set__"):  # of a property of tensors
             name = getattr(target, "__self__").__name__  # noqa: B009
@@ -169,18 +172,18 @@ class Trace:
         return self._noted("call_function", target, args, kwargs)
 
     def method(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Note and make a call of a method of the first argument."""
+        """Record and make a call of a method of the first argument."""
         return self._noted("call_method", name, args, kwargs)
 
     def fixed(self, value: Recorded, how: Callable[[Any], Any]) -> Any:
-        """Return ``how`` of the value, and have it be the same in every shard."""
+        """Return ``how(value)``, and require the same result in every shard."""
         with self._quietly():
             wanted = how(value_of(value))
             self._check(value, how, wanted)
         return wanted
 
     def quiet(self, call: Callable[[], Any]) -> Any:
-        """Call something of which nothing is noted."""
+        """Call a function without recording."""
         with self._quietly():
             return call()
 
@@ -194,7 +197,7 @@ class Trace:
         if path is None or module in self.followed.values():
             self._inside.append(path or type(module).__name__)
             result = call(*args, **kwargs)
-            self._inside.pop()  # not after an error, of which it tells the place
+            self._inside.pop()  # not after an error, which names this place
             return result
         before = {name: _written(buffer) for name, buffer in module.named_buffers()}
         result = self._noted("call_module", path, args, kwargs, call)
@@ -204,12 +207,12 @@ class Trace:
         return result
 
     def inside(self, used: nn.Module | torch.Tensor) -> None:
-        """Note a module or tensor that a function uses which is noted as a whole."""
+        """Note a module or tensor used by a function that is recorded as a whole."""
         if self._in_function and threading.get_ident() == self._thread:
             self.inside_functions.append((self._stage, used))
 
     def attribute(self, tensor: torch.Tensor) -> Recorded:
-        """Return a parameter or buffer of a module, as every stage reads it for itself."""
+        """Return the recorded value of a parameter or buffer, which every stage reads itself."""
         found = self._tensors.get(id(tensor))
         if found is None:
             named = (*self._model.named_parameters(), *self._model.named_buffers())
@@ -228,7 +231,7 @@ class Trace:
 
     @property
     def is_noting(self) -> bool:
-        """Whether the calling thread's calls are noted now."""
+        """True if the calling thread's calls are recorded now."""
         return not self._quiet and threading.get_ident() == self._thread
 
     @contextmanager
@@ -269,7 +272,7 @@ class Trace:
         self._in_function = False
         has_tensors = any(True for _ in nested.tensors(result))
         if not read and not has_tensors and kind != "call_module":
-            return result  # numbers and words that are the same in every shard
+            return result  # numbers and words, the same in every shard
         if autocast() != self._autocast or torch.is_inference_mode_enabled():
             why = f"{line_here()}: forward switches autocast or inference mode itself"
             raise CutError(why, self._instead())
@@ -288,7 +291,7 @@ class Trace:
         """Return arguments with the example's values, which lie on the host."""
         given = mapped(given, value_of)
         if target is getattr or getattr(target, "__module__", "") == "_operator":
-            return given  # a device's type, say: of the stage's
+            return given  # such as a device's type, read from the stage's device
         kind = self._devices[0].type
 
         def hosts(name: object, value: Any) -> Any:
@@ -302,7 +305,7 @@ class Trace:
         return [hosts(None, value) for value in given]
 
     def _of_stage(self, target: Any, args: Any, result: Any) -> Any:
-        """Return what a call returned, or told of a tensor's device, for the stage's device."""
+        """Return a call's result; for a read of a tensor's device, the stage's device."""
         tensor = value_of(args[0]) if args and is_recorded(args[0]) else next(iter(args), None)
         device = self._devices[self._stage % len(self._devices)]
         if target is not getattr or not isinstance(tensor, torch.Tensor) or tensor.device != _HOST:
@@ -330,7 +333,7 @@ class Trace:
         self._node("call_function", call, (node_of(value),), {})
 
     def _argument(self, name: str, value: Any) -> Any:
-        """Return an argument with recorded values in the place of its tensors and numbers."""
+        """Return an argument with recorded values instead of its tensors and numbers."""
         whole = self._free("placeholder", name, (), value)
         self.inputs[node_of(whole)] = name
         like = checks.arguments_like(name, checks.description(value))
@@ -349,7 +352,7 @@ class Trace:
         return given(value, ())
 
     def _lowered(self, value: Any) -> Any:
-        """Return arguments as nodes have them."""
+        """Return arguments in the form of nodes."""
         if is_recorded(value):
             return node_of(value)
         kind = type(value)
@@ -369,7 +372,7 @@ class Trace:
         return node_of(self._free("call_function", checks.held(value), (), value))
 
     def _rebuilt(self, value: Any) -> fx.Node:
-        """Return a node that makes nested values again of the recorded ones in it."""
+        """Return a node to rebuild a nested value from the recorded values inside."""
         leaves = [*recorded_in(value)]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         made = checks.rebuilt(builder(value, numbers))
@@ -386,7 +389,7 @@ class Trace:
                 writes = any(earlier != _written(tensor) for earlier in known)
                 self.uses.append(Use(node, node_of(value), storage, writes))
 
-    # -- what cannot be --------------------------------------------------------------------------
+    # -- errors ----------------------------------------------------------------------------------
 
     def _instead(self) -> str:
         inside = next((path for path in reversed(self._inside) if path in self.followed), "")
@@ -396,14 +399,14 @@ class Trace:
 
 
 def _is_from_compiler(error: BaseException) -> bool:
-    """Return whether torch's compiler raised an error, or what it called did."""
+    """Return whether an error comes from torch's compiler, or from code below it."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     names = (str(frame.f_globals.get("__name__")) for frame in frames)
     return any(name.startswith("torch._dynamo") for name in names)
 
 
 def _above(split: Mapping[str, nn.Module], inside: Sequence[str]) -> list[str]:
-    """Return the names of the modules that split points lie in; "" is the model."""
+    """Return the names of the modules that contain split points; "" is the model."""
     found = {"": None, **dict.fromkeys(inside)}
     for name in split:
         words = name.split(".")

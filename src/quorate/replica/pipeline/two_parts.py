@@ -1,27 +1,30 @@
-"""A backward pass in two parts: gradients of parameters that nobody waits for come later.
+"""A backward pass in two parts: gradients of parameters come later, as no stage waits for them.
 
 Qi, Wan, Huang & Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024 (2401.10241), section 2: most
-operators with parameters compute two products in their backward pass, and the stage before waits
-for one of them alone. torch.distributed.pipelining does it with the same two means of autograd: a
-backward pass for some leaves does not compute what leads to others, and may begin at any node.
+operators with parameters compute two products in their backward pass, and the previous stage waits
+for only the first. torch.distributed.pipelining uses the same two properties of autograd: a
+backward pass for some leaves skips nodes without these leaves below, and may begin at any node.
 
-The first part is the backward pass for all leaves but the parameters that are *put off*. It notes
-the gradients that come to each *last* node: one that leads to leaves of both kinds. The second part
-begins anew at each of these, and ends at its parameters. So last nodes are computed twice, each
-time for other gradients. Parameters are put off only where that gives the bits of one pass:
+The first part is the backward pass for all leaves but the parameters that are *put off*. The first
+part notes the gradients at each *last* node: a node above leaves of both kinds. The second part
+begins anew at each of these nodes, and ends at their parameters. So last nodes are computed twice,
+each time for different gradients. Parameters are put off only where this gives the bits of a single
+pass:
 
-1. A single node is the last one of a parameter, and all others of that node are put off too. So
-   no sum of gradients is in both parts, as of a parameter that is used twice, and what one kernel
-   computes together stays together.
-2. The last node is of a kind that computes its gradients one by one, without a draw (``_KINDS``).
-   That of ``nn.LSTM`` computes all at once: its parameters' gradients come in the first part.
-3. What it has saved is there as it was: no checkpoint computes that again. After the last node
-   there is no function of user code.
+1. A single node is the last node of a parameter, and all further parameters of the node are put off
+   too. So no sum of gradients is spread over both parts, as for a parameter used twice, and results
+   of one kernel stay together.
+2. The last node is of a kind that computes its gradients separately, without a draw (``_KINDS``).
+   The node of ``nn.LSTM`` computes all at once: the gradients of its parameters come in the first
+   part.
+3. Saved tensors are unchanged: no checkpoint recomputes them. No function of user code comes after
+   the last node.
 
-Everything else comes in the first part: at worst, all of it.
+All other gradients come in the first part: at worst, all gradients.
 
-The engine looks through all that is below a node where it begins: of n layers, some n^2 / 2 nodes
-in the second part. It begins at one after the other, as from the first it would reach the others.
+At the start of a pass the engine visits all nodes below: for n layers, some n^2 / 2 nodes in the
+second part. The second part makes a pass per last node, because a pass from the first would reach
+all others.
 """
 
 from __future__ import annotations
@@ -37,10 +40,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from quorate.replica.kernels.products import Part
 from quorate.replica.quick.torch_calls import keeps_plainly
 
-Node = Any  # of autograd's graph
-Gradients = tuple[torch.Tensor | None, ...]  # of what a node made
+Node = Any  # a node of autograd's graph
+Gradients = tuple[torch.Tensor | None, ...]  # of the outputs of a node
 
-# Names of nodes whose gradients are computed one by one.
+# Names of nodes that compute each gradient separately.
 _KINDS = frozenset(
     f"{name}Backward0"
     for name in (
@@ -67,14 +70,14 @@ _KINDS = frozenset(
         "Where",
     )
 )
-_MOST_ROUNDS = 8  # of looking which parameters can be put off
+_MOST_ROUNDS = 8  # rounds of the search for parameters to put off
 
 
 class Root(NamedTuple):
-    """Where a backward pass begins."""
+    """A starting point of a backward pass."""
 
     tensor: torch.Tensor
-    gradient: torch.Tensor | None  # None: of a scalar, it is 1
+    gradient: torch.Tensor | None  # None: 1, for a scalar
 
 
 def derive(roots: Sequence[Root]) -> None:
@@ -110,21 +113,21 @@ def derive_first(roots: Sequence[Root], may_wait: Collection[torch.Tensor]) -> S
 
 
 class Second:
-    """The second part of a backward pass. Until it is computed the whole graph lives.
+    """The second part of a backward pass. Keeps the whole graph alive until computed.
 
     Args:
-        roots: of the pass.
-        last: the nodes at which this part begins, with their parameters.
+        roots: roots of the pass.
+        last: the nodes at the beginning of this part, with their parameters.
     """
 
     def __init__(self, roots: Sequence[Root], last: Mapping[Node, Sequence[torch.Tensor]]) -> None:
-        self._roots = [root.tensor for root in roots]  # a node of Python's is not held by itself
+        self._roots = [root.tensor for root in roots]  # keeps nodes of Python functions alive
         self._last = last
         self._arrived: dict[Node, Gradients] = {}
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within the block last nodes compute no gradients of parameters; what comes is noted."""
+        """Note gradients at last nodes inside the block, and skip those of their parameters."""
         handles = []
         try:
             for node in self._last:
@@ -136,15 +139,15 @@ class Second:
                 handle.remove()
 
     def derive(self) -> None:
-        """Compute it."""
+        """Compute the second part."""
         for node, parameters in self._last.items():
             arrived = self._arrived.pop(node, ())
             given = [(GradientEdge(node, n), g) for n, g in enumerate(arrived) if g is not None]
             if not given:
-                continue  # nothing came to it, and so nothing comes to its parameters
+                continue  # no gradient arrived, so the parameters get none
             part = _part(node)
             part.wants_inputs, part.wants_parameters = False, True
-            # Hooks on what it made have changed these gradients already.
+            # Hooks on the node's outputs have changed these gradients already.
             handle = node.register_prehook(lambda _, arrived=arrived: arrived)
             edges, gradients = zip(*given, strict=True)
             torch.autograd.backward(edges, gradients, inputs=parameters)
@@ -159,16 +162,16 @@ class Second:
 
 
 class _Graph:
-    """What is below some tensors.
+    """The graph below some tensors.
 
     Args:
-        tensors: that have gradients.
+        tensors: tensors with gradients.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._roots = [get_gradient_edge(tensor).node for tensor in tensors]
         self._leads_to: dict[Node, list[Node]] = {}
-        self._order: list[Node] = []  # each after those that it leads to
+        self._order: list[Node] = []  # nodes, sorted: each after all nodes below
         stack = [(root, False) for root in self._roots]
         while stack:
             node, is_done = stack.pop()
@@ -187,13 +190,13 @@ class _Graph:
         return [*self._leaf_of.values()]
 
     def last(self, may_wait: set[int]) -> dict[Node, list[torch.Tensor]]:
-        """Return last nodes, each with the parameters that are put off; by the rules above.
+        """Return last nodes, each with its parameters to put off, by the rules of this module.
 
         Args:
             may_wait: ids of parameters.
         """
         if any(_is_checkpoint(node) for node in self._order):
-            return {}  # such a one is for a whole backward pass alone, and says so
+            return {}  # a checkpoint supports only a whole backward pass, and raises otherwise
         leaf = {id(tensor): tensor for tensor in self.leaves}
         put_off = {each for each, of in leaf.items() if isinstance(of, torch.nn.Parameter)}
         refused = put_off - may_wait
@@ -206,10 +209,10 @@ class _Graph:
         return {}
 
     def _found(self, put_off: set[int], refused: set[int]) -> dict[Node, set[int]]:
-        """Return last nodes with ids of their parameters; add those to ``refused`` that are."""
-        below: dict[Node, set[int] | None] = {}  # what a node leads to; None: also to other leaves
+        """Return last nodes with ids of their parameters; add offending ids to ``refused``."""
+        below: dict[Node, set[int] | None] = {}  # leaves below a node; None: also leaves to keep
         last: dict[Node, set[int]] = {}
-        ends_at: set[int] = set()  # those that have a last node
+        ends_at: set[int] = set()  # parameters with a last node
         for node in self._order:
             if node in self._leaf_of:
                 number = id(self._leaf_of[node])
@@ -250,6 +253,6 @@ def _is_in_parts(node: Node) -> bool:
 
 
 def _part(node: Node) -> Part:
-    """Return what a node goes by, if it is one of ours; torch's are told by the engine."""
+    """Return the settings of a node of quorate; the engine sets those of torch's nodes."""
     part = getattr(node, "part", None)
     return part if isinstance(part, Part) else Part()

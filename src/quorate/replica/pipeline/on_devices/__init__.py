@@ -1,1 +1,1 @@
-"""Parts of a cut model that lie on devices other than the host: for stages that are threads."""
+"""Parts of a cut model on devices beside the host: for stages in threads."""

@@ -1,6 +1,6 @@
-"""What a loss function uses of a model by itself: a penalty on weights, say.
+"""Tensors of a model that a loss function uses directly: for a penalty on weights, for example.
 
-Every stage calls the loss function, so each device has to have that.
+Every stage calls the loss function, so each device needs these tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quorate.replica.nested import tensors
 
 
 class UsedByLoss(TorchFunctionMode):
-    """Notes tensors of a model that functions of torch are given outside of the model's calls.
+    """A mode that notes tensors of a model in functions of torch outside of the model's calls.
 
     Args:
         model: the model.
@@ -30,7 +30,7 @@ class UsedByLoss(TorchFunctionMode):
         self.found: set[str] = set()
 
     def within(self, loss: Loss) -> Callable[..., Any]:
-        """Return a loss function in the calls of which it notes."""
+        """Return a loss function whose calls are watched."""
 
         def noting(*given: Any) -> Any:
             hooks = [

@@ -1,8 +1,8 @@
-"""The random stream of a shard on a GPU, which goes from stage to stage with the shard.
+"""The random stream of a shard on a GPU, passed from stage to stage with the shard.
 
-On GPUs it has two parts: the host's generator, and that of the device. A stage goes on where the
-one before it left both, on whatever device that was: a state is the same on all GPUs of a kind. So
-a shard draws what it would draw on one device.
+On GPUs a stream has two parts: the host's generator and the device's. A stage continues from the
+positions of the previous stage, on any device: a state is valid on all GPUs of a kind. So a shard
+draws the same numbers as on a single device.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from quorate.replica.streams import Stream
 
 
 class DeviceStream:
-    """A thread's stream with the generator of a device, which nobody else uses meanwhile.
+    """A thread's stream together with the generator of a device in exclusive use.
 
-    It is its own ``generator``: what has the state of both.
+    The object is its own ``generator``, with the state of both generators.
 
     Args:
-        stream: the thread's.
+        stream: the thread's stream.
         device: a GPU.
     """
 
-    drawn = True  # what kernels have drawn is not asked
+    drawn = True  # draws of kernels are not observed
 
     def __init__(self, stream: Stream, device: torch.device) -> None:
         self._stream, self._device = stream, device
 
     def reseed(self, seed: int) -> None:
-        """Start both over."""
+        """Restart both generators."""
         self._stream.reseed(seed)
         reseed_devices((self._device,), seed)
 
     @property
     def generator(self) -> DeviceStream:
-        """What has the state."""
+        """The object with the state: this object."""
         return self
 
     def get_state(self) -> torch.Tensor:
-        """Return the states of both, one after the other: uint8, on the host."""
+        """Return the states of both generators in a row: uint8, on the host."""
         module = torch.get_device_module(self._device)
         return torch.cat([self._stream.generator.get_state(), module.get_rng_state(self._device)])
 
     def set_state(self, state: torch.Tensor) -> None:
-        """Have both go on from there."""
+        """Let both generators continue from a state."""
         generator = self._stream.generator
         size = len(generator.get_state())
         generator.set_state(state[:size].clone())

@@ -1,13 +1,13 @@
 """Operators that follow their values: a forward pass in one piece, of a model on several devices.
 
-The parts of a model that is cut lie on the devices of their stages. Its own forward pass knows
-nothing of that. Within ``Following`` an operator runs on the last of the devices that something it
-is given lies on, and what lies on an earlier one is moved there, with a gradient that comes back.
-As values go from stage to stage, that is where the stage would run it.
+The parts of a cut model lie on the devices of their stages. The model's own forward pass does not
+know this. Inside ``Following`` an operator runs on the last device of its arguments, in the order
+of stages, and arguments on an earlier device are moved, with a gradient back to that device. Values
+go from stage to stage, so this is the device of the stage to run the operator.
 
-A shard has one random stream, wherever it is computed. GPUs have a generator each. Whichever of
-them was used or set, by an operator or by user code, the others are set to its state: so a
-checkpoint, which keeps the states of the devices that its inputs lie on, keeps that of the shard.
+A shard has a single random stream on all devices, but each GPU has a generator. When an operator or
+user code uses or sets one of them, all others are set to the same state: so a checkpoint, which
+stores the generator states of its inputs' devices, stores the state of the shard.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from quorate.replica.nested import mapped, tensors
 
 
 class Following(TorchFunctionMode):
-    """Within a ``with`` block operators of the calling thread run where their values are.
+    """A context in which operators of the calling thread run on the device of their values.
 
     Args:
-        devices: in the order of stages. Tensors elsewhere are left where they are: what torch
-            wants on the host, say.
+        devices: devices in the order of stages. Tensors on further devices are not moved, for
+            example tensors that torch wants on the host.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -60,7 +60,8 @@ class Following(TorchFunctionMode):
                             f"{device}, would write",
                             "write x = x + y in the place of x += y, or cut elsewhere",
                         )
-                # Given twice it stays one tensor: attention asks whether its query is its key.
+                # A tensor passed twice stays a single tensor: attention compares query and key by
+                # identity.
                 moved = {id(tensor): self._moved(tensor, device) for tensor in given}
                 args, kwargs = mapped([tuple(args), kwargs], lambda t: moved.get(id(t), t))
         returned = func(*args, **kwargs)
@@ -71,10 +72,10 @@ class Following(TorchFunctionMode):
     def _moved(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if tensor.device == device:
             return tensor
-        return tensor.to(device, non_blocking=True)  # no stage here is on the host
+        return tensor.to(device, non_blocking=True)  # no stage of this kind is on the host
 
     def _keep_one_position(self) -> None:
-        """Have random numbers go on from one position on all devices: the one that has changed."""
+        """Set the generators of all devices to the state of the generator that has changed."""
         for state in self._states():
             if not torch.equal(state, self._position):  # type: ignore[arg-type]
                 self._position = state
@@ -87,15 +88,15 @@ class Following(TorchFunctionMode):
         return [torch.get_device_module(each).get_rng_state(each) for each in self._drawing]
 
 
-# What is given tensors of two devices to copy one to the other.
+# Functions that copy between the devices of their arguments.
 _COPY = ("copy_", "to", "type_as", "__set__", "set_")
-_READ = ("__index__", "__int__", "__invert__")  # and do not write, by their names' beginning
+_READ = ("__index__", "__int__", "__invert__")  # begin like in-place operators, but only read
 
 
 def _written(
     func: Callable[..., Any], given: Sequence[torch.Tensor], kwargs: Mapping[str, Any]
 ) -> Sequence[torch.Tensor]:
-    """Return which of the tensors that a function is given it writes, as far as its name says."""
+    """Return the arguments written by a function, as far as the name tells."""
     name = func.__name__
     if name.startswith("_foreach_") and name.endswith("_"):
         return given

@@ -1,13 +1,12 @@
-"""Where the tensors of a model lie whose stages are threads: each on the devices that use it.
+"""The places of a model's tensors when stages are threads: on each device that uses the tensor.
 
-A device's thread has a model of its own, which is a copy of the structure. Its parameters,
-gradients and buffers are on the device, if its stages use them; all others are on ``meta``, and
-take no memory. So threads share nothing that one of them writes: no ``forward`` that another has
-put there, no mode of a module, no gradient of a tied parameter. And a device has memory for its own
-stages alone.
+The thread of a device has a model of its own, a copy of the structure. Parameters, gradients and
+buffers are on the device if its stages use them; all others are on ``meta``, without memory. So
+threads share no object written by a thread: no ``forward`` replaced by another thread, no mode of a
+module, no gradient of a tied parameter. And a device needs memory for its own stages only.
 
-What several stages use (tied parameters, such as the loss function uses by itself) each device has
-a copy of. It is refreshed when parameters are pulled.
+Tensors used by several stages (tied parameters, parameters used directly by the loss function) are
+copied to each of the devices. The copies are refreshed when parameters are pulled.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ META = torch.device("meta")
 
 
 def owners(graphs: Sequence[StageGraph], devices: int) -> dict[str, int]:
-    """Return which device has a tensor of the model, by name; stages are dealt to them in turn."""
+    """Return the device that owns each tensor, by name; stages are dealt to devices in turn."""
     return {
         name: graph.index % devices
         for graph in graphs
@@ -40,16 +39,16 @@ def used(
     devices: int,
     by_loss: frozenset[str],
 ) -> list[set[str]]:
-    """Return the names of the tensors that each device needs.
+    """Return the names of the tensors needed by each device.
 
     Args:
-        model: that the graphs are of.
-        graphs: its stages.
-        devices: how many.
-        by_loss: what the loss function uses by itself, which every stage calls.
+        model: the model of the graphs.
+        graphs: the stages.
+        devices: number of devices.
+        by_loss: tensors used directly by the loss function, in every stage.
     """
     names = {id(tensor): name for name, tensor in _named(model).items()}
-    # Their gradients go from the last stage that uses them over each one before to the first.
+    # Their gradients pass from the last stage that uses them to the first, through all between.
     common = {*by_loss, *(name for graph in graphs for name in graph.shared)}
     found = [set(common) for _ in range(devices)]
     for graph in graphs:
@@ -60,25 +59,25 @@ def used(
 
 
 class OnItsDevice(Spread):
-    """Where one device's copy of a model lies: there, or nowhere.
+    """The place of a copy of a model for a single device: on the device, or on ``meta``.
 
     Args:
         device: the device.
-        names: of the tensors that it needs.
-        whole: the parameters of the model on all devices, of which it reads those that are there.
+        names: names of the tensors needed by the device.
+        whole: the parameters of the model on all devices; those on this device are shared.
     """
 
     def __init__(self, device: torch.device, names: set[str], whole: Scattered) -> None:
         self._device, self._names, self._whole = device, names, whole
 
     def put(self, model: torch.nn.Module, group: Group) -> None:  # noqa: ARG002
-        """Put a copy of the model there."""
+        """Move a copy of the model to the device."""
         kept = {id(tensor) for name, tensor in _named(model).items() if name in self._names}
         device = self._device
         replace_tensors(model, lambda t: t.to(device if id(t) in kept else META))
 
     def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:  # noqa: ARG002
-        """Return what the copy's parameters are views of."""
+        """Return the storage for the parameters of the copy."""
         views, copies = dict[str, torch.Tensor](), list[str]()
         for name, view in self._whole.views.items():
             if name not in self._names:
@@ -92,7 +91,7 @@ class OnItsDevice(Spread):
 
 
 class _Seen(Scattered):
-    """Parameters of one device: those of the whole model that are there, and copies of others."""
+    """Parameters on one device: shared with the whole model where possible, else copies."""
 
     def __init__(
         self, views: dict[str, torch.Tensor], whole: Scattered, copies: Sequence[str]
@@ -101,7 +100,7 @@ class _Seen(Scattered):
         self._whole, self._copies = whole, copies
 
     def take(self, other: Flat) -> None:  # noqa: ARG002
-        """Copy what is not where the whole model has it, from there."""
+        """Refresh the copies of parameters from their devices in the whole model."""
         for name in self._copies:
             self.views[name].copy_(self._whole.views[name])
 

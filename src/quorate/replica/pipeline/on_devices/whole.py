@@ -1,7 +1,7 @@
-"""The model of a pipelined replica in one piece, on the devices of its stages.
+"""The model of a pipelined replica in a single piece, on the devices of its stages.
 
-What is computed in one piece (evaluations, the first shard to compare) is computed here, by the
-model's own forward pass, as one device's. Each tensor lies on the device of its stage alone.
+Computations without stages (evaluations, the first shard to compare) use the model's own forward
+pass, as on a single device. Each tensor lies only on the device of its stage.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class Whole(Replica):
-    """A replica that is spread as its stages lie, whose forward pass need not know of that."""
+    """A replica spread over the devices of its stages, with a forward pass unaware of devices."""
 
     @property
     def lies(self) -> Scattered:
-        """What its parameters are views of."""
+        """The storage of the parameters."""
         assert isinstance(self._flat, Scattered)
         return self._flat
 
@@ -42,17 +42,17 @@ class Whole(Replica):
         *,
         training: bool,
     ) -> T:
-        # One thread for the backward pass, and not one for each device: of a value with three uses
-        # on two of them the gradients would be added in the order in which threads come.
+        # A single thread for the backward pass instead of a thread per device: for a value with
+        # three uses on two devices, gradients would be added in the order of thread timing.
         with current(self.device), torch.autograd.set_multithreading_enabled(False):
             return super()._run(work, batch, reload, stream, training=training)
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
-        # Of what is not the user's nothing follows: buffers are written where they lie.
+        # Only operators of the user's code follow: buffers are written in place.
         with Following([*dict.fromkeys(self.group)]):
             return super()._read(function, batch, rows, training=training)
 
     def _derive(self, value: torch.Tensor, scale: float) -> None:  # noqa: ARG002
-        # A checkpoint calls forward again. Its operators follow, and draw where they drew before.
-        # Stages are never computed in fp16, which alone has scales.
+        # A checkpoint calls forward again. Its operators follow their values, and draw the same
+        # numbers. Stages are never computed in fp16, the only precision with scales.
         derive(value, Following([*dict.fromkeys(self.group)]))
