@@ -1,1 +1,1 @@
-"""The witness: whether shards change what only updates may, and whether they come out the same."""
+"""The witness: checks that shards leave parameters alone, and agree when repeated."""

@@ -1,7 +1,7 @@
-"""A shard computed again: is the result the same, and is what a model keeps?
+"""A shard computed again, to compare the results and the state kept by the model.
 
-What changes the first time and never again is a cache that is filled; it is one as long as the
-result is the same before and after. What changes each time is a state that workers do not share.
+State with a single change is a filled cache, as long as the result is the same before and after.
+State with a change each time is not shared by workers.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from quorate.replica.witness.calls import OPERATOR, culprit, paired
 from quorate.replica.witness.kept import GENERATOR, ITERATOR, Kept, changed
 from quorate.replica.witness.operator_trace import traced
 
-MOST_NAMED = 3  # attributes that one look names
+MOST_NAMED = 3  # attributes named by one check
 CURE = "each worker has its own value, and no checkpoint saves it"
 
 
 NONE_FOUND = Found()
-_ATTRIBUTE = re.compile(r"(?:(.*)\.)?(\w+) \((\w+)\)")  # a name of ``kept``: of a module's
+_ATTRIBUTE = re.compile(r"(?:(.*)\.)?(\w+) \((\w+)\)")  # a name of ``kept``, of a module
 
 
 class Computed(NamedTuple):
-    """What a shard gave, and what the model kept before and after it."""
+    """The result of a shard, with the model's kept state before and after."""
 
     result: str  # fingerprint
     before: Kept
     after: Kept
-    gradients: Found = NONE_FOUND  # how they came
+    gradients: Found = NONE_FOUND  # kinds of gradients
 
 
 class Shard(NamedTuple):
-    """What is needed to compute a shard once more."""
+    """The arguments for computing a shard again."""
 
     data: Any
     rows: int
@@ -50,10 +50,10 @@ class Shard(NamedTuple):
 
 
 def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
-    """Return a hash over what a shard gave. Metrics but the loss may be seconds, and do not count.
+    """Return a hash over a shard's results; of metrics only the loss, others may be durations.
 
     Args:
-        with_buffers: and over the buffers after it, and the parameters that it wrote.
+        with_buffers: whether to include buffers and written parameters.
     """
     total = shard_sum
     values: list[object] = [total.weight, total.metrics["loss"]]
@@ -61,7 +61,7 @@ def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
         gradient = total.gradient
         named = {n: v for n, v in gradient.named.items() if n not in (total.missing or ())}
         has_rows = gradient.rows or gradient.made_dense
-        # By rows also where they are made dense: in a first trial, which others are compared with.
+        # By rows even where made dense, as in the first trial, to which later trials are compared.
         values.append(sorted(named.items()) if has_rows else gradient.vectors)
     if with_buffers:
         values += [total.buffers, total.integer_buffers]
@@ -70,23 +70,23 @@ def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
 
 
 def gradients_of(replica: Replica, shard_sum: ShardSum) -> Found:
-    """Return how the gradients of a shard came: by rows, or dense."""
+    """Return the kinds of a shard's gradients: by rows, or dense."""
     return found_in(replica.model, shard_sum.gradient, shard_sum.missing or ())
 
 
 def texts_of(found: Found) -> list[str]:
-    """Return what to say of gradients that came by rows in the last trial: they are made dense."""
+    """Return messages about gradients by rows in the last trial, which are made dense."""
     return [dense_text(found.by_rows)] if found.by_rows else []
 
 
 def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | None) -> list[str]:
-    """Return why two computations of one shard are not the same, or the next one may not be.
+    """Return reasons why two computations of a shard differ, or a third may differ.
 
     Args:
-        replica: that computed them.
-        first: computation.
-        last: the one that was made when caches were filled.
-        shard: what to compute for the name of the operator that is to blame; None: to name none.
+        replica: the computing replica.
+        first: the first computation.
+        last: the computation with filled caches.
+        shard: the shard, computed again to find the operator to blame; None: name no operator.
     """
     model = replica.model
     if names := changed(last.before, last.after):
@@ -112,28 +112,28 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
 
 
 def _blamed(replica: Replica, shard: Shard) -> str | None:
-    """Return the operator that two more computations part at, in words."""
+    """Return the operator at which two more computations diverge, in words."""
     try:
         (calls, once), (calls_again, again) = (
             traced(replica, shard.data, shard.stream, shard.seed, fill) for fill in range(2)
         )
         blamed = culprit(calls, calls_again, paired(once, again))
-    except Exception:  # user code that does not bear to be watched
+    except Exception:  # user code that cannot be watched
         return None
     if blamed is None:
         return None
-    # Without the values, which are others each time: what is said once is known by its text.
+    # Without values, which differ each time: notes are known by their text.
     both = "{}, then {}" if blamed.why == OPERATOR else "a different value each time"
     reason, *where = words.call(blamed, both)
     return f"the same shard gives different results each time: {reason}, {', '.join(where)}"
 
 
 def advice(name: str, kept: Kept) -> str:
-    """Return what to do about a state that changes while shards are computed, by what holds it.
+    """Return the cure for state that changes with the computation of shards, by kind of state.
 
     Args:
-        name: of the state, in ``kept``.
-        kept: after the change.
+        name: name of the state in ``kept``.
+        kept: the state after the change.
     """
     kind = kept.get(name, "")
     if kind.startswith(GENERATOR):
@@ -150,7 +150,7 @@ def advice(name: str, kept: Kept) -> str:
 
 
 def place(model: torch.nn.Module, name: str) -> str:
-    """Return a name of ``kept`` with the line that sets the attribute, where that is found."""
+    """Return a name of ``kept`` with the line that sets the attribute, if found."""
     match = _ATTRIBUTE.fullmatch(name)
     if match is None:
         return name
@@ -167,7 +167,7 @@ def place(model: torch.nn.Module, name: str) -> str:
 
 
 def _line(lines: Sequence[str], attribute: str) -> int | None:
-    """Return the number of the last line that sets an attribute or calls something of it."""
+    """Return the number of the last line that sets an attribute or calls a method of it."""
     sets = re.compile(rf"\.{attribute}\b\s*([-+*/|&^%@]|//|\*\*)?=[^=]|\.{attribute}\b[.\[]")
     found = [number for number, line in enumerate(lines) if sets.search(line)]
     return found[-1] if found else None

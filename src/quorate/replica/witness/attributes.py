@@ -1,4 +1,4 @@
-"""The attributes of a model's modules: which modules have other objects in them than before."""
+"""The attributes of a model's modules: finds modules with different objects in attributes."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ _Reader = Callable[[Mapping[str, object]], tuple[object, ...]]
 
 
 class Attributes:
-    """What is in each module, as it was looked at last; objects, and not what is in those.
+    """The objects in the attributes of each module at the last look, without their contents.
 
-    They are held, so that no other object can be taken for one of them.
+    The objects are kept alive, so that their ids stay unique.
 
     Args:
-        but: names of some that nobody looks at: a module that has others there alone has not
-            changed.
+        but: names of attributes to ignore in comparisons.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], but: Collection[str] = ()) -> None:
         self._modules, self._but = modules, but
-        self._held: list[list[object]] = []  # by module; none: never looked at
+        self._held: list[list[object]] = []  # by module; empty: never looked at
         self._sizes: list[int] = []
-        self._readers: list[_Reader] = []  # of what is looked at, from the table of each module
+        self._readers: list[_Reader] = []  # of compared attributes, from the table of each module
         self._all: list[object] = []  # of all modules
 
     def forget(self) -> None:
-        """Take all of them for new at the next look."""
+        """Treat all modules as changed at the next look."""
         self._held, self._sizes, self._readers, self._all = [], [], [], []
 
     def changed(self) -> list[int]:
         """Return the numbers of the modules with other attributes than at the last look."""
         tables = [*map(vars, self._modules)]
         sizes = [*map(len, tables)]
-        # Between two updates, as a rule: one pass, with a call for each module.
+        # The usual case between two updates: a single pass, with a call per module.
         if sizes == self._sizes and self._are_all(tables):
             return []
         before: Sequence[list[object] | None] = self._held or [None] * len(tables)
@@ -48,10 +47,10 @@ class Attributes:
         return [number for number, (old, new) in pairs if old is None or not _are_same(old, new)]
 
     def _are_all(self, tables: Sequence[Mapping[str, object]]) -> bool:
-        """Whether modules with as many attributes as before have the same ones."""
+        """Return whether modules with unchanged numbers of attributes have the same attributes."""
         try:
             now = self._read(tables)
-        except KeyError:  # one has another name
+        except KeyError:  # an attribute has another name
             return False
         return all(map(is_, now, self._all))
 
@@ -61,8 +60,8 @@ class Attributes:
 
 
 def _reader(names: Sequence[str]) -> _Reader:
-    """Return what reads these from a table."""
-    if len(names) == 1:  # of which it would return the value itself
+    """Return a reader of the named attributes from a table."""
+    if len(names) == 1:  # for a single name, it would return the value itself
         return itemgetter(*names, *names)
     return itemgetter(*names) if names else _nothing
 

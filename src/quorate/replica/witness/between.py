@@ -1,9 +1,9 @@
-"""What only updates and user code may write: whether shards left it as it was.
+"""Checks between updates: parameters that only updates and user code may write.
 
-A replica reads the coordinator's parameters where they are, and towers have the frozen ones in
-common with it. Around a shard a write could not be told from an update or a callback that writes
-meanwhile: a tower may still compute a copy of a shard whose result came from another tower. Between
-two updates nobody writes. A write by ``.data`` in place is counted nowhere: values are compared.
+A replica reads the coordinator's parameters in place, and towers share the frozen parameters with
+the coordinator. Around a shard, a write could not be told from a concurrent update or callback: a
+tower may still compute a copy of a shard whose result came from another tower. Between two updates
+nothing is written. In-place writes by ``.data`` are not counted by torch: values are compared.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quorate.replica.witness.guard import bit_sum, places, tell_late
 
 
 class Between:
-    """Looks at a model's frozen parameters between updates, and at all if its code names ``.data``.
+    """The checks of a model's frozen parameters between updates; of all, if code names ``.data``.
 
     Args:
-        model: the coordinator's.
+        model: the coordinator's model.
         loss: the user's loss function.
         trained: names of the trained parameters.
-        written: names of trained parameters that forward is known to write.
-        mutable_frozen: numbers of frozen ones, likewise.
-        notes: for the user.
+        written: names of trained parameters known to be written by forward.
+        mutable_frozen: numbers of frozen parameters known to be written by forward.
+        notes: messages for the user.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class Between:
         self._places: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
-        """Note how all is: user code has had its turn, and the next shards are computed."""
+        """Note the present values: user code has run, and the next shards will be computed."""
         self._places = self._places_now()
         self._sums = {name: bit_sum(parameter) for name, parameter in self._watched.items()}
 
     def end(self) -> None:
-        """Look what shards have written, before an update."""
+        """Report parameters written by shards, before an update."""
         written = {n for n, old in self._sums.items() if not old.equal(bit_sum(self._watched[n]))}
         if self._places:
             written |= {n for n, place in self._places_now().items() if place != self._places[n]}
         if not written:
             return
         tell_late(self._notes, self._model, [n for n in self._names if n in written])
-        for name in written:  # each is said once
+        for name in written:  # each is reported once
             self._watched.pop(name, None)
             self._frozen.pop(name, None)
 

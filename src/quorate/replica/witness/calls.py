@@ -1,11 +1,11 @@
-"""Two traces of the same computation, operator by operator: which call is to blame.
+"""Two traces of the same computation, operator by operator, to find the call to blame.
 
 Pure: lists of calls in, a finding out. Digests stand for tensors.
 
-What differs in the results is followed backwards: through the call that made it, to those of that
-call's inputs that differ, to the calls that made these. A call that made something else of the same
-inputs is to blame; so is the first that was given something that no operator made, also where it
-rounded the difference away: in backward the same number may count.
+A difference in the results is traced back: from the call that made the result, to the differing
+inputs of the call, to the calls that made the inputs. To blame is a call with different outputs for
+the same inputs; or the first call with a differing input not made by any operator, even if the call
+rounded the difference away, because the input may be used again in backward.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 RESULT = "result"  # other results from the same inputs
-MEMORY = "memory"  # what it returned was read before it was written
-NUMBER = "number"  # it was given another number, which no operator made
-TENSOR = "tensor"  # ... another tensor
-OPERATOR = "operator"  # another operator was called in its place
+MEMORY = "memory"  # output read before any write
+NUMBER = "number"  # a number among its inputs differs, made by no operator
+TENSOR = "tensor"  # ... a tensor
+OPERATOR = "operator"  # another operator was called instead
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator, as it was called. Values are texts by ``pieces``."""
+    """A call of an operator. Values are texts by ``pieces``."""
 
     operator: str
-    inputs: Sequence[str]  # values and numbers, in order, but for what it only writes
-    outputs: Sequence[str]  # what it returned, and what it wrote
-    module: str = ""  # the innermost module of the model that it was called in; "" is the model
-    kind: str = ""  # its class; "" outside of any module
+    inputs: Sequence[str]  # values and numbers, in order, without arguments that are only written
+    outputs: Sequence[str]  # returned and written values
+    module: str = ""  # innermost module of the model at the call; "" is the model
+    kind: str = ""  # class of the module; "" outside of any module
     line: str = ""  # of the script or a library: "train.py:31"
     source: str = ""
-    is_empty: bool = False  # it returns memory as it was found
-    is_random: bool = False  # it draws
-    own_generator: bool = False  # it was given a generator that is not the shard's stream
+    is_empty: bool = False  # returns uninitialised memory
+    is_random: bool = False  # draws random numbers
+    own_generator: bool = False  # received a generator other than the shard's stream
     in_backward: bool = False
 
 
 @dataclass(frozen=True)
 class CallRecord:
-    """An operator that two computations of one shard parted at, or the call that it was given."""
+    """The operator or call at which two computations of a shard diverge."""
 
-    why: str  # see ``calls``
+    why: str  # see the constants of this module
     operator: str
-    other: str  # that was called in the second computation; the same but for "another operator"
+    other: str  # operator in the second computation; differs only for OPERATOR
     module: str
     kind: str  # the module's class
     line: str  # "train.py:31"
-    source: str  # the text of that line
-    values: tuple[str, str]  # what differed
-    is_random: bool  # whether it draws
-    own_generator: bool  # whether it drew from a generator that the script made
+    source: str  # the text of the line
+    values: tuple[str, str]  # the differing values
+    is_random: bool  # whether the operator draws
+    own_generator: bool  # whether it drew from a generator of the script
     in_backward: bool
 
 
@@ -64,11 +64,11 @@ def paired(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, Pai
 def culprit(
     first: Sequence[Call], second: Sequence[Call], results: Mapping[str, Pair]
 ) -> CallRecord | None:
-    """Return the earliest call that two computations of the same shard part at.
+    """Return the earliest call at which two computations of the same shard diverge.
 
     Args:
         first, second: the calls of each, in order.
-        results: of each, by name. Where all are equal nobody is to blame.
+        results: the results of both, by name. If all are equal, no call is to blame.
     """
     wanted = {pair for pair in results.values() if pair[0] != pair[1]}
     if not wanted:
@@ -79,7 +79,7 @@ def culprit(
     )
     pairs = list(zip(first[:together], second[:together], strict=True))
     if together < max(len(first), len(second)):
-        # The course of the computation is another from here on, by something that differs before.
+        # From here on the computations take different courses, because of an earlier difference.
         wanted = {p for a, b in pairs if not a.is_empty for p in _differing("outputs", a, b)}
     if (earliest := _earliest(pairs, wanted)) is not None:
         return earliest
@@ -104,19 +104,19 @@ def _differing(which: str, a: Call, b: Call) -> Iterator[Pair]:
 
 
 def _earliest(pairs: Sequence[tuple[Call, Call]], wanted: set[Pair]) -> CallRecord | None:
-    """Return the earliest call that what is wanted leads back to."""
+    """Return the earliest call from which the wanted differences follow."""
     earliest: CallRecord | None = None
-    results: list[set[Pair]] = [set()]  # before each call, of the calls so far
+    results: list[set[Pair]] = [set()]  # before each call: results of the calls so far
     for a, b in pairs:
         more = set(_differing("outputs", a, b)) if a.outputs != b.outputs else set()
         results.append(results[-1] | more if more else results[-1])
-    entered: set[Pair] = set()  # given to a call that counts, and made by none
+    entered: set[Pair] = set()  # inputs of relevant calls that no call has made
     for number in range(len(pairs) - 1, -1, -1):
         a, b = pairs[number]
         given = list(_differing("inputs", a, b)) if a.inputs != b.inputs else []
         foreign = [pair for pair in given if pair not in results[number]]
         if wanted.isdisjoint(_differing("outputs", a, b)):
-            # It rounded the difference away, and kept what it was given for backward.
+            # The call rounded the difference away, and kept its input for backward.
             foreign = [pair for pair in foreign if pair in entered]
         elif given:
             wanted |= set(given)

@@ -1,7 +1,7 @@
-"""Writes to parameters by ``.data``: torch counts them nowhere, and they may change no value yet.
+"""Writes to parameters by ``.data``: torch does not count them, and they may change no value yet.
 
-A clamp that does nothing in the shard that is tried does something a hundred steps later. So a
-model whose code names ``.data`` is watched operator by operator.
+A clamp without an effect in the trial shard may have an effect a hundred steps later. So a model
+whose code names ``.data`` is watched operator by operator.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from quorate.replica.witness.kept import names_of
 
 
 class WriteWatch(OperatorMode):
-    """A note of which parameters this thread writes in a ``with`` block, by whatever way.
+    """A context that notes the parameters written by this thread, in any way.
 
     Args:
-        parameters: by name.
-        others: what may be written; a parameter that shares memory with one is not watched.
+        parameters: parameters by name.
+        others: tensors with permitted writes; parameters in the same memory are not watched.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class WriteWatch(OperatorMode):
 
 
 def names_data(model: torch.nn.Module, loss: Loss) -> bool:
-    """Return whether code of a model or a loss function, which is not torch's, names ``.data``."""
+    """Return whether code of a model or a loss function, outside of torch, names ``.data``."""
     return any("data" in names_of(function.__code__) for function in functions_of(model, loss))
 
 
 def functions_of(model: torch.nn.Module, loss: Loss) -> Iterator[types.FunctionType]:
-    """Yield the functions that a model and a loss function consist of and call, but torch's own."""
+    """Yield the functions that a model and a loss function contain and call, except torch's own."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
     functions = [
         f for kind in kinds if not _is_torchs(kind.__module__) for f in vars(kind).values()
@@ -98,14 +98,14 @@ def _functions(function: Callable[..., Any] | Any, seen: set[int]) -> Iterator[t
 
 
 def _named(function: types.FunctionType, names: list[str]) -> Iterator[Any]:
-    """Yield what a function calls by name: functions of its file, and those it closes over."""
+    """Yield the functions called by a function by name: of the same file, and in the closure."""
     for name in names:
         if isinstance(other := function.__globals__.get(name), types.FunctionType):
             yield other
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # nothing yet
+        except ValueError:  # not assigned yet
             continue
 
 
@@ -114,10 +114,10 @@ def _is_torchs(module: str) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's memory, and the one after its last."""
+    """Return the first address of a tensor's memory, and the address behind its last element."""
     try:
         start = tensor.data_ptr()
-    except RuntimeError:  # it has no memory: sparse, fake
+    except RuntimeError:  # no memory: sparse, fake
         return 0, 0
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return 0, 0

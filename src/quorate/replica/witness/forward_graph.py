@@ -1,8 +1,8 @@
-"""The graph of a forward pass: which function of torch was given what, in which module.
+"""The graph of a forward pass: functions of torch with their inputs, and the calling modules.
 
-It is noted while a shard is computed, by a mode that sees what Python calls of torch and changes
-nothing of it. So it has the branches that were taken, loops as often as they were run, and works
-where tracing and exporting do not: with any Python between two operators.
+The graph is recorded while a shard is computed, by a mode without side effects that sees calls of
+torch from Python. So the graph has the branches taken, and loops as often as they ran, and works
+where tracing and exporting fail: with any Python code between two operators.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from quorate.replica.nested import parts, tensors
 from quorate.replica.placement.call_site import CallSites
 from quorate.replica.torch_internals import version
 
-MOST_NODES = 20_000  # a graph that is larger nobody can look at
+MOST_NODES = 20_000  # a larger graph cannot be viewed
 
 ROWS, CONSTANT, PARAMETER, BUFFER, RESULT = "Rows", "Constant", "Parameter", "Buffer", "Result"
 BATCH, LOSS, RESULTS = "batch", "loss_function", "results"  # scopes outside of the model
 
 
 class Node(NamedTuple):
-    """A tensor's origin: a function that was called, or what a forward pass begins with."""
+    """The origin of a tensor: a call of a function, or an input of a forward pass."""
 
     name: str  # by scopes: ``Net/layer1/0/conv1/conv2d``
-    kind: str  # the function, or one of the above
-    inputs: tuple[str, ...] = ()  # names; "name:1" is the second tensor that it returned
-    shapes: tuple[tuple[int, ...], ...] = ()  # of what it returned
-    dtype: str = ""  # of the first of them: "float32"
-    device: str = ""  # likewise: "cuda:0"
+    kind: str  # the function, or one of the constants above
+    inputs: tuple[str, ...] = ()  # names; "name:1" is the second tensor returned by a function
+    shapes: tuple[tuple[int, ...], ...] = ()  # of returned tensors
+    dtype: str = ""  # of the first returned tensor: "float32"
+    device: str = ""  # of the first returned tensor: "cuda:0"
 
 
 class ForwardGraph(TorchFunctionMode):
-    """Notes the graph of the forward passes that ``watch``'s loss function makes; the last counts.
+    """The recorder of the graph of forward passes by ``watch``'s loss function; the last counts.
 
-    Granularity is what user code and torch's modules call: ``cross_entropy``, and not what that
-    consists of. Tensors that come from elsewhere (C++ code, TorchScript) are constants.
+    Nodes are calls by user code and torch's modules: ``cross_entropy``, and not the operators in
+    it. Tensors of other origin (C++ code, TorchScript) are constants.
 
     Args:
-        model: whose modules are the scopes.
+        model: the model whose modules are the scopes.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -56,7 +56,7 @@ class ForwardGraph(TorchFunctionMode):
         self._begin()
 
     def watch(self, loss: Loss) -> Loss:
-        """Return the loss function, noted from its rows to what it returns."""
+        """Return the loss function, recorded from rows to results."""
 
         def noted(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
             self._begin()
@@ -74,7 +74,7 @@ class ForwardGraph(TorchFunctionMode):
         return noted
 
     def nodes(self) -> list[Node] | None:
-        """Return the graph, in the order of calls; None: it is too large to be looked at."""
+        """Return the graph, in the order of calls; None if it is too large to be viewed."""
         return list(self._nodes) if len(self._nodes) < MOST_NODES else None
 
     def __torch_function__(
@@ -90,11 +90,11 @@ class ForwardGraph(TorchFunctionMode):
         return returned
 
     def _begin(self) -> None:
-        """Forget everything: a shard is begun."""
+        """Forget everything: a shard begins."""
         self._call_sites = CallSites(self._model)
         self._nodes: list[Node] = []
-        # By a tensor's id. An id is used again once a tensor is gone, and a graph must not keep
-        # activations in memory: so each is known by a reference that does not.
+        # By id of the tensor. An id is reused after the end of its tensor, and the graph must not
+        # keep activations in memory: so each tensor has a weak reference.
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
         modules = [_scope(self._root, path) for path, _ in self._model.named_modules()]
         self._taken = {BATCH, LOSS, RESULTS, *modules}
@@ -114,8 +114,9 @@ class ForwardGraph(TorchFunctionMode):
         returned: list[torch.Tensor],
         written: list[torch.Tensor],
     ) -> None:
-        # ``x.to(x.device)`` is x, and made nothing; ``x.add_(1)`` is x too, and made it anew. What
-        # is written and not returned (running statistics) is a side effect, but for ``x[0] = 1``.
+        # ``x.to(x.device)`` is x, and makes no tensor; ``x.add_(1)`` is x too, but counts as new.
+        # Tensors written and not returned (running statistics) are side effects, except for ``x[0]
+        # = 1``.
         kept = {id(tensor) for tensor in given} - {id(tensor) for tensor in written}
         made = [tensor for tensor in returned if id(tensor) not in kept]
         if name == "__setitem__":
@@ -139,19 +140,19 @@ class ForwardGraph(TorchFunctionMode):
         return name
 
     def _origin(self, tensor: torch.Tensor) -> str | None:
-        """Return the output that a tensor is, if that is known."""
+        """Return the output that a tensor is, if known."""
         reference, output = self._made.get(id(tensor), (None, ""))
         return output if reference is not None and reference() is tensor else None
 
     def _began(self, tensor: torch.Tensor, scope: str) -> str:
-        """Return the node of a tensor that no call was seen to make."""
+        """Return the node of a tensor that no recorded call has made."""
         if id(tensor) in self._parameters:
             path, kind = self._parameters[id(tensor)]
             return self._add(_scope(self._root, path), kind, (), [tensor])
         return self._add(f"{scope}/constant", CONSTANT, (), [tensor])
 
     def _free(self, name: str) -> str:
-        """Return a name that is no other node's, and no scope's."""
+        """Return a name not used by a node or a scope."""
         name = next(
             each
             for each in (f"{name}_{n}" if n else name for n in count())
@@ -184,7 +185,7 @@ def module_tree(model: torch.nn.Module) -> list[Node]:
 
 
 def segment(name: object) -> str:
-    """Return a name as a part of a node's name, which has ASCII letters, digits, and ``_.-``."""
+    """Return a name as a part of a node's name: ASCII letters, digits, and ``_.-``."""
     return re.sub(r"[^A-Za-z0-9_.\-]", "_", str(name)) or "_"
 
 
@@ -193,7 +194,7 @@ def _scope(root: str, path: str) -> str:
 
 
 def _named(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """Yield the tensors of a nested value, with where in it they are."""
+    """Yield the tensors of a nested value, with their paths."""
     if isinstance(value, torch.Tensor):
         yield path, value
     for name, part in parts(value) or ():
@@ -201,13 +202,13 @@ def _named(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...],
 
 
 def _writes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written in place; nobody counts it under inference_mode."""
+    """Return the number of in-place writes to a tensor; 0 under inference_mode, without a count."""
     return 0 if tensor.is_inference() else version(tensor)
 
 
 def _name(func: Any) -> str:
-    """Return a function's name; that of an attribute for what reads it."""
+    """Return a function's name; for a read of an attribute, the attribute's name."""
     name = getattr(func, "__name__", type(func).__name__)
-    if name == "__get__":  # of ``tensor.T``
+    if name == "__get__":  # as for ``tensor.T``
         name = getattr(getattr(func, "__self__", None), "__name__", name)
     return segment(name)

@@ -1,7 +1,7 @@
-"""Rows that a replica was given in a training: what they were, to ask for them again.
+"""Rows received by a replica in training, recorded for a comparison with a second load.
 
-A dataset that gives other values from the second time on, or that remembers what it was asked
-before, is the same twice in a row. It is another when training has asked for other rows meanwhile.
+A dataset may return different values from the second time on, or depend on earlier requests. Two
+loads in a row would then agree, but not with a load after training has requested further rows.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from quorate.replica.fingerprint import fingerprint
 
 
 class Loads(Protocol):
-    """What loads rows of a dataset."""
+    """A loader of rows of a dataset."""
 
     dataset: Any
 
 
 class Given(NamedTuple):
-    """The rows of one shard, as they were loaded for training."""
+    """The rows of one shard, as loaded for training."""
 
-    source: ref[Loads]  # what loaded them: as long as there is a training
+    source: ref[Loads]  # the loader; weak, ends with the training
     ticket: tuple[int, int]  # step and shard
     text: str  # fingerprint
 
     @classmethod
     def of(cls, source: Loads, ticket: tuple[int, int], data: Any) -> Given:
-        """Return what is kept of rows. One pass over them; user code has not written them yet."""
+        """Return the record of rows. Makes one pass over them, before user code can write them."""
         return cls(ref(source), ticket, fingerprint(data))
 
     def is_of(self, source: Loads) -> bool:
-        """Whether rows of a source are those of the same dataset, in a training under way."""
+        """Return whether rows come from the same dataset as a source's, in a current training."""
         loaded = self.source()
         return loaded is not None and loaded.dataset is source.dataset

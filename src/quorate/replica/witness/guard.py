@@ -1,10 +1,10 @@
-"""The guard: whether a shard has written what only an update may write.
+"""The guard: checks that a shard has not written parameters that only an update may write.
 
-Around every shard, and so it looks at no value where it need not: torch counts how often a tensor
-was written, and a tensor that was put elsewhere has another address. A write by ``.data`` in place
-shows in neither: where a model's code names that, sums over values are compared. Of what replicas
-share with the coordinator, which writes while a shard that nobody wants any more is computed, it
-compares them itself, between updates.
+The guard runs around every shard, and so reads no values unless needed: torch counts the writes to
+a tensor, and a moved tensor has another address. An in-place write by ``.data`` changes neither: if
+a model's code names ``.data``, sums over values are compared. Parameters shared with the
+coordinator, which may write while an unneeded shard is computed, are compared by the coordinator
+between updates.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from quorate.replica.torch_internals import parameters_of, versions
 
 _ADDRESS = torch.Tensor.data_ptr
 _VALUES = methodcaller("values")
-ALL_OF, THEN_EVERY = 64, 16  # shards, after which it is looked for other objects
+ALL_OF, THEN_EVERY = 64, 16  # shards checked for other objects: all at first, then every so many
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Guard:
-    """What a replica's shards must leave as it is: parameters, trained or not.
+    """The parameters to be left unchanged by a replica's shards, trained or not.
 
     Args:
-        model: the replica's.
-        unwatched: names of parameters that its forward pass is known to write, or others.
-        notes: for the user.
-        by_value: ``id`` of those whose values have to be looked at too.
+        model: the replica's model.
+        unwatched: names of parameters with known writes by the forward pass or further code.
+        notes: messages for the user.
+        by_value: ``id`` of parameters whose values are compared too.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Guard:
             if not isinstance(module, torch.jit.ScriptModule)
         ]
         self._paths, self._tables = [path for path, _ in modules], [own for _, own in modules]
-        self._held = [dict(own) for own in self._tables]  # as they are to stay
+        self._held = [dict(own) for own in self._tables]  # the objects at construction
         self._ids, self._shards = self._ids_now(), 0
         self._lie_in: object = None  # the vectors at the time of ``_addresses``
         self._addresses: list[int] = []
@@ -62,10 +62,10 @@ class Guard:
         numbered = enumerate(self._tensors)
         self._by_value = [number for number, p in numbered if id(p) in by_value]
         self._sums: list[torch.Tensor] = []
-        self._told: set[int] = set()  # numbers of tensors
+        self._told: set[int] = set()  # numbers of reported tensors
 
     def begin(self, lie_in: object) -> None:
-        """Note how everything is, before a shard.
+        """Note the present state, before a shard.
 
         Args:
             lie_in: the vectors that the parameters are views of now.
@@ -77,15 +77,15 @@ class Guard:
             self._sums = [bit_sum(self._tensors[number]) for number in self._by_value]
 
     def require_same_objects(self) -> None:
-        """Refuse a forward pass that puts another parameter in the place of one.
+        """Refuse a forward pass that replaces a parameter.
 
         Raises:
-            UserError: it did. In a plain loop the optimizer would go on with the one that there
-                was, and nobody would train the new one.
+            UserError: a parameter was replaced. In a plain loop the optimizer would go on with the
+                old parameter, and the new parameter would not be trained.
         """
         self._shards += 1
         if self._shards > ALL_OF and self._shards % THEN_EVERY:
-            return  # it stays another one: a later look finds it too
+            return  # a replaced parameter stays: a later check finds it too
         if self._ids_now() == self._ids:
             return
         for path, table, held in zip(self._paths, self._tables, self._held, strict=True):
@@ -104,11 +104,11 @@ class Guard:
                     )
 
     def _ids_now(self) -> tuple[int, ...]:
-        # Without a line of Python for each parameter.
+        # Without a line of Python per parameter.
         return tuple(map(id, chain.from_iterable(map(_VALUES, self._tables))))
 
     def is_kept(self) -> bool:
-        """Return whether the shard has left everything as it was; else the user is told."""
+        """Return whether the shard has changed nothing; otherwise report the changes."""
         tensors = self._tensors
         now, lie_at = versions(tensors), list(map(_ADDRESS, tensors))
         changed = set[int]()
@@ -127,7 +127,7 @@ class Guard:
 
 
 def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a tensor's elements, each as the integer that has its bits."""
+    """Return the sum of a tensor's elements, each as the integer with its bits."""
     values = tensor.detach()
     if values.layout is not torch.strided:
         return torch.zeros(())
@@ -136,13 +136,13 @@ def bit_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Return of each tensor how often it was written, as far as torch counts, and its address."""
+    """Return for each tensor the number of counted writes, and its address."""
     counts = versions(tensors) or [0] * len(tensors)
     return list(zip(counts, map(_ADDRESS, tensors), strict=True))
 
 
 def tell_late(notes: Notes, model: torch.nn.Module, names: Sequence[str]) -> None:
-    """Doubt a run whose forward pass writes parameters that it did not write at first."""
+    """Report, as a doubt, parameters written by forward that were not written at first."""
     if texts := [parameter_text(model, name) for name in names]:
         notes.doubt(
             f"forward writes {abridged_names(texts)} now and did not in the first shard: the "
@@ -156,7 +156,7 @@ def parameter_text(model: torch.nn.Module, name: str) -> str:
     path, _, _ = name.rpartition(".")
     try:
         kind = type(model.get_submodule(path)).__name__
-    except AttributeError:  # a name of a way of its own
+    except AttributeError:  # a name by a naming scheme of its own
         return name
     return f"{name} ({kind})"
 
@@ -168,7 +168,7 @@ def abridged_names(names: Sequence[str], most: int = 4) -> str:
 
 
 def written_by_kind(model: torch.nn.Module) -> frozenset[str]:
-    """Return names of parameters that modules of torch's write in forward, if only at times."""
+    """Return names of parameters that torch's modules write in forward, if only at times."""
     found = set()
     for path, module in model.named_modules():
         bounded = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))

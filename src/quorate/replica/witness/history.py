@@ -1,10 +1,10 @@
-"""Whether what a shard gives depends on the shards that were computed before it.
+"""The history check: whether the result of a shard depends on the shards computed before.
 
-What a model or a loss function keeps from its first shard on is a cache if any shard would have
-made the same of it: a mask, positions. A maximum so far, the weights as they once were, the mean of
-the first batch are none, though the same shard gives the same when it is computed again: a worker
-that began later, or elsewhere, has others. So two shards are computed in one order by a replica,
-and in the other order by a new one; one of the two from other parameters, as after some updates.
+State kept from the first shard on is a cache if any shard would have produced the same state: a
+mask, positions. A running maximum, earlier weights, or the mean of the first batch are not,
+although the same shard gives the same result when repeated: a worker that began later, or
+elsewhere, has another state. So two shards are computed in one order by a replica, and in the
+reverse order by a new replica; one of the two from other parameters, as after some updates.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from quorate.replica.witness.kept import CACHED, Kept, changed
 
 
 class Pair(NamedTuple):
-    """What two shards gave."""
+    """The results of two shards."""
 
     first: Computed
     other: Computed
 
 
 def moved(parameters: Flat) -> Flat:
-    """Return other values, of the same order of magnitude: those of a later update, say."""
+    """Return other parameters of the same order of magnitude, like those of a later update."""
     later = parameters.layout.new(parameters.device)
     for name, view in later.views.items():
         view.copy_(parameters.views[name]).mul_(1.125).add_(0.01)
@@ -34,7 +34,7 @@ def moved(parameters: Flat) -> Flat:
 
 
 def forget_cached(model: torch.nn.Module) -> None:
-    """Empty the caches of ``functools`` on methods of a model's classes: they outlive a replica."""
+    """Empty the ``functools`` caches on methods of a model's classes: they outlive a replica."""
     for kind in {base for module in model.modules() for base in type(module).__mro__}:
         for value in vars(kind).values():
             if isinstance(value, CACHED):
@@ -42,13 +42,13 @@ def forget_cached(model: torch.nn.Module) -> None:
 
 
 def history_doubts(model: torch.nn.Module, since: Kept, one: Pair, another: Pair) -> list[str]:
-    """Return what is kept that makes shards give other results in another order.
+    """Return messages about kept state that makes results depend on the order of shards.
 
     Args:
-        model: for names.
-        since: what was kept before any shard was computed.
-        one: of a replica that computed the first shard first.
-        another: of one that computed the other shard first.
+        model: the model, for names.
+        since: the state before any shard was computed.
+        one: results of a replica with the first shard first.
+        another: results of a replica with the second shard first.
     """
     if all(mine.result == its.result for mine, its in zip(one, another, strict=True)):
         return []

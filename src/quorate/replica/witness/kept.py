@@ -1,8 +1,9 @@
-"""What a model and a loss function keep beside parameters and buffers, by name, as hashes.
+"""The state of a model and a loss function beside parameters and buffers, by name, as hashes.
 
-Attributes of modules and of their classes, what a function closes over and which variables of its
-script it names. Workers share none of it, and no checkpoint has it. Sizes are bounded: of what is
-large a part is hashed, of what is deep the outside.
+The state consists of attributes of modules and of their classes, variables in a function's closure,
+and variables of the script that a function names. Workers do not share this state, and no
+checkpoint saves it. Sizes are bounded: of a large value a part is hashed, of a deep value the outer
+levels.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ from quorate.replica.digest import content
 from quorate.replica.nested import parts
 from quorate.replica.placement.call_site import LIBRARIES
 
-Kept = dict[str, str]  # by name: a hash, behind a word for what is no value (see ``GENERATOR``)
+Kept = dict[str, str]  # by name: a hash, prefixed by a word for a generator or iterator
 
 
 class Attribute(NamedTuple):
     """An attribute of an object that is no module."""
 
     hashed: str
-    states: tuple[bytes, ...]  # hashes of what in it has a ``state_dict``, and of generators
+    states: tuple[bytes, ...]  # hashes of generators, and of inner objects with a ``state_dict``
 
 
 MOST_DEEP = 6
 MOST_ITEMS = 512  # of a container, from its front and its back
 MOST_VALUES = 50_000  # in all
-MOST_ELEMENTS = 1 << 18  # of a tensor; of a larger one every so many
+MOST_ELEMENTS = 1 << 18  # of a tensor; a larger one is sampled at a fixed interval
 
 _PATHS = (sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-_OF_OTHERS = (*LIBRARIES, *_PATHS)  # files that no script of the user's is in
+_OF_OTHERS = (*LIBRARIES, *_PATHS)  # folders without scripts of the user
 _INTERNALS = frozenset(vars(torch.nn.Module()))
 _HOOKS = tuple(name for name in sorted(_INTERNALS) if name.endswith("_hooks"))
 _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), PurePath, np.generic, Enum)
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-CACHED = type(functools.cache(len))  # what ``functools.cache`` makes of a function
+CACHED = type(functools.cache(len))  # the type of a function wrapped by ``functools.cache``
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-GENERATOR, ITERATOR = "generator ", "iterator "  # what the hash of such a value begins with
-_NO_TENSORS: dict[str, tuple[type, ...]] = {  # what no buffer can hold
+GENERATOR, ITERATOR = "generator ", "iterator "  # prefixes of the hashes of such values
+_NO_TENSORS: dict[str, tuple[type, ...]] = {  # kinds of values that no buffer can hold
     GENERATOR: _GENERATORS,
     ITERATOR: (Iterator,),
 }
@@ -64,7 +65,7 @@ _NAMES = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
 def kept(model: torch.nn.Module, function: Callable[..., Any]) -> Kept:
-    """Return a hash of everything that they keep, by a name for people.
+    """Return hashes of all kept state, by names for people.
 
     Args:
         function: the loss function.
@@ -73,7 +74,7 @@ def kept(model: torch.nn.Module, function: Callable[..., Any]) -> Kept:
 
 
 def kept_by(function: Callable[..., Any], model: torch.nn.Module) -> Kept:
-    """Return a hash of everything that a function keeps or names, but for what the model has."""
+    """Return hashes of the state that a function keeps or names, except for the model's state."""
     return _Look(model).of(function)
 
 
@@ -83,13 +84,13 @@ def kept_beside(
     parameters: Mapping[str, torch.nn.Parameter],
     carried: Mapping[int, str],
 ) -> Kept:
-    """Return a hash of what some objects' classes keep and name, and of all else that is given.
+    """Return hashes of the state that classes of objects keep and name, and of further attributes.
 
     Args:
-        objects: of classes of the user's: an optimizer, a schedule.
-        attributes: of those, by name.
-        parameters: whose own attributes are looked at.
-        carried: what counts as what it is called, by ``id``.
+        objects: objects of the user's classes: an optimizer, a schedule.
+        attributes: attributes of the objects, by name.
+        parameters: parameters whose own attributes are hashed.
+        carried: names of objects that are hashed by name only, by ``id``.
     """
     look = _Look(torch.nn.Module(), carried)
     for value in objects:
@@ -100,14 +101,14 @@ def kept_beside(
 def kept_in(
     attributes: Mapping[str, Any], model: torch.nn.Module, carried: Mapping[int, str]
 ) -> dict[str, Attribute]:
-    """Return hashes of attributes of an object of the user's, by their names.
+    """Return hashes of attributes of a user's object, by name.
 
-    Objects with a ``state_dict`` count as what it gives. Others that are no data and of no class of
-    the script's (files, bars, writers, the trainer) count as what they are called.
+    Objects with a ``state_dict`` are hashed by its result. All other objects without data, of
+    classes outside of the script (files, bars, writers, the trainer), are hashed by name.
 
     Args:
-        model: what it has counts as what it is called.
-        carried: what does too, by ``id``.
+        model: the model; objects of the model are hashed by name.
+        carried: names of further objects hashed by name, by ``id``.
     """
     found, look = {}, _StateLook(model, carried)
     for name, value in attributes.items():
@@ -118,17 +119,17 @@ def kept_in(
 
 
 def changed(before: Kept, after: Kept) -> list[str]:
-    """Return the names of what is new, gone, or another."""
+    """Return the names of state that is new, gone, or changed."""
     names = [*after, *(name for name in before if name not in after)]
     return [name for name in names if before.get(name) != after.get(name)]
 
 
 class _Look:
-    """One look at all of it."""
+    """One pass over all kept state."""
 
     def __init__(self, model: torch.nn.Module, carried: Mapping[int, str] | None = None) -> None:
         self._model = model
-        # What is carried: elsewhere it counts as what it is called, not by its values.
+        # Objects in checkpoints are hashed by name wherever they appear, not by value.
         named = itertools.chain(model.named_parameters(), model.named_buffers())
         self._carried = {id(tensor): name for name, tensor in named}
         self._carried |= {id(module): f"module {n}" for n, module in model.named_modules()}
@@ -153,7 +154,7 @@ class _Look:
                 shape = f"buffer {tuple(buffer.shape)} {buffer.dtype}"
                 self._found[f"{dot}{name} ({kind})"] = shape
             if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
-                with suppress(Exception):  # user code, which is not asked for anything here
+                with suppress(Exception):  # user code may raise, and is not required to work
                     self._note(f"{dot}get_extra_state() ({kind})", module.get_extra_state())
             kinds[type(module)] = None
         for kind_of_module in kinds:
@@ -165,10 +166,10 @@ class _Look:
         return self._found
 
     def object(self, value: object) -> None:
-        """Note what an object's class keeps and names, and the functions that it has."""
+        """Note the state that an object's class keeps and names, and the object's functions."""
         self._class(type(value))
         for name, own in [*vars(value).items()]:
-            # Not as a dict's own class gives them: that of an optimizer's states asks all ranks.
+            # By dict's own method: the mapping of an optimizer's states would contact all ranks.
             items = dict.values(own) if isinstance(own, dict) else own
             for function in items if isinstance(own, (dict, list, tuple)) else (own,):
                 if isinstance(function, _FUNCTIONS):
@@ -195,11 +196,11 @@ class _Look:
         )
         try:
             self._found[name] = kind + self._hash(value, 0).hex()
-        except Exception:  # another thread changes it just now, or an attribute of it raises
+        except Exception:  # a concurrent change, or an attribute that raises
             self._found[name] = ""
 
     def _class(self, kind: type) -> None:
-        """Note what a class of the user's keeps, and what its forward names."""
+        """Note the state of a user's class, and the variables named by methods."""
         for base in kind.__mro__:
             if _is_of_others(base):
                 continue
@@ -211,7 +212,7 @@ class _Look:
                     self._function(f"{base.__name__}.{value.__name__}", value)
 
     def _function(self, name: str, function: Any, depth: int = 0) -> None:
-        """Note what a function closes over, its defaults, and what it names of its script."""
+        """Note a function's closure, defaults, and the script's variables named in the code."""
         if id(function) in self._functions or depth > MOST_DEEP:
             return
         self._functions.add(id(function))
@@ -245,7 +246,7 @@ class _Look:
         for variable, cell in closure:
             try:
                 value = cell.cell_contents
-            except ValueError:  # nothing yet
+            except ValueError:  # not assigned yet
                 continue
             self._variable(f"{variable!r} in the closure of {name}", value, depth)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
@@ -278,7 +279,7 @@ class _Look:
             return self._known[id(value)][1]
         if depth > MOST_DEEP or self._values > MOST_VALUES:
             return kind.encode()
-        self._known[id(value)] = value, kind.encode()  # of one that holds itself
+        self._known[id(value)] = value, kind.encode()  # for a container that contains itself
         hashed = hashlib.blake2b(kind.encode(), digest_size=8)
         if isinstance(value, torch.Tensor):
             _feed_tensor(hashed, value)
@@ -290,7 +291,7 @@ class _Look:
         else:
             for part in self._parts(value):
                 hashed.update(self._hash(part, depth + 1))
-        # The value is held too: an id is free again when its object is gone.
+        # The value is kept alive too: an id is reused after the end of its object.
         self._known[id(value)] = value, hashed.digest()
         return hashed.digest()
 
@@ -299,7 +300,7 @@ class _Look:
 
 
 class _StateLook(_Look):
-    """One look at an attribute of an object whose state nobody saves."""
+    """One pass over an attribute of an object whose state is not saved."""
 
     def __init__(self, model: torch.nn.Module, carried: Mapping[int, str]) -> None:
         super().__init__(model, carried)
@@ -314,7 +315,7 @@ class _StateLook(_Look):
     def _parts(self, value: Any) -> Iterator[Any]:
         kind = type(value)
         if isinstance(value, (torch.utils.data.Dataset, *_NAMES)):
-            return  # made anew from the script, with its caches
+            return  # made anew by the script, with its caches
         if _has_state_dict(value):
             yield value.state_dict()
         elif _is_data(value) or not _is_of_others(kind):
@@ -340,7 +341,7 @@ def _every(elements: int) -> slice:
 
 
 def _state_text(value: Any) -> str | None:
-    """Return the state of a generator or an iterator; None of anything else."""
+    """Return the state of a generator or an iterator; None for any other object."""
     if isinstance(value, torch.Generator):
         return hashlib.blake2b(content(value.get_state()).data).hexdigest()
     if isinstance(value, np.random.Generator):
@@ -356,13 +357,13 @@ def _state_text(value: Any) -> str | None:
     if isinstance(value, Iterator):
         try:
             return f"{operator.length_hint(value)} left"
-        except Exception:  # of the user's
+        except Exception:  # of the user's class
             return ""
     return None
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what a value consists of, as far as it can be compared."""
+    """Yield the parts of a value, as far as they can be compared."""
     if isinstance(value, Set):
         yield sorted(map(repr, value)) if len(value) <= MOST_ITEMS else len(value)
     elif isinstance(value, Mapping):
@@ -403,7 +404,7 @@ def _ends(items: Any, count: int) -> Iterator[Any]:
 
 
 def names_of(code: types.CodeType) -> Iterator[str]:
-    """Names of variables of the script that a function, and those within it, may read or set."""
+    """Yield the script's variables read or set by a function, or by functions inside."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -418,15 +419,16 @@ def _is_code(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether an object of a library's class is one that holds values, and can be compared."""
+    """Return whether an object of a library's class holds values, and can be compared."""
     known = (*_PLAIN, *_OF_TORCH, torch.Tensor, np.ndarray, Set)
     return isinstance(value, known) or parts(value) is not None or _state_text(value) is not None
 
 
 def _once_per_class(ask: Callable[[type], bool]) -> Callable[[type], bool]:
-    """Return what keeps answers for as long as classes live: one may reach a whole model.
+    """Return a function that caches answers per class, while the class lives.
 
-    That of a parametrized module does, and would keep its parameters.
+    A class may refer to a whole model: the class of a parametrized module does. A cached class
+    would keep the parameters alive.
     """
     answers: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
@@ -441,7 +443,7 @@ def _once_per_class(ask: Callable[[type], bool]) -> Callable[[type], bool]:
 
 @_once_per_class
 def _is_of_others(kind: type) -> bool:
-    """Whether a class is torch's, Python's, or of a package that is installed."""
+    """Return whether a class is torch's, Python's, or of an installed package."""
     if kind.__module__ == "builtins":
         return True
     try:
@@ -453,7 +455,7 @@ def _is_of_others(kind: type) -> bool:
 
 @_once_per_class
 def _is_standard(kind: type) -> bool:
-    """Whether a class is Python's own, torch's or ours: locks, loggers, files."""
+    """Return whether a class is Python's own, torch's or quorate's: locks, loggers, files."""
     if kind.__module__ == "builtins":
         return True
     try:

@@ -1,7 +1,7 @@
-"""The trace of a model's modules over one shard: what each is given, returns, and has as gradient.
+"""The trace of a model's modules over a shard: inputs, outputs and gradients of each.
 
-Only hashes are kept. Hooks read and change nothing; a hook on a tensor is called with the gradient
-that reaches it, so that a model with operations in place is left as it is.
+Only hashes are kept. Hooks read and change nothing; a tensor hook receives the gradient of the
+tensor, so a model with in-place operations is not disturbed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from quorate.replica.witness.values import tensor_text, value_hash
 
 @dataclass(frozen=True)
 class Event:
-    """Something in the course of one shard."""
+    """An event in the course of one shard."""
 
-    what: str  # "in": a module was called; "out": it returned; "grad": of what it returned
+    what: str  # "in": a module was called; "out": it returned; "grad": the gradient of an output
     path: str  # the module's name in the model; "" is the model itself
-    kind: str  # its class
-    number: int  # of the call, from 0; with "grad" of the tensor it returned there
+    kind: str  # class of the module
+    number: int  # of the call, from 0; for "grad", of the output tensor
     hash: str
 
 
 class ModuleTrace:
-    """Hooks on all modules of a model, within a ``with`` block.
+    """Hooks on all modules of a model, inside a ``with`` block.
 
     Example:
         with ModuleTrace(model) as trace:
@@ -45,10 +45,10 @@ class ModuleTrace:
         self._model = model
         self._handles: list[RemovableHandle] = []
         self._begun: Counter[str] = Counter()  # calls of a module so far
-        self._open: defaultdict[str, list[int]] = defaultdict(list)  # of these, not yet returned
+        self._open: defaultdict[str, list[int]] = defaultdict(list)  # calls in progress
 
     def watch(self, loss: Loss) -> Loss:
-        """Return the loss function, before which all is forgotten: a shard may be begun again."""
+        """Return a loss function that first clears the trace: a shard may be begun again."""
 
         def begin(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
             for notes in (self.forward, self.backward, self._begun, self._open):

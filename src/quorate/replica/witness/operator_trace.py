@@ -1,4 +1,4 @@
-"""The trace of operators: each call's inputs and outputs as hashes, and where it came from."""
+"""The trace of operators: each call's inputs and outputs as hashes, and the call site."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from quorate.replica.torch_internals import (
 from quorate.replica.witness.calls import Call
 from quorate.replica.witness.values import extent_text, pieces, tensor_text
 
-# What these return is memory as it was found. In two traces it is made to differ.
+# These return uninitialised memory. Two traces fill it with different values.
 EMPTY = {
     *("empty", "empty_like", "empty_strided", "empty_permuted"),
     *("new_empty", "new_empty_strided"),
 }
-# What these write they do not read.
+# These do not read the arguments that they write.
 OVERWRITES = {
     *("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_"),
     *(name.partition(".")[0] for name in RANDOM_OPERATORS if "_" in name.partition(".")[0][-1:]),
@@ -36,13 +36,13 @@ OVERWRITES = {
 
 
 class OperatorTrace(OperatorMode):
-    """A note of each operator that this thread calls in a ``with`` block, also in backward.
+    """A context that records each operator called by this thread, including the backward pass.
 
     Args:
-        model: whose modules are named.
-        stream: the thread's; a draw from another generator is noted as such.
-        fill: what memory holds that is not initialised. With other values in two traces, whoever
-            reads it is found out.
+        model: the model whose modules are named.
+        stream: the thread's stream; a draw from another generator is recorded as such.
+        fill: value for uninitialised memory. With different values in two traces, reads of such
+            memory are detected.
     """
 
     def __init__(self, model: torch.nn.Module, stream: Stream, fill: int) -> None:
@@ -55,13 +55,13 @@ class OperatorTrace(OperatorMode):
         self._call_sites = CallSites(model, until=replica_module.__file__)
 
     def phase(self, name: str) -> None:
-        """Hear what phase of the shard begins: what comes after backward is not noted."""
+        """Receive the phase of the shard: operators after the backward pass are not recorded."""
         self._is_over = name == "pushing"
 
     def watch(self, loss: Loss) -> Loss:
-        """Return the loss function, before which all is forgotten: a shard may be begun again.
+        """Return a loss function that first clears the trace: a shard may be begun again.
 
-        Its weight is 1: gradients are then handed over as autograd made them.
+        The weight of its result is 1: gradients are then passed on as made by autograd.
         """
 
         def begin(model: torch.nn.Module, batch: Any, *at: Any) -> Any:
@@ -91,8 +91,8 @@ class OperatorTrace(OperatorMode):
             if not (is_written and (is_out or name in OVERWRITES))
             for piece in pieces(value)
         ]
-        # Whoever writes to a part of a tensor makes another one of the whole. In backward these
-        # are gradients, which lie in one vector.
+        # A write to a part of a tensor changes the whole tensor. In backward such tensors are
+        # gradients, in a single vector.
         is_forward = current_backward_call() is None
         parts = list(_parts(written)) if is_forward else []
         inputs += [text for whole, extent in parts for text in (extent, tensor_text(whole))]
@@ -136,13 +136,13 @@ def traced(
 
     Args:
         data: the batch.
-        stream: the calling thread's.
-        seed: of the shard.
+        stream: the calling thread's stream.
+        seed: seed of the shard.
         fill: see ``OperatorTrace``.
     """
     trace = OperatorTrace(replica.model, stream, fill)
     with replica.watched(trace.watch), trace:
-        # Of weight 1: what is handed over is what autograd made, by which calls are found.
+        # With weight 1, the results are those of autograd, by which calls are found.
         result = replica.gradient(data, 1, stream, seed, at=trace.phase)
     assert result.gradient is not None
     results = {name: repr(value) for name, value in result.metrics.items()}
@@ -153,7 +153,7 @@ def traced(
 
 
 def _parts(values: Sequence[Any]) -> Iterator[tuple[torch.Tensor, str]]:
-    """Tensors of which some are views of a part, and which part that is."""
+    """Yield the base tensors of views of a part, with a text for the part."""
     for value in values:
         if isinstance(value, torch.Tensor) and (whole := base_of(value)) is not None:
             text = extent_text(value)

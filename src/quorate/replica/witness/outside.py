@@ -1,7 +1,7 @@
-"""What user code changes between updates of what the loss function names.
+"""Changes by user code, between updates, to values named by the loss function.
 
-A coefficient in a dict that a callback turns: worker processes have a dict of their own, and no
-checkpoint has any.
+For example a coefficient in a dict, changed by a callback: worker processes have a dict of their
+own, and no checkpoint saves the value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from quorate.replica.witness.kept import Kept, changed, kept_by
 
 
 class Outside:
-    """Looks at what the loss function names in the coordinator's process.
+    """The checks of values named by the loss function, in the coordinator's process.
 
     Args:
-        model: the coordinator's; what it has is carried, and is not looked at.
+        model: the coordinator's model; its state is carried, and not checked.
         loss: the loss function.
         alone: whether no shard is computed in this process, so that any change is user code's.
-        notes: what is found goes there.
+        notes: receives the findings.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Loss, notes: Notes, *, alone: bool) -> None:
@@ -31,11 +31,11 @@ class Outside:
         self._loss = loss
         self._notes = notes
         self._alone = alone
-        self._last: Kept | None = None  # when the last block was over
+        self._last: Kept | None = None  # at the end of the last block
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Compare it before and after the block, in which user code runs."""
+        """Compare the values before and after the block, in which user code runs."""
         before = self._last or kept_by(self._loss, self._model)
         yield
         after = kept_by(self._loss, self._model)

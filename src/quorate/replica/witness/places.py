@@ -1,11 +1,11 @@
-"""What a script reads of a process's place among others: torchrun's variables, by name.
+"""A script's reads of the process's place among all ranks: torchrun's variables, by name.
 
-A loss that reads its rank is another loss on each rank, and a learning rate that is multiplied by
-the number of ranks makes another training on each number of them. So it is looked for in code: what
-a loss and a model read, whatever it is; of the rest of a script the number of processes alone, as
-the rank decides there who prints.
+A loss that reads the rank differs between ranks, and a learning rate multiplied by the number of
+ranks makes the training depend on the number. So code is searched for such reads: in a loss and a
+model, for any of these variables; in the rest of a script, only for the number of processes,
+because scripts use the rank to decide who prints.
 
-Legend: WORLD_SIZE, RANK and their like are variables that torchrun sets for each process.
+Legend: WORLD_SIZE, RANK and similar variables are set by torchrun for each process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from quorate.replica.witness.data_writes import functions_of
 
 _SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 _PLACES = (*_SIZES, "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
-_FUNCTIONS = ("get_node_local_rank", "is_torchelastic_launched")  # of torch, which read one
-MOST_BYTES = 1_000_000  # of a module that is looked at
+_FUNCTIONS = ("get_node_local_rank", "is_torchelastic_launched")  # of torch; these read a variable
+MOST_BYTES = 1_000_000  # of a module that is searched
 
 
 def place_doubts(model: torch.nn.Module, loss: Loss) -> list[str]:
-    """Return what to say of code that reads a place, one line for each place in the code."""
+    """Return messages about code that reads a place, a line per place in the code."""
     found = [
         f"the model or the loss reads {name} ({where}): the value differs between ranks; remove "
         "the read, because a shard must not depend on the rank that computes it"
@@ -56,10 +56,10 @@ def place_doubts(model: torch.nn.Module, loss: Loss) -> list[str]:
 def reads_of_shards(
     model: torch.nn.Module, loss: Loss, names: Sequence[str], by: Sequence[str] = ()
 ) -> Iterator[tuple[str, str]]:
-    """Yield each of some names and texts that code of a model or a loss has, and its line.
+    """Yield those of some names and texts found in the code of a model or a loss, with the line.
 
     Args:
-        by: names of which the code has one too; none: it need not.
+        by: names to be found in the same code, at least one of them; empty: none is required.
     """
     for function in functions_of(model, loss):
         yield from _reads_of(function.__code__, names, by)
@@ -90,16 +90,17 @@ def _files_of_script() -> Iterator[Path]:
 
 
 def _sizes_in(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield each number of processes that a file reads, and the line.
+    """Yield each number of processes read by a file, with the line.
 
-    Not where it is compared with a number at once: whether there are several changes no value.
+    Reads for a direct comparison with a number are left out: whether there are several processes
+    changes no value.
     """
     try:
         if file.stat().st_size > MOST_BYTES:
             return
         text = file.read_text()
         tree = ast.parse(text) if any(name in text for name in _SIZES) else ast.Module([], [])
-    except (OSError, ValueError, SyntaxError):  # it is gone, or is no Python by now
+    except (OSError, ValueError, SyntaxError):  # the file is gone, or is no Python by now
         return
     compared = {
         id(inner)
@@ -114,7 +115,7 @@ def _sizes_in(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _read_by(node: ast.AST) -> object:
-    """Return the variable that an expression reads from the environment, if it reads one."""
+    """Return the variable that an expression reads from the environment, or None."""
     if isinstance(node, ast.Subscript) and _names(node.value, READ_BY_ITEM):
         return getattr(node.slice, "value", None) if isinstance(node.ctx, ast.Load) else None
     if isinstance(node, ast.Call) and node.args:

@@ -1,8 +1,8 @@
-"""A loss that a ``GradScaler`` multiplies, found while the loss function is called.
+"""Detection of a loss multiplied by a ``GradScaler``, while the loss function is called.
 
 The loss function may reach its scaler in any way: a global, a closure, a bound method, an object of
-another library. So the interpreter is asked which functions are called, in this thread, and not
-torch's class.
+another library. So the interpreter reports the functions called in this thread, instead of a change
+to torch's class.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from quorate.replica.shared.code import user_line
 
 
 class Scaled(NamedTuple):
-    """A loss that is multiplied by the scale of a ``GradScaler``."""
+    """A loss multiplied by the scale of a ``GradScaler``."""
 
     scale: float
     line: str  # file:line, of the call
 
 
 class ScalerWatch:
-    """Notes the scalers whose ``scale`` or ``get_scale`` is called within ``watching``."""
+    """A recorder of the scalers whose ``scale`` or ``get_scale`` is called within ``watching``."""
 
     def __init__(self) -> None:
         self.scalers: list[tuple[GradScaler, str]] = []  # each with the line of its first call
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what this thread calls in the block; under somebody's profiler, watch nothing.
+        """Watch this thread's calls in the block; under another profiler, watch nothing.
 
-        ``sys.setprofile`` cannot give a profiler of C code (cProfile) its place back.
+        ``sys.setprofile`` cannot restore a profiler in C (cProfile).
         """
         if sys.getprofile() is not None:
             yield
@@ -48,7 +48,7 @@ class ScalerWatch:
 
     @contextmanager
     def without_scaling(self) -> Iterator[None]:
-        """Within the block the scalers that were found scale by 1."""
+        """Set the scale of the recorded scalers to 1 inside the block."""
         states = [(scaler, scaler.state_dict()) for scaler, _ in self.scalers]
         try:
             for scaler, state in states:

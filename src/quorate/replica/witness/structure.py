@@ -1,4 +1,4 @@
-"""The structure of a model: which modules are within each, and which hooks each has."""
+"""The structure of a model: the modules within each module, and their hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VALUES = methodcaller("values")
 
 
 class Tables:
-    """Tables of modules and of hooks: whether any of them has changed, in one pass."""
+    """Tables of modules and of hooks, compared in one pass."""
 
     def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
         own = [vars(module) for _, module in modules]
@@ -22,13 +22,13 @@ class Tables:
         self._hooks = [have[name] for have in own for name in _HOOKS if name in have]
 
     def outline(self) -> tuple[list[int], list[int]]:
-        """Return which modules are within each, and how many hooks of each kind there are."""
+        """Return the ids of modules within each module, and the number of hooks of each kind."""
         within = chain.from_iterable(map(_VALUES, self._within))
         return [*map(id, within)], [*map(len, self._hooks)]
 
 
 def built(module: torch.nn.Module) -> tuple[list[object], list[list[object]]]:
-    """Return the modules within one, and its hooks."""
+    """Return the modules within a module, and its hooks."""
     own = vars(module)
     modules, *hooks = (own.get(name) for name in ("_modules", *_HOOKS))
     listed = [[*table.values()] if isinstance(table, Mapping) else [] for table in hooks]

@@ -1,6 +1,6 @@
-"""The trial: one shard is computed before training, and it is looked what it writes.
+"""The trial: a shard is computed before training, to find the parameters written by forward.
 
-Values are compared here, of all parameters: a write by ``.data`` is one that torch counts nowhere.
+The values of all parameters are compared: torch does not count a write by ``.data``.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ MOST_COPIED = 1 << 23  # elements of a frozen parameter; of a larger one a sum i
 
 
 class Written(NamedTuple):
-    """What the forward pass of a model writes that is no buffer, and which gradients have rows."""
+    """The parameters that a model's forward pass writes, and those with gradients by rows."""
 
     trained: frozenset[str]  # names of trained parameters
-    frozen: frozenset[int]  # numbers of frozen ones, in the model's order
-    by_rows: frozenset[str] = frozenset()  # names of those whose gradient is kept by rows
+    frozen: frozenset[int]  # numbers of frozen parameters, in the model's order
+    by_rows: frozenset[str] = frozenset()  # names of parameters whose gradient is kept by rows
 
     def joined(self, other: Written) -> Written:
-        """Return both."""
+        """Return the union of both."""
         by_rows = self.by_rows | other.by_rows
         return Written(self.trained | other.trained, self.frozen | other.frozen, by_rows)
 
     def covers(self, other: Written) -> bool:
-        """Return whether the other has nothing that is not here."""
+        """Return whether all of the other is contained in this."""
         return all(new <= old for new, old in zip(other, self, strict=True))
 
 
@@ -45,20 +45,20 @@ NOTHING = Written(frozenset(), frozenset())
 
 class _Seen(NamedTuple):
     parameter: torch.nn.Parameter
-    data: torch.Tensor  # where it lies
+    data: torch.Tensor  # its memory
     version: int
     value: torch.Tensor
 
 
 def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tuple[Written, T]:
-    """Compute a shard; return what of the parameters it wrote or writes at times, and its result.
+    """Compute a shard; return the parameters written, or possibly written, and the result.
 
-    Parameters are afterwards as they were.
+    Parameters are restored afterwards.
 
     Args:
-        replica: that it is computed with.
-        compute: computes it.
-        known: what is carried already, and need not be looked for.
+        replica: the replica for the computation.
+        compute: computes the shard.
+        known: parameters already treated as written, not checked.
     """
     model, replica.witness.is_silent = replica.model, True
     trained = {n: p for n, p in trainable(model).items() if n not in known.trained}
@@ -68,13 +68,13 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
     try:
         try:
             result = compute()
-        finally:  # whoever tries another setting after a mistake of the script's begins anew
+        finally:  # after a mistake of the script, another setting may be tried from the start
             changed = [
                 {name for name, seen in each.items() if _was_written(seen)} for each in before
             ]
             _restore_all(before, changed)
         if names_data(model, replica.plain_loss) and not replica.compiles_loss:
-            buffers = model.buffers()  # which a replica writes; one may be a parameter elsewhere
+            buffers = model.buffers()  # a replica writes buffers; some may be parameters elsewhere
             watch = WriteWatch({**trained, **still}, buffers)
             with suppress(Exception), as_written(), watch:
                 compute()
@@ -90,7 +90,7 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
 
 
 def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
-    """Return what to say of the trained parameters that a forward pass writes."""
+    """Return the message about the trained parameters that a forward pass writes."""
     if not names:
         return []
     texts = [parameter_text(model, name) for name in sorted(names)]
@@ -118,13 +118,13 @@ def _restore_all(seen: Sequence[Mapping[str, _Seen]], names: Sequence[set[str]])
 
 
 def _restore(seen: _Seen) -> None:
-    if seen.value.shape == seen.data.shape:  # else it is the sum of a large one
+    if seen.value.shape == seen.data.shape:  # otherwise a sum
         seen.data.copy_(seen.value)
     seen.parameter.data = seen.data
 
 
 def _value(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a parameter, or of what tells most changes of a large one that is frozen."""
+    """Return a copy of a parameter; for a large frozen parameter, sums that detect most changes."""
     tensor = parameter.detach()
     if parameter.requires_grad or tensor.numel() <= MOST_COPIED or not tensor.is_floating_point():
         return tensor.clone()
@@ -132,5 +132,5 @@ def _value(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # Of what is no number the same bits are the same: nan is not nan.
+    # NaN counts as equal to NaN.
     return torch.equal(one, other) or torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))

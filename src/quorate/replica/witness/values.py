@@ -1,4 +1,4 @@
-"""Hashes of values: equal hashes, equal bits."""
+"""Hashes of values: equal hashes mean equal bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quorate.replica.nested import parts
 def tensor_text(tensor: torch.Tensor) -> str:
     """Return dtype, shape, and a hash over the elements: ``float32[64, 10] 9f86d081884c7d65``.
 
-    Of one element the value itself stands in the place of the hash.
+    For a single element, the value replaces the hash.
     """
     kind = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
     try:
@@ -30,7 +30,7 @@ def tensor_text(tensor: torch.Tensor) -> str:
 def value_hash(value: object) -> str:
     """Return a hash over tensors, numbers and strings in nested containers, 16 hex digits.
 
-    Another object counts by its type only.
+    All other objects are hashed by type only.
     """
     total = hashlib.blake2b(digest_size=8)
     for piece in pieces(value):
@@ -39,18 +39,18 @@ def value_hash(value: object) -> str:
 
 
 def extent_text(tensor: torch.Tensor) -> str | None:
-    """Return which elements of its memory a tensor has, if it has not all of them."""
+    """Return the part of the memory covered by a tensor, as text; None for all of the memory."""
     try:
         if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size():
             return None
-    except (RuntimeError, NotImplementedError):  # it has no memory of the ordinary kind
+    except (RuntimeError, NotImplementedError):  # no ordinary memory
         return None
     by = ", ".join(map(str, tensor.stride()))
     return f"elements from {tensor.storage_offset()} on, by {by or 1}"
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """Yield what a value consists of, as text: tensors, numbers, strings, types of the rest."""
+    """Yield the parts of a value as text: tensors, numbers, strings, and types of other objects."""
     if isinstance(value, torch.Tensor):
         yield tensor_text(value)
     elif (inner := parts(value)) is not None:

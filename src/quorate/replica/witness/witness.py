@@ -1,4 +1,4 @@
-"""The witness of one replica: what each of its shards wrote that is not a shard's to write."""
+"""The witness of a replica: finds writes by shards that only updates may make."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from quorate.replica.witness.writes import Writes
 
 
 class Witness:
-    """Looks at a replica before and after each shard; nothing in between is slower for it.
+    """The checks of a replica before and after each shard, without a cost in between.
 
     Args:
-        model: the replica's.
-        original: the coordinator's, with which it may have parameters in common.
-        parameters: the coordinator's trained ones.
+        model: the replica's model.
+        original: the coordinator's model; parameters may be shared with the replica's.
+        parameters: the coordinator's trained parameters.
         loss: the user's loss function.
-        notes: for the user.
-        written: names of those that the forward pass is known to write.
-        mutable_frozen: see ``Buffers``: numbers of parameters that are buffers by another name.
+        notes: messages for the user.
+        written: names of parameters known to be written by the forward pass.
+        mutable_frozen: see ``Buffers``: numbers of parameters treated as buffers.
     """
 
     def __init__(
@@ -41,42 +41,42 @@ class Witness:
         written: Collection[str],
         mutable_frozen: Collection[int],
     ) -> None:
-        self.is_silent = False  # as long as it is looked what has to be expected
-        self.given: Given | None = None  # of the training under way
-        self._has_second = False  # whether that is what was given second
+        self.is_silent = False  # during trials that find the writes to expect
+        self.given: Given | None = None  # of the current training
+        self._has_second = False  # whether these are the second rows
         self._trained = laid_out(model, parameters.views)
         self._writes = Writes(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
         unwatched = {name for number, name in numbered if number in mutable_frozen}
-        if model is not original:  # which the coordinator and callbacks write while shards run
+        if model is not original:  # the coordinator and callbacks write it while shards run
             shared = {id(p) for p in original.parameters()}
             unwatched |= {name for name, p in model.named_parameters() if id(p) in shared}
         by_value = {id(p) for p in frozen(model).values()} if names_data(model, loss) else set()
         self._guard = Guard(model, {*unwatched, *written}, notes, by_value=by_value)
 
     def take_given(self, source: Loads, ticket: tuple[int, int], data: Any) -> None:
-        """Note rows that a source has loaded for training: the second ones, once there are some.
+        """Note rows loaded by a source for training: the second ones, as soon as there are any.
 
-        The first ones may have been loaded before, to see how long that takes.
+        The first rows may have been loaded before, to measure the time.
         """
         is_first = self.given is None or self.given.source() is not source
         if is_first or not self._has_second:
             self.given, self._has_second = Given.of(source, ticket, data), not is_first
 
     def begin(self, values: Flat | Scattered) -> None:
-        """Look before a shard.
+        """Note the state before a shard.
 
         Args:
-            values: what the trained parameters are views of.
+            values: the vectors that the trained parameters are views of.
         """
         if self._writes.names:
             self._writes.begin(self._trained, values)
         self._guard.begin(values)
 
     def end(self, values: Flat | Scattered) -> Flat | None:
-        """Look after a shard; return what it wrote of the parameters that it may write."""
+        """Check the state after a shard; return the permitted writes to parameters."""
         self._guard.require_same_objects()
         if not self.is_silent and not self._guard.is_kept():
-            bind(self._trained, values)  # what was put elsewhere would never be trained again
+            bind(self._trained, values)  # parameters moved elsewhere would never be trained again
             self._guard.begin(values)
         return self._writes.taken(self._trained, values) if self._writes.names else None

@@ -1,4 +1,4 @@
-"""What a witness found, in words."""
+"""The findings of a witness, in words."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def call(
     both: str = "{}, then {}",
     origins: str = "the clock, a generator of the script, or state kept between shards",
 ) -> list[str]:
-    """Say which operator is to blame, why, in which module, on which line.
+    """Return lines about the operator to blame: the reason, the module, the line.
 
     Args:
-        both: how two values are put into words.
-        origins: where a value may come from that no operator made.
+        both: format for two values.
+        origins: possible origins of a value not made by any operator.
     """
     first, second = blamed.values
     match blamed.why:

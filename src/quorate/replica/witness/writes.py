@@ -1,11 +1,11 @@
-"""Trained parameters that a forward pass writes: renormalised, clamped, initialised by the data.
+"""Trained parameters that a forward pass writes: renormalised, clamped, initialised from the data.
 
-A shard is computed alone, so what it writes must reach no other. A replica computes from private
-copies of such parameters, taken anew for each shard. What the shard wrote goes with its sum, and
-into the coordinator's parameters before the update: of each element what the first shard wrote, in
-the order of shards, that changed it. Where all shards write the same (a norm that is kept below a
-bound, a clamp) that is what a plain loop does over the whole batch; else it is the same on any
-number of workers.
+Shards are independent, so writes of one shard must reach no other. A replica computes from private
+copies of such parameters, made anew for each shard. The writes of a shard are sent with its sum,
+and enter the coordinator's parameters before the update: for each element the value written by the
+first shard, in the order of shards, that changed the element. Where all shards write the same value
+(a norm kept below a bound, a clamp), this equals a plain loop over the whole batch; otherwise the
+result is the same on any number of workers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.spread import Scattered
 
-_MASK = "written "  # no name of a parameter has a blank in it
+_MASK = "written "  # names of parameters contain no blank
 
 
 def layout(parameters: Mapping[str, torch.Tensor], names: Iterable[str]) -> Layout:
-    """Return where values of the named parameters lie, and of each element whether it was written.
+    """Return the layout of the values of the named parameters, and of a written mask per element.
 
     Args:
-        parameters: the coordinator's, by name, in the dtypes of the masters.
+        parameters: the coordinator's parameters, by name, in the dtypes of the masters.
     """
     wanted = set(names)
     tensors = [(name, tensor) for name, tensor in parameters.items() if name in wanted]
@@ -33,11 +33,11 @@ def layout(parameters: Mapping[str, torch.Tensor], names: Iterable[str]) -> Layo
 
 
 class Writes:
-    """One replica's private copies of what its forward pass writes.
+    """One replica's private copies of the parameters that its forward pass writes.
 
     Args:
-        names: of these parameters.
-        parameters: the coordinator's.
+        names: names of these parameters.
+        parameters: the coordinator's parameters.
     """
 
     def __init__(self, names: Iterable[str], parameters: Flat) -> None:
@@ -45,17 +45,17 @@ class Writes:
         self.names = tuple(name for name in parameters.views if name in set(names))
 
     def begin(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> None:
-        """Make the parameters private copies of what a shard is computed from."""
+        """Replace the parameters by private copies of the values that a shard is computed from."""
         for name in self.names:
             trained[name].data = values.views[name].clone()
 
     @torch.no_grad()
     def taken(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> Flat:
-        """Return what a shard wrote, on the parameters' device, in the dtypes of the masters.
+        """Return the writes of a shard, on the CPU, in the dtypes of the masters.
 
         Args:
             trained: the replica's parameters, after the shard.
-            values: those that ``begin`` was given.
+            values: the argument of ``begin``.
         """
         written = self._layout.new(torch.device("cpu"))
         for name in self.names:
@@ -67,14 +67,14 @@ class Writes:
 
 
 def add(left: Flat, right: Flat) -> None:
-    """Add what shards to the right have written: where the left ones wrote, that stays."""
+    """Add the writes of shards to the right; elements written by shards to the left are kept."""
     for name, values, mask in _each(left):
         torch.where(mask.bool(), values, right.views[name], out=values)
         mask.bitwise_or_(right.views[_MASK + name])
 
 
 def put(written: Flat, parameters: Flat) -> None:
-    """Put what shards wrote into the coordinator's parameters."""
+    """Put the writes of shards into the coordinator's parameters."""
     for name, values, mask in _each(written):
         target = parameters.views[name]
         target.copy_(torch.where(mask.bool().to(target.device), values.to(target.device), target))
@@ -87,7 +87,7 @@ def _each(written: Flat) -> Iterable[tuple[str, torch.Tensor, torch.Tensor]]:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return of each element whether it has the same bits. -0.0 is another than 0.0, NaN itself."""
+    """Return for each element whether the bits are equal: 0.0 differs from -0.0, NaN equals NaN."""
     integers = _INTEGERS.get(one.element_size())
     if integers is None:  # complex128
         return (
@@ -96,7 +96,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             .eq(torch.view_as_real(other).view(torch.int64))
             .all(dim=-1)
         )
-    # Views by dtype want the last dimension to be dense; a comparison by bytes does not care.
+    # Views by dtype require a dense last dimension; contiguous copies have one.
     return one.contiguous().view(integers) == other.contiguous().view(integers)
 
 

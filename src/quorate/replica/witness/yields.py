@@ -1,7 +1,7 @@
-"""What a shard yields in one memory format and in another: the same, or the model depends on it.
+"""The results of a shard in two memory formats, to find models that depend on the format.
 
-A model that takes the strides of a tensor for granted (``as_strided``, a view) reads other elements
-of one that is stored otherwise.
+A model that assumes the strides of a tensor (``as_strided``, a view) reads other elements of a
+tensor in another format.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from quorate.replica.witness.again import Shard
 
 
 class Yield(NamedTuple):
-    """What a shard yields, as far as it does not depend on what was drawn."""
+    """The results of a shard, as far as they do not depend on draws."""
 
     loss: float | None
     gradient: Flat | None
 
     def agrees(self, other: Yield) -> bool:
-        """Return whether two are equal but for rounding: many layers may make much of that."""
+        """Return whether two results are equal up to rounding, which many layers may amplify."""
         one, two = self.loss, other.loss
         if one is not None and two is not None and abs(one - two) > 0.02 * max(abs(one), abs(two)):
             return False
@@ -34,15 +34,15 @@ class Yield(NamedTuple):
 
 
 def yield_of(replica: Replica, shard: Shard, *, training: bool) -> Yield:
-    """Compute a shard, and return what it yields."""
+    """Compute a shard, and return its results."""
     if training:
         made = replica.gradient(*shard)
         if not shard.stream.drawn and made.weight > 0:
             return Yield(made.means()["loss"], made.gradient)
-        # Where a tensor is drawn, which of its elements comes first depends on its format.
+        # Where a tensor is drawn, the order of its elements depends on its format.
         try:
             made = replica.evaluation(*shard)
-        except Exception:  # a loss function that is for training only
+        except Exception:  # a loss function for training only
             return Yield(None, None)
     else:
         made = replica.evaluation(*shard)
