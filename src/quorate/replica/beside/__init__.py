@@ -1,1 +1,1 @@
-"""What user code is given beside model and batch: where in its run it is; shared values."""
+"""Values for user code beside model and batch: the position in the run, and shared values."""

@@ -1,4 +1,4 @@
-"""What a loss function asks for beside model and batch, by its signature. Without torch."""
+"""Detection of a loss function's third parameter, by the signature. Without torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def asks_for_at(function: Callable[..., Any]) -> bool:
-    """Return whether a loss function wants to know where it is: by its signature.
+    """Return whether a loss function takes the position of its shard, judged by the signature.
 
-    It does if it has a third positional parameter that is called ``at`` or has no default value.
-    ``*args`` asks for nothing. Partials, bound methods, objects that can be called, modules and
-    what a decorator wraps are looked through as ``inspect.signature`` does.
+    A third positional parameter takes the position if called ``at``, or without a default value.
+    ``*args`` does not count. Partials, bound methods, callable objects, modules and decorated
+    functions are resolved as by ``inspect.signature``.
     """
     positional = _positional(function)
     if not positional and callable(forward := getattr(function, "forward", None)):
-        positional = _positional(forward)  # of a module, whose own __call__ takes anything
+        positional = _positional(forward)  # of a module: its own __call__ takes any arguments
     if len(positional) < 3:
         return False
     third = positional[2]
@@ -26,6 +26,6 @@ def asks_for_at(function: Callable[..., Any]) -> bool:
 def _positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of C, or of a script
+    except (TypeError, ValueError):  # functions in C, or of a script
         return []
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

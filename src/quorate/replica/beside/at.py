@@ -56,7 +56,7 @@ class At:
 
 
 def at_of(plan: Plan, step: int, rows: NDArray[np.int64]) -> At:
-    """Return where some rows of a step of a plan are.
+    """Return the position in the run of some rows of a step of a plan.
 
     Args:
         rows: (b,) int64.
@@ -84,7 +84,7 @@ _loading = _Loading()
 
 @contextmanager
 def loading(at: At) -> Iterator[None]:
-    """Within the block this thread loads rows, and ``at()`` says where they are."""
+    """Set the position of the rows that this thread loads inside the block, for ``at()``."""
     before, _loading.at = _loading.at, at
     try:
         yield

@@ -1,4 +1,4 @@
-"""Composed losses: functions of ours that call several of the user's. Without torch."""
+"""Composed losses: functions of quorate that call several functions of the user. Without torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Composed(ABC):
-    """A loss function of ours that calls others, the user's."""
+    """A loss function of quorate that calls functions of the user."""
 
     @property
     @abstractmethod
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Those that it calls, by what they are called in messages."""
+        """The user's functions, by their names in messages."""

@@ -22,7 +22,7 @@ from quorate.errors import SharedError
 from quorate.replica.beside import traced_values
 from quorate.replica.beside.at import is_loading
 
-Simple = bool | int | float | str | None  # a value that JSON has, and gives back as it was
+Simple = bool | int | float | str | None  # a value that JSON represents exactly
 SIMPLE = (bool, int, float, str, type(None))
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
@@ -83,7 +83,7 @@ class Shared:
             module.register_forward_pre_hook(_require_shared)
 
     def __getattr__(self, key: str) -> Any:
-        if key.startswith("_"):  # what Python asks any object for
+        if key.startswith("_"):  # names that Python looks up on any object
             raise AttributeError(key)
         return self._value(key, AttributeError)
 
@@ -145,7 +145,7 @@ class Shared:
         return f"Shared({self._name!r}, {_listed(self._live)})"
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Shared:
-        return self  # a copy of a model that has it reads the same
+        return self  # a copy of a model shares the object
 
     def __copy__(self) -> Shared:
         return self
@@ -184,7 +184,7 @@ class Shared:
 
 
 class Reader(Protocol):
-    """What shards of one replica read."""
+    """The source of the values read by shards of one replica."""
 
     def value(self, name: str, key: str) -> Any:
         """Return a value, on the device of the replica."""
@@ -195,15 +195,15 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_newest: dict[int, ref[Reader]] = {}  # of this process, by the device that its thread is at
+_newest: dict[int, ref[Reader]] = {}  # of this process, by the device of the reader's thread
 
 
 @contextmanager
 def read_by(reader: Reader) -> Iterator[None]:
-    """Within the block this thread computes a shard, and reads what the reader has."""
+    """Read values from the reader inside the block, where this thread computes a shard."""
     before, _local.reader = _local.reader, reader
     at = _device()
-    _newest.pop(at, None)  # the newest is the last
+    _newest.pop(at, None)  # keeps the newest last
     _newest[at] = ref(reader)
     try:
         yield
@@ -212,10 +212,10 @@ def read_by(reader: Reader) -> Iterator[None]:
 
 
 def _of_autograd() -> Reader | None:
-    """Return what a thread of autograd's reads, in which a checkpointed forward runs once more.
+    """Return the reader for a thread of autograd, where a checkpointed forward runs again.
 
-    It is no thread of Python's. An accelerator has one, which works for the replica that is alone
-    on it; of a replica of several devices any of them may be at work.
+    Such a thread is not made by Python. An accelerator has one such thread, at work for the only
+    replica on the accelerator; for a replica of several devices, any of their threads may run.
     """
     if not _newest or not isinstance(threading.current_thread(), threading._DummyThread):
         return None
@@ -223,27 +223,28 @@ def _of_autograd() -> Reader | None:
 
 
 def _device() -> int:
-    """Return the number of the accelerator that this thread is at; -1 where there is none."""
+    """Return the number of the thread's current accelerator; -1 without an accelerator."""
     return torch.accelerator.current_device_index() if torch.accelerator.is_available() else -1
 
 
-# --- for whoever carries them --------------------------------------------------------------------
+# --- for the transfer of values -------------------------------------------------------------------
 
 
 def are_any() -> bool:
-    """Return whether the script has made any."""
-    return Shared._were_any and bool(_known)  # asked around each shard
+    """Return whether the script has made a ``Shared``."""
+    return Shared._were_any and bool(_known)  # called around each shard
 
 
 def everyone() -> dict[str, Shared]:
-    """Return all that there are, by name in the order of the names."""
+    """Return all ``Shared`` objects by name, in the order of names."""
     return dict(sorted(_known.items()))
 
 
 def all_read() -> dict[str, Any]:
-    """Return what this thread's shard reads, by ``name.key``.
+    """Return the values read by this thread's shard, by ``name.key``.
 
-    A ``Shared`` that was made again is left out: who reads it is told why it cannot.
+    A ``Shared`` replaced by a newer object of the same name is left out: reading it raises an
+    error.
     """
     reader, found = _local.reader, dict[str, Any]()
     for name, shared in everyone().items():
@@ -255,17 +256,17 @@ def all_read() -> dict[str, Any]:
 
 
 def live(shared: Shared) -> dict[str, Any]:
-    """Return the values of one in this process, as they are set."""
+    """Return the values of a ``Shared`` as set in this process."""
     return shared._live
 
 
 def shared_modules() -> list[torch.nn.Module]:
-    """Return the modules in all that there are, as the script made them."""
+    """Return the modules in all ``Shared`` objects, as made by the script."""
     return [module for shared in everyone().values() for module in _modules(live(shared))]
 
 
 def tensors_of(key: str, value: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a value by name: itself, or a module's parameters and buffers."""
+    """Return the tensors of a value by name: the value, or a module's parameters and buffers."""
     if isinstance(value, torch.Tensor):
         return {key: value}
     if isinstance(value, torch.nn.Module):
@@ -279,14 +280,14 @@ def _modules(live: dict[str, Any]) -> list[torch.nn.Module]:
 
 
 def _require_shared(module: torch.nn.Module, _args: Any) -> None:
-    """Refuse a shard that calls a module itself: it has the shared values in this process alone.
+    """Refuse a direct call of a shared module by a shard: its values are this process's only.
 
     Raises:
-        SharedError: it does.
+        SharedError: a shard calls the module itself.
     """
     if (handed := traced_values.values()) is not None:
         if not any(module is value for value in handed.values()):
-            raise SharedError("a module of a Shared is called itself")  # said better without torch
+            raise SharedError("a module of a Shared is called itself")  # compiling hides the reason
         return
     if _local.reader is None and _of_autograd() is None:
         return
@@ -303,10 +304,10 @@ def _require_shared(module: torch.nn.Module, _args: Any) -> None:
 
 
 def _checked(name: str, key: str, value: Any) -> Any:
-    """Return a value as it is kept.
+    """Return a value as stored in a ``Shared``.
 
     Raises:
-        SharedError: it cannot be shared.
+        SharedError: the value cannot be shared.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -316,7 +317,7 @@ def _checked(name: str, key: str, value: Any) -> Any:
         return value.detach() if value.requires_grad else value
     if value is None:
         return None
-    for kind in (bool, int, float, str):  # one of a class of its own is one of JSON's
+    for kind in (bool, int, float, str):  # an instance of a subclass becomes a plain value for JSON
         if isinstance(value, kind):
             return kind(value)
     raise SharedError(

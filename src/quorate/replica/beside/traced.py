@@ -1,9 +1,9 @@
-"""Where in its run a shard is, in compiled code: numbers that are no constants of a graph.
+"""The position of a shard in compiled code: numbers that are not constants of a graph.
 
-A graph is made for all steps. torch compiles an int in, unless it is a ``DynamicInt``; and 0 and 1
-even then, so that all are handed over with two added. What Python decides by them (a branch, how
-often a loop goes round) has a graph for each way it goes. Which one a step has follows from its
-number, and not from which were compiled before.
+A graph is compiled for all steps. torch compiles an int into the graph, unless it is a
+``DynamicInt``; and 0 and 1 even then, so 2 is added to all numbers. Decisions in Python that depend
+on the numbers (a branch, the length of a loop) have a graph per outcome. The graph of a step
+follows from the step's number, and not from the graphs compiled before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ADDED = 2
 
 
 class TracedAt:
-    """What ``At`` is, in compiled code.
+    """``At`` in compiled code.
 
     Args:
-        step: as there, with two added; so are ``epoch`` and ``last_step``.
+        step: see ``At``; 2 is added to ``step``, ``epoch`` and ``last_step``.
         last_step: of the run; see ``Course``.
-        has_last: whether anybody has said it.
+        has_last: whether ``last_step`` is known.
         rows: (b,) int64.
     """
 
@@ -45,22 +45,22 @@ class TracedAt:
 
     @property
     def progress(self) -> float:
-        """As of ``At``."""
+        """See ``At``."""
         return min(1.0, self.step / self._last_step) if self._has_last else 0.0
 
     @property
     def rows(self) -> Any:
-        """As of ``At``: an array of NumPy's, as torch traces them."""
+        """See ``At``: a NumPy array, as traced by torch."""
         return self._rows.numpy()
 
 
 def handed_over(at: At, later: int = 0) -> tuple[Any, ...]:
-    """Return what compiled code makes a ``TracedAt`` of.
+    """Return the arguments of ``TracedAt`` for compiled code.
 
     Args:
-        later: so many steps later than it is.
+        later: number of steps added to the position.
     """
-    from torch.fx.experimental.sym_node import DynamicInt  # takes its time, and few want it
+    from torch.fx.experimental.sym_node import DynamicInt  # a slow import, rarely needed
 
     numbers = (at.step + later, at.epoch, at.last_step)
     dynamic = (DynamicInt(number + _ADDED) for number in numbers)

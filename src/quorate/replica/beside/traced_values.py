@@ -1,9 +1,10 @@
-"""Shared values in compiled code: numbers that are no constants of a graph, tensors, modules.
+"""Shared values in compiled code: numbers that are not constants of a graph, tensors, modules.
 
-A graph is made for all values of a number. torch has general numbers for integers alone, so that a
-float is handed over as the three of which it is the quotient, exactly: a mantissa and two powers of
-two. What Python decides by a number has a graph for each way, and a text, a ``bool`` or ``None`` is
-compiled in. Which graph a shard has follows from the values, and not from what was compiled before.
+A graph is compiled for all values of a number. torch has symbolic numbers for integers only, so a
+float is passed as three integers, a mantissa and two powers of two, whose quotient equals the float
+exactly. Decisions in Python that depend on a number have a graph per outcome; a text, a ``bool`` or
+``None`` is compiled into the graph. The graph of a shard follows from the values, and not from the
+graphs compiled before.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# torch compiles 0 and 1 in: so that no integer is one of them.
+# torch compiles 0 and 1 into a graph: the addition avoids both.
 _ADDED = 1 << 40
-_LARGEST = 1 << 53  # of integers, in size
+_LARGEST = 1 << 53  # magnitude of integers
 _DIGITS, _MOST_HALVINGS = 53, 60  # of a float64; of one power of two
 
 
 class HandedOver(NamedTuple):
-    """Values by ``name.key``, as compiled code is given them."""
+    """Values by ``name.key``, in the form for compiled code."""
 
     integers: dict[str, Any]
     quotients: dict[str, tuple[Any, Any, Any]]
@@ -27,13 +28,14 @@ class HandedOver(NamedTuple):
 
 
 def handed_over(values: Mapping[str, Any], later: int = 0) -> HandedOver:
-    """Return what ``begin`` takes in compiled code.
+    """Return the argument of ``begin`` in compiled code.
 
     Args:
-        values: by ``name.key``, on the device of the replica.
-        later: by so many units in its last place a float is nearer to zero (zero: away from it).
+        values: values by ``name.key``, on the device of the replica.
+        later: number of units in the last place to move floats towards zero (zero: away from it),
+            for trials with changed values.
     """
-    from torch.fx.experimental.sym_node import DynamicInt  # takes its time, and few want it
+    from torch.fx.experimental.sym_node import DynamicInt  # a slow import, rarely needed
 
     found = HandedOver({}, {}, {})
     for where, value in values.items():
@@ -48,7 +50,7 @@ def handed_over(values: Mapping[str, Any], later: int = 0) -> HandedOver:
 
 
 def _three(value: float, later: int) -> tuple[int, int, int] | None:
-    """Return n, a and b of value = n / a / b; None of what has none: infinities, -0.0, 1e300."""
+    """Return n, a and b with value = n / a / b; None for infinities, -0.0 or 1e300, for example."""
     if not math.isfinite(value) or (value == 0 and math.copysign(1, value) < 0):
         return None
     fraction, exponent = math.frexp(value)
@@ -61,15 +63,16 @@ def _three(value: float, later: int) -> tuple[int, int, int] | None:
     return mantissa, 1 << first, 1 << (halvings - first)
 
 
-# --- while torch looks through code ---------------------------------------------------------------
+# --- while torch traces code ----------------------------------------------------------------------
 
-# Set and unset within one graph: torch follows both, and no thread ever has another value than
-# None. So nothing may be outside of the graph: code with a ``Shared`` is compiled whole or not.
+# Set and reset within one graph: torch traces both, and outside of a graph every thread sees None.
+# So no code may run outside of the graph: code with a ``Shared`` is compiled as a whole or not at
+# all.
 _values: dict[str, Any] | None = None
 
 
 def begin(handed: HandedOver | None) -> None:
-    """Have the code that follows read these values; None: no more."""
+    """Let the following code read the given values; None: end this."""
     global _values
     if handed is None:
         _values = None
@@ -83,5 +86,5 @@ def begin(handed: HandedOver | None) -> None:
 
 
 def values() -> dict[str, Any] | None:
-    """Return the values by ``name.key``; None if this is no code that torch looks through."""
+    """Return the values by ``name.key``; None in code that is not being traced."""
     return _values

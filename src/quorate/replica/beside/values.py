@@ -1,7 +1,7 @@
-"""The values of all ``Shared`` at one time: what a shard that is dealt then is computed with.
+"""The values of all ``Shared`` objects at one time: shards dealt at that time read these values.
 
-They never change: what user code sets afterwards is in the next ones. So a worker that is late
-reads what belongs to its shard, and nobody waits for a reader.
+A set of values never changes: values set by user code afterwards belong to the next set. So a slow
+worker reads the values of its shard, and no thread waits for readers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quorate.replica.beside.shared import SIMPLE, Simple, are_any, everyone, liv
 from quorate.replica.digest import same_bits
 from quorate.replica.flat import Flat, Layout
 
-Plain = Mapping[str, Mapping[str, Simple]]  # by ``Shared`` and key
+Plain = Mapping[str, Mapping[str, Simple]]  # by name of the ``Shared`` and key
 
 
 def _nothing() -> Flat:
@@ -27,14 +27,14 @@ def _nothing() -> Flat:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What is in all ``Shared``.
+    """The content of all ``Shared`` objects.
 
     Args:
-        number: counts changes.
+        number: counter of changes.
         plain: numbers, texts, None.
-        stored: counts changes of tensors.
-        tensors: on the CPU, by ``name.key``, of a module ``name.key.parameter``; in memory that
-            other processes can map, where the coordinator made them.
+        stored: counter of changes of tensors.
+        tensors: tensors on the CPU, by ``name.key``, for a module by ``name.key.parameter``; in
+            memory that other processes can map, if made by the coordinator.
     """
 
     number: int = 0
@@ -43,10 +43,10 @@ class Values:
     tensors: Flat = field(default_factory=_nothing)
 
     def to_json(self, *, stored: bool) -> dict[str, Any]:
-        """Return what ``from_json`` takes, in another process.
+        """Return the message for ``from_json`` in another process.
 
         Args:
-            stored: whether with what describes the tensors.
+            stored: whether to include the layout of the tensors.
         """
         return {
             "number": self.number,
@@ -56,14 +56,14 @@ class Values:
         }
 
     def from_json(self, sent: Mapping[str, Any]) -> Values:
-        """Return the values that were sent after these, with memory of their own for tensors."""
+        """Return the values of a message sent after these values, with new memory for tensors."""
         if sent["tensors"] is None:
             return Values(sent["number"], sent["plain"], sent["stored"], self.tensors)
         tensors = Layout.of(sent["tensors"]).new(torch.device("cpu"))
         return Values(sent["number"], sent["plain"], sent["stored"], tensors)
 
     def mapped(self, sent: Mapping[str, Any], fd: int) -> Values:
-        """Return the values that were sent with a descriptor of their tensors, which it takes."""
+        """Return the values of a message, and take over the descriptor of their tensors."""
         tensors = Layout.of(sent["tensors"]).over(Segment(os.fstat(fd).st_size, fd))
         return Values(sent["number"], sent["plain"], sent["stored"], tensors)
 
@@ -72,21 +72,21 @@ NO_VALUES = Values()
 
 
 class Newest:
-    """The coordinator's end: what user code has set, as the next shards are to read it."""
+    """The coordinator's record of the values set by user code, for the next shards."""
 
     def __init__(self) -> None:
         self.values = NO_VALUES
-        # Copies of tensors on accelerators, which are compared where they lie: by ``name.key``.
+        # Copies of tensors on accelerators, to be compared on the device: by ``name.key``.
         self._copies: dict[str, torch.Tensor] = {}
 
     def look(self) -> Values:
-        """Return the values as they are; the same object if nothing was changed.
+        """Return the present values; the same object if nothing was changed.
 
-        One pass over the tensors: a write through ``.data`` leaves no other trace. An accelerator
-        tells the host once whether its tensors are as they were.
+        Makes a pass over the tensors, because a write through ``.data`` leaves no trace. The host
+        waits once per accelerator for the comparison of its tensors.
 
         Raises:
-            UserError: there is no memory for them.
+            UserError: there is no memory for the values.
         """
         if not are_any() and not self.values.number:
             return self.values
@@ -99,7 +99,7 @@ class Newest:
         before = {**known.tensors.views, **self._copies}
         pairs = zip(tensors.values(), before.values(), strict=False)
         is_stored = [*tensors] == [*before] and all(same_bits(pairs))
-        if is_stored and repr(plain) == repr(known.plain):  # 0.0 and -0.0 are two, nan is one
+        if is_stored and repr(plain) == repr(known.plain):  # tells 0.0 from -0.0; nan equals nan
             return known
         stored = known.tensors
         if not is_stored:
@@ -113,7 +113,7 @@ class Newest:
 
 
 def as_set() -> tuple[Plain, dict[str, torch.Tensor]]:
-    """Return what is set in this process: the tensors themselves, and no copies."""
+    """Return the values set in this process, with the tensors themselves and no copies."""
     return _looked_at()
 
 

@@ -1,4 +1,4 @@
-"""A view of shared values: what one replica reads of them, on its own device."""
+"""A view of shared values: the values for a replica, on the replica's device."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _NOTHING = nullcontext()
 
 
 class View:
-    """What shards of one replica read. One thread at a time.
+    """The shared values for the shards of a replica. Used by one thread at a time.
 
     Args:
-        device: that tensors and modules are wanted on.
+        device: the device of tensors and modules.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._values: Values | None = None  # None: as they are set, which is for a trial
+        self._values: Values | None = None  # None: as set in this process, for a trial
         self._plain, self._tensors = as_set()
-        # What was handed out, by name, and how often it was written then.
+        # Tensors passed to user code, by name, with their number of writes at that time.
         self._handed: dict[str, tuple[torch.Tensor, int]] = {}
         self._modules: dict[str, torch.nn.Module] = {}
-        self._stale: set[str] = set()  # modules that have other values
+        self._stale: set[str] = set()  # modules with outdated values
 
     @property
     def values(self) -> Values | None:
-        """What the next shards read; None: what is set in this process."""
+        """The values for the next shards; None: those set in this process."""
         return self._values
 
     def take(self, values: Values) -> None:
-        """Have the next shards read these."""
+        """Let the next shards read these values."""
         if values is self._values:
             return
         if self._values is None or values.stored != self._values.stored:
@@ -47,10 +47,10 @@ class View:
         self._values, self._plain, self._tensors = values, values.plain, values.tensors.views
 
     def reading(self) -> AbstractContextManager[None]:
-        """Within the block this thread's code reads what is here.
+        """Return a context in which this thread's code reads this view.
 
         Raises:
-            SharedError: it has written a tensor; when the block ends.
+            SharedError: user code has written a tensor; raised at the end of the block.
         """
         return self._reading() if are_any() else _NOTHING
 
@@ -93,7 +93,7 @@ class View:
 
     def _tensor(self, where: str) -> torch.Tensor:
         if where not in self._handed:
-            # By .data, which counts its own writes: all views of a vector have one count.
+            # By .data, with a count of its own: all views of a vector share their count of writes.
             tensor = self._tensors[where].data.to(self._device)
             self._handed[where] = tensor, version(tensor)
         return self._handed[where][0]
@@ -109,10 +109,10 @@ class View:
         return module
 
     def _copied(self, where: str, original: torch.nn.Module) -> torch.nn.Module:
-        """Return a copy of a module, whose values are those that are shared and want no gradient.
+        """Return a copy of a module, with the shared values and without gradients.
 
         Raises:
-            SharedError: it cannot be copied.
+            SharedError: the module cannot be copied.
         """
         memo: dict[int, Any] = {}
         for parameter in original.parameters():

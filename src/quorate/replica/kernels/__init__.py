@@ -1,5 +1,5 @@
-"""Kernels: by which library a CPU makes the products of float32, where torch leaves a choice."""
+"""Kernels: the library for float32 products on a CPU, where torch leaves a choice."""
 
-# Whose they are; and what may be asked for beside torch's.
+# The libraries; and the setting that chooses by a measurement.
 TORCH, ONEDNN = "torch", "onednn"
 MEASURED = "measured"

@@ -1,8 +1,8 @@
-"""The choice: whose kernels a run's replicas make products of float32 by, once for all workers.
+"""The choice of the library for float32 products of a run's replicas, once for all workers.
 
-Bits depend on it. So it is torch's where nobody asks; what was chosen stands in the checkpoints,
-and is kept by whoever goes on from one, on whatever processor, unless one of them is asked for by
-its name.
+The bits depend on the choice. So the default is torch's library; a choice is stored in the
+checkpoints, and kept when a run goes on from one, on any processor, unless the user asks for a
+library by name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def chosen(
     model: torch.nn.Module,
     devices: Sequence[torch.device],
 ) -> tuple[str, list[str]]:
-    """Return whose kernels, and what to say of it.
+    """Return the chosen library, and lines for the user.
 
     Args:
-        asked: TORCH, ONEDNN, MEASURED, or None: as it was.
-        was: what a checkpoint says that the run goes on from; None: it begins.
-        computing: how replicas compute beside that.
-        devices: of all workers.
+        asked: TORCH, ONEDNN, MEASURED, or None: as in the checkpoint.
+        was: the choice in the resumed checkpoint; None: the run begins.
+        computing: the other settings of the computation.
+        devices: devices of all workers.
     """
     if asked == MEASURED and was == TORCH:
         return TORCH, ["kernels: torch's, as when this run began; 'measured' is for new runs"]
@@ -53,7 +53,7 @@ def chosen(
 def _nothing_to_choose(
     computing: Computing, model: torch.nn.Module, devices: Sequence[torch.device]
 ) -> str | None:
-    """Return why all products are torch's."""
+    """Return why all products are torch's, or None."""
     if computing.compile:
         return "the model is compiled"
     if computing.precision.working is not None or computing.precision.is_bf32:

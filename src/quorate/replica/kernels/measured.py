@@ -1,12 +1,12 @@
-"""Measured: whether a processor makes products of float32 much faster by oneDNN than by MKL.
+"""Measurement: whether a processor is much faster at float32 products by oneDNN than by MKL.
 
-MKL takes its widest instructions on processors of its own maker alone. So there are two kinds of
-processor, and little in between: those on which both take the same time (ratios of 0.9 to 1.2 were
-seen), and those on which MKL takes more than twice as long. What is asked here is which kind this
-is, by two products that are large enough for neither library's cost per call to matter. The answer
-is far from ``CLEARLY`` on both kinds, and so is the same each time, whatever else is running; which
-layers it is for is a function of their shapes (``products.is_large``). A measurement of each shape
-of a model would choose by noise wherever the two are close, and with it the bits of the run.
+MKL uses its widest instructions only on processors of its own maker. So there are two kinds of
+processor, with little in between: on some, both libraries take the same time (ratios of 0.9 to 1.2
+were seen); on others, MKL takes more than twice as long. The measurement finds the kind of this
+processor by two products large enough for the cost of a call not to matter. The result is far from
+``CLEARLY`` on both kinds, and so is the same each time, even on a busy machine; the choice of
+layers is a function of their shapes (``products.is_large``). Measuring each shape of a model would
+choose by noise wherever the times are close, and the bits of the run would depend on noise.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CLEARLY = 1.6  # the geometric mean of 1.1 and 2.4
 
 
 def how_much_faster() -> float:
-    """Return how many times as fast oneDNN is on the shape where that is less.
+    """Return the speed of oneDNN relative to torch, on the shape with the smaller ratio.
 
-    By one thread, however many a worker has: several wait for each other, and for a core that is
-    free, which may be long in all rounds.
+    Measured with one thread, for any number of threads of a worker: several threads wait for each
+    other and for free cores, possibly in all rounds.
     """
     threads = torch.get_num_threads()
     try:
@@ -44,15 +44,15 @@ def _ratio(rows: int, inputs: int, outputs: int) -> float:
     x, weight = torch.ones(rows, inputs), torch.ones(outputs, inputs)
     times: tuple[list[float], list[float]] = [], []
     with torch.no_grad():
-        for _ in range(ROUNDS):  # in turns, so that a change of the clock hits both
+        for _ in range(ROUNDS):  # alternating, so that a change of the clock affects both
             times[0].append(_time(lambda: F.linear(x, weight)))
             times[1].append(_time(lambda: onednn.product(x, weight, None)))
-    # What else is running makes a call longer, and never shorter.
+    # Other processes make a call longer, never shorter.
     return min(times[0]) / min(times[1])
 
 
 def _time(call: Callable[[], object]) -> float:
-    """Return seconds."""
+    """Return the duration of a call in seconds."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun

@@ -1,10 +1,10 @@
-"""oneDNN's product of float32: the parts of torch that are private and that it is made of.
+"""oneDNN's product of float32, by private parts of torch.
 
-They are apart from ``torch_internals``, as nothing that the package promises needs them: a torch
-that lacks one has its own kernels, and ``--kernels measured`` says so.
+They are separate from ``torch_internals``, because no promise of the package needs them: with a
+torch that lacks one of them, torch's own kernels are used, and ``--kernels measured`` says so.
 
-torch gives a product of float32 on an x86 processor to MKL, and has no switch for it. The public
-ways to oneDNN, a 1x1 convolution and ``Tensor.to_mkldnn``, reorder or copy what they are given.
+torch computes float32 products on x86 processors with MKL, and has no switch for this. The public
+ways to oneDNN, a 1x1 convolution and ``Tensor.to_mkldnn``, reorder or copy their inputs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 _torch: Any = torch
 _C: Any = torch._C
 _switches: Any = torch.backends.mkldnn
-# It is what inductor makes of a linear layer: arguments are the rows, the weight, the bias, and
-# what comes after the product.
+# The operator that inductor uses for a linear layer. Arguments: the rows, the weight, the bias, and
+# an operation after the product.
 _PRODUCT: Any = getattr(getattr(_torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 _functorch: Any = getattr(_C, "_functorch", None)
 _transform: Callable[[], object] | None = getattr(_functorch, "peek_interpreter_stack", None)
@@ -26,7 +26,7 @@ _forward_ad: Any = torch.autograd.forward_ad
 
 
 def lacking() -> str | None:
-    """Return why this torch cannot make products by oneDNN; None: it can."""
+    """Return why this torch cannot make products by oneDNN; None if it can."""
     if not _switches.is_available():
         return f"torch {torch.__version__} has no oneDNN here"
     if _PRODUCT is None or _transform is None or not hasattr(_forward_ad, "_current_level"):
@@ -35,17 +35,17 @@ def lacking() -> str | None:
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``rows @ weight.T + bias``; each may have any strides. Autograd does not see it."""
+    """Return ``rows @ weight.T + bias``; all may have any strides. Autograd does not record it."""
     result: torch.Tensor = _PRODUCT(rows, weight, bias, "none", [], "")
     return result
 
 
 def is_on() -> bool:
-    """Return whether oneDNN is in use: a script may turn it off."""
+    """Return whether oneDNN is enabled: a script may disable it."""
     return bool(_switches.enabled)
 
 
 def is_transformed() -> bool:
-    """Return whether torch.func, or forward-mode differentiation, is at work in this thread."""
+    """Return whether torch.func or forward-mode differentiation is active in this thread."""
     assert _transform is not None
     return _transform() is not None or _forward_ad._current_level >= 0

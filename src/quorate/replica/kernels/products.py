@@ -1,15 +1,16 @@
 """Products of linear layers by oneDNN: the layer's output, and both gradients.
 
-What ``torch.nn.functional.linear`` is called for, by whatever layer (``nn.Linear``, attention's
-projections, the cells of ``nn.GRU`` and ``nn.RNN``), arrives here in threads that compute a shard
-of a run that chose oneDNN: as a kernel of ``STREAM_KEY``, as random operators do for
-``replica/streams.py``. Modules, their hooks and torch's functions stay what they are. A call costs
-3 to 4 us more than before, one that is taken 5 more for each pass.
+Calls of ``torch.nn.functional.linear``, by any layer (``nn.Linear``, attention's projections, the
+cells of ``nn.GRU`` and ``nn.RNN``), reach this file in threads that compute a shard of a run with
+oneDNN: by a kernel of ``STREAM_KEY``, like random operators in ``replica/streams.py``. Modules,
+their hooks and torch's functions stay unchanged. A call takes 3 to 4 us longer, a call computed by
+oneDNN 5 us more for each pass.
 
-Which calls are taken is a function of their shapes alone, and so is the same on all workers. The
-three products of a layer have the same size, and go together. Everything else is torch's: small
-products, other dtypes, autocast, torch.func, forward-mode differentiation, subclasses of tensors,
-what is compiled; matrix products that code writes as such; ``nn.LSTM``, which is oneDNN's anyway.
+Whether oneDNN computes a call depends on its shapes alone, and so is the same on all workers. The
+three products of a layer have the same size, and are computed by the same library. All other calls
+are torch's: small products, other dtypes, autocast, torch.func, forward-mode differentiation,
+subclasses of tensors, compiled code; explicit matrix products; ``nn.LSTM``, which uses oneDNN
+anyway.
 
 Legend: M rows, K inputs, N outputs of a layer.
 """
@@ -28,9 +29,9 @@ from quorate.replica import torch_internals
 from quorate.replica.kernels import TORCH, onednn
 from quorate.replica.torch_internals import Promise
 
-# oneDNN reorders the weight in each call and looks its kernel up: 15 to 20 us. From 4 million
-# multiply-adds on that is little beside what MKL takes for them (80 us at 105 GFLOP/s), and with a
-# side below 16 there is little to reorder for.
+# oneDNN reorders the weight and looks its kernel up in each call: 15 to 20 us. From 4 million
+# multiply-adds on, this is small compared to MKL's time (80 us at 105 GFLOP/s), and with a side
+# below 16 there is little to reorder for.
 LEAST_SIDE = 16
 LEAST_SIZE = 1 << 22
 
@@ -38,12 +39,12 @@ _local = threading.local()
 
 
 def is_large(rows: int, inputs: int, outputs: int) -> bool:
-    """Return whether products of this size are oneDNN's, where it was chosen."""
+    """Return whether oneDNN computes products of this size, where chosen."""
     return min(rows, inputs, outputs) >= LEAST_SIDE and rows * inputs * outputs >= LEAST_SIZE
 
 
 def lacking() -> str | None:
-    """Return why this process cannot make products by oneDNN; None: it can."""
+    """Return why this process cannot make products by oneDNN; None if it can."""
     if not torch_internals.holds(Promise.STREAMS):
         return f"torch {torch.__version__} lacks private functions that random streams need"
     return onednn.lacking()
@@ -51,9 +52,9 @@ def lacking() -> str | None:
 
 @contextmanager
 def by(kernels: str) -> Iterator[None]:
-    """Within the block the calling thread's linear layers are computed by these kernels.
+    """Compute the calling thread's linear layers by the given kernels inside the block.
 
-    Only within a ``Stream``: it switches the dispatch key on.
+    Only inside a ``Stream``, which enables the dispatch key.
     """
     if kernels == TORCH:
         yield
@@ -68,9 +69,9 @@ def by(kernels: str) -> Iterator[None]:
 
 
 class Part:
-    """Which gradients a node of ours computes: all, unless somebody sets less.
+    """The gradients to compute in a node: all, unless restricted.
 
-    A function of Python's is not told which of its gradients a backward pass is for.
+    An autograd function in Python is not told which of its gradients a backward pass needs.
     """
 
     wants_inputs = wants_parameters = True
@@ -94,12 +95,12 @@ class _Linear(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         rows, weight = ctx.saved_tensors  # (M, K), (N, K)
         grad = grads[0]  # (M, N)
-        if grad is None:  # nothing came, as to an output that is not used: torch's has none either
+        if grad is None:  # no gradient, as for an unused output: torch returns none either
             return None, None, None
         of_rows, of_weight, of_bias = ctx.needs_input_grad
         of_rows = of_rows and ctx.part.wants_inputs
         of_weight, of_bias = (each and ctx.part.wants_parameters for each in (of_weight, of_bias))
-        # With create_graph, which is when gradients are on here, it is to be derived once more.
+        # Gradients are enabled here under create_graph, which needs a second derivative.
         matmul = torch.mm if torch.is_grad_enabled() else _product
         return (
             matmul(grad, weight) if of_rows else None,
@@ -114,10 +115,10 @@ def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _intercept() -> torch.library.Library:
-    """Register the kernel, once per process: it does nothing in threads that did not ask for it."""
+    """Register the kernel, once per process; in threads without oneDNN it does nothing."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("linear", _linear, torch_internals.STREAM_KEY)
-    kept: torch.library.Library = library  # its kernel goes with it
+    kept: torch.library.Library = library  # the kernel lives as long as the library
     return kept
 
 
@@ -143,7 +144,7 @@ def _is_ours(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         return False
     outputs, inputs = weight.shape
     if rows.shape[-1] != inputs or not is_large(rows.numel() // max(inputs, 1), inputs, outputs):
-        return False  # a mistake in shapes too: torch has the words for it
+        return False  # also for mismatched shapes: torch has the error message
     return (
         _is_plain(rows)
         and _is_plain(weight)

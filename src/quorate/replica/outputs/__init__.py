@@ -1,1 +1,1 @@
-"""Outputs: what is computed for each row, and not summed: checked, carried, joined in row order."""
+"""Outputs: values per row that are not summed, but checked, sent, and joined in row order."""

@@ -1,4 +1,4 @@
-"""The Collect class: metrics that are computed from the outputs of all rows at once."""
+"""The Collect class: metrics computed from the outputs of all rows at once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Metrics that keep states, as those of torchmetrics: updated per shard, merged in order of rows.
+"""Metrics with states, as of torchmetrics: updated per shard, and merged in the order of rows.
 
-Each shard updates a clone that begins empty. Its states are what a shard yields; those of all
-shards are merged by the reduction that the metric declares for each. So who computes a shard does
-not matter, and as the order is fixed, neither do the roundings of a sum of floats. torchmetrics is
-not imported: a metric is told by what it has.
+Each shard updates a clone that begins empty, and yields the states of the clone; the states of all
+shards are merged by the reductions that the metric declares. So the result does not depend on the
+workers, and because the order is fixed, neither does the rounding of sums of floats. torchmetrics
+is not imported: a metric is recognised by its attributes.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import torch
 from quorate.errors import OutputError, SettingError
 from quorate.replica.nested import tensors
 
-# By the names of torchmetrics' functions; None of one is a list, or stacked for the metric to see.
+# By the names of torchmetrics' functions; None means a list, or tensors stacked for the metric.
 MERGED = ("dim_zero_sum", "dim_zero_cat", "dim_zero_max", "dim_zero_min")
 _SIMPLE = (bool, int, float, str, type(None))
 
 
 def is_metric(value: object) -> bool:
-    """Return whether an object has states with reductions, as a metric of torchmetrics does."""
+    """Return whether an object has states with reductions, like a metric of torchmetrics."""
     names = ("_defaults", "_reductions", "update", "compute", "reset")
     return not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
 
 class Metric:
-    """A metric that a user gave.
+    """A metric of the user.
 
     Args:
-        name: its name among the totals.
-        metric: the user's; it is never updated itself.
+        name: name of the metric among the totals.
+        metric: the user's object, never updated itself.
 
     Raises:
-        SettingError: it has no states, or some that cannot be merged.
+        SettingError: the metric has no states, or a state without a merging reduction.
     """
 
     def __init__(self, name: str, metric: Any) -> None:
         self._metric = metric
-        self._states: dict[str, str] = {}  # the name of the reduction, or "" without one
+        self._states: dict[str, str] = {}  # the name of the reduction; "" without a reduction
         where, kind = f"totals[{name!r}]", type(metric).__name__
         for state, reduction in metric._reductions.items():
             word = "" if reduction is None else getattr(reduction, "__name__", "a function")
@@ -56,14 +56,15 @@ class Metric:
             raise SettingError(where, f"{kind}, which has none", expected, fix)
 
     def of(self, name: str, value: object, rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return the states after one shard, on the host.
+        """Return the states after a shard, on the host.
 
         Args:
-            value: the arguments of ``update``: a tuple, a dict of named ones, or a single one.
+            value: the arguments of ``update``: a tuple, a dict of named arguments, or a single
+                argument.
 
         Raises:
-            OutputError: the metric keeps something else too.
-            Whatever the metric raises.
+            OutputError: ``update`` sets an attribute beside the states.
+            Exception: an error of the metric.
         """
         metric = self._empty()
         device = next((tensor.device for tensor in tensors(value)), torch.device("cpu"))
@@ -86,7 +87,7 @@ class Metric:
         return {state: _on_host(getattr(metric, state)) for state in self._states}
 
     def merged(self, left: dict[str, Any] | None, right: dict[str, Any]) -> dict[str, Any]:
-        """Return the states of the shards on the left with those of the next one. Left changes."""
+        """Return the merged states of the shards so far and the next shard. ``left`` is changed."""
         if left is None:
             return {state: _first(word, right[state]) for state, word in self._states.items()}
         for state, word in self._states.items():
@@ -94,15 +95,15 @@ class Metric:
         return left
 
     def finished(self, states: dict[str, Any]) -> Any:
-        """Return what the metric computes of merged states."""
+        """Return the metric's result for merged states."""
         metric = self._empty()
         for state, word in self._states.items():
             value = states[state]
             if isinstance(value, _Gathered):
                 value = torch.cat(value.all) if word else torch.stack(value.all)
             setattr(metric, state, value)
-        metric._update_count = 1  # else it warns that nothing was given to it
-        # What is here is everything: other ranks are not to be asked.
+        metric._update_count = 1  # without an update the metric would warn
+        # The states are complete: other ranks must not be contacted.
         metric.sync_on_compute = False
         metric._to_sync = False
         computed = metric.compute()
@@ -116,7 +117,7 @@ class Metric:
         return metric
 
     def _beside(self, metric: Any) -> dict[str, Any]:
-        """Return what it keeps beside its states, as far as it can be compared."""
+        """Return the attributes beside states, as far as they can be compared."""
         return {
             key: value
             for key, value in vars(metric).items()
@@ -125,7 +126,7 @@ class Metric:
 
 
 class _Gathered:
-    """Tensors of all shards, that are put together in the end."""
+    """Tensors of all shards, to be joined at the end."""
 
     def __init__(self, first: torch.Tensor) -> None:
         self.all = [first.clone()]

@@ -1,7 +1,7 @@
-"""Parcels of outputs: from a worker process to the coordinator, without a pickle.
+"""Parcels of outputs: from a worker process to the coordinator, without pickling.
 
-Tensors' bytes lie in memory without a name, whose descriptor travels with the message; how they are
-nested, and what is no tensor, is JSON in the message itself.
+The bytes of tensors lie in memory without a name, whose descriptor is sent with the message; the
+nesting, and values that are no tensors, are JSON in the message itself.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 
 from quorate.machine.shared_memory import Segment
 
-_ALIGNMENT = 64  # bytes: torch's, of what it allocates
+_ALIGNMENT = 64  # bytes: alignment of torch's allocations
 Memory = Segment | bytes  # bytes, where a worker is on another host
 
 
 def packed(value: Any) -> tuple[Any, Segment | None]:
-    """Return a description for JSON, and memory with all tensors; None if there is no element.
+    """Return a description for JSON, and memory with all tensors; None without elements.
 
     Args:
-        value: as ``rows.checked`` returns it.
+        value: a result of ``rows.checked``.
 
     Raises:
-        UserError: the machine does not give so much memory.
+        UserError: the machine cannot provide the memory.
     """
     tensors: list[tuple[torch.Tensor, int]] = []
     end = 0
@@ -52,7 +52,7 @@ def packed(value: Any) -> tuple[Any, Segment | None]:
 
 
 def unpacked(description: Any, memory: Memory | None) -> Any:
-    """Return what was packed; tensors are views of the memory, and keep it."""
+    """Return the packed value; its tensors are views of the memory, and keep the memory alive."""
     whole: torch.Tensor | None = None
     if isinstance(memory, bytes):
         whole = torch.frombuffer(bytearray(memory), dtype=torch.uint8)

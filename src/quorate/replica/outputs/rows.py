@@ -1,7 +1,7 @@
-"""Outputs by row: what a function returns for the rows of a shard, checked and brought to the host.
+"""Outputs by row: a function's results for the rows of a shard, checked and copied to the host.
 
-A tensor (or array) has the rows in dimension 0. Tuples and dicts hold several outputs, nested as
-one likes. A list has one item per row: of any size, as boxes of an image or a text.
+A tensor (or array) has the rows in dimension 0. Tuples and dicts hold several outputs, with any
+nesting. A list has one item per row, of any size, such as the boxes of an image, or a text.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import torch
 
 from quorate.errors import OutputError
 
-# What an item of a list may be beside tensors, and dicts, lists and tuples of all these.
+# Items of a list may be tensors, values of these types, and dicts, lists and tuples of both.
 PLAIN = (bool, int, float, str)
 
 
 class Piece(NamedTuple):
-    """What was computed for the rows of one shard."""
+    """The outputs for the rows of a shard."""
 
     step: int
     shard: int
-    value: Any  # as ``checked`` returns it
+    value: Any  # a result of ``checked``
 
 
 def checked(value: Any, rows: int, name: str) -> Any:
-    """Return a copy of one shard's outputs, on the host and in memory of its own.
+    """Return a copy of one shard's outputs, in new memory on the host.
 
     Args:
-        value: what a function returned.
-        rows: of the shard.
-        name: what the outputs are called in a message.
+        value: a function's result.
+        rows: number of rows of the shard.
+        name: name of the outputs in messages.
 
     Raises:
-        OutputError: something in it is not by row.
+        OutputError: a part of the value is not by row.
     """
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(np.ascontiguousarray(value))
@@ -49,7 +49,7 @@ def checked(value: Any, rows: int, name: str) -> Any:
             )
         return _copied(value, name)
     if isinstance(value, Mapping):
-        # None: what Hugging Face's outputs leave out.
+        # None: a part that Hugging Face's outputs leave out.
         inner = {key: part for key, part in value.items() if part is not None}
         for key in inner:
             if not isinstance(key, str) or not key:
@@ -80,7 +80,7 @@ def checked(value: Any, rows: int, name: str) -> Any:
 
 
 def structure_of(value: Any) -> Any:
-    """Return how outputs are nested, for JSON: "rows" stands for a tensor, "items" for a list."""
+    """Return the nesting of outputs for JSON: "rows" stands for a tensor, "items" for a list."""
     if isinstance(value, dict):
         return {"dict": {key: structure_of(part) for key, part in value.items()}}
     if isinstance(value, tuple):
@@ -89,7 +89,7 @@ def structure_of(value: Any) -> Any:
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each tensor and list with the names and numbers that lead to it."""
+    """Yield each tensor and list with its path of names and numbers."""
     if isinstance(value, dict | tuple):
         named = value.items() if isinstance(value, dict) else enumerate(value)
         for key, part in named:
@@ -99,7 +99,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def nested(structure: Any, columns: Iterator[Any]) -> Any:
-    """Return the nesting of ``structure_of`` with other leaves, in the order of ``leaves``."""
+    """Return a structure of ``structure_of`` with the given leaves, in the order of ``leaves``."""
     if isinstance(structure, str):
         return next(columns)
     kind, inner = next(iter(structure.items()))
@@ -138,6 +138,6 @@ def _copied(value: torch.Tensor, name: str) -> torch.Tensor:
             expected="a dense one",
             fix="call .to_dense()",
         )  # fmt: skip
-    # What a function returns may be a part of the batch, of a buffer, or of a cache of its own.
+    # The result may be a part of the batch, of a buffer, or of a cache of the function.
     copy = torch.empty(value.shape, dtype=value.dtype)
     return copy.copy_(value.detach().resolve_conj().resolve_neg())

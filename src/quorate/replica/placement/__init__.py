@@ -1,1 +1,1 @@
-"""Where operators run: on a replica's device, or on the CPU where it has no kernel; and the log."""
+"""Placement: operators run on the replica's device, or without a kernel on the CPU; and the log."""

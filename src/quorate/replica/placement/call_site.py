@@ -1,7 +1,7 @@
-"""Where an operator was called: in which of a model's modules, and on which line.
+"""The call site of an operator: the module of the model, and the line.
 
-In backward no module of the model runs. There an operator belongs to a node of the graph, which has
-the number of the forward call that it is the derivative of.
+In the backward pass no module of the model runs. There an operator belongs to a node of the graph,
+with the sequence number of the derived forward call.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LIBRARIES = (str(Path(torch.__file__ or "").parent), str(Path(__file__).parents[
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where in the user's code an operator was called."""
+    """The place in the user's code where an operator was called."""
 
-    module: str = ""  # its path in the model
-    kind: str = ""  # its class; empty: outside of the model's modules
+    module: str = ""  # path in the model
+    kind: str = ""  # class of the module; empty: outside of the model's modules
     line: str = ""  # file:line
     source: str = ""
 
@@ -37,40 +37,40 @@ class CallSite:
 
 
 class CallSites:
-    """Finds them, while one shard is computed.
+    """A finder of call sites, while a shard is computed.
 
     Args:
-        model: whose modules are named.
-        until: the file of the frame at which looking ends: whoever computes a shard.
+        model: the model, for names of modules.
+        until: file of the frame where the search ends: the code that computes a shard.
     """
 
     def __init__(self, model: torch.nn.Module, until: str = "") -> None:
         self._names = {id(m): (path, type(m).__name__) for path, m in model.named_modules()}
         self._until = until
-        self._forward: dict[int, CallSite] = {}  # of forward calls, by what autograd numbers them
+        self._forward: dict[int, CallSite] = {}  # of forward calls, by autograd's sequence number
 
     def clear(self) -> None:
-        """Forget all calls: a shard is begun once more."""
+        """Forget all calls: a shard is begun again."""
         self._forward.clear()
 
     def find(self, frame: FrameType | None) -> tuple[CallSite, bool]:
-        """Return who called, and whether in backward: then whose derivative it is.
+        """Return the call site, or in backward that of the forward call; and whether in backward.
 
-        Each operator must be asked for as it is called, or its derivative is not found.
+        Must be called with each operator call, otherwise derivatives are not found.
         """
         call_site = self._of(frame)
         call = current_backward_call()
         if call is not None:
             forward = self._forward.get(call, CallSite())
-            # A line of the user's in backward is one of a hook.
+            # A line of user code in backward is a line of a hook.
             line = call_site if call_site.line else forward
             return CallSite(forward.module, forward.kind, line.line, line.source), True
-        # The node of this call, if it has one, was numbered just before.
+        # The node of this call, if there is one, was numbered just before.
         self._forward.setdefault(last_forward_call(), call_site)
         return call_site, False
 
     def _of(self, frame: FrameType | None) -> CallSite:
-        """Return the innermost module, and the innermost line that is not torch's or quorate's."""
+        """Return the innermost module, and the innermost line outside of torch and quorate."""
         module = kind = line = source = ""
         while frame is not None and frame.f_code.co_filename != self._until:
             file = frame.f_code.co_filename

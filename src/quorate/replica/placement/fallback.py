@@ -1,8 +1,8 @@
-"""Soft placement: an operator that a device has no kernel for runs on the CPU.
+"""Soft placement: an operator without a kernel on a device runs on the CPU.
 
-Its arguments are copied there, its results back, and what it writes is written where it lies. It
-happens below autograd, so derivatives are made as ever, and may be missing a kernel themselves.
-What draws random numbers draws from the shard's stream, as a shard on the CPU does.
+Arguments are copied to the CPU, results back, and written arguments are updated in place. This
+happens below autograd, so derivatives are made as usual, and may lack a kernel themselves. A random
+operator draws from the shard's stream, as in a shard on the CPU.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from quorate.replica.torch_internals import OperatorMode, is_composite, schema_a
 
 
 def is_lacking(error: RuntimeError) -> bool:
-    """Return whether torch may mean that a device has no kernel for an operator or a dtype."""
+    """Return whether an error may mean that a device has no kernel for an operator or a dtype."""
     return isinstance(error, NotImplementedError) or "not implemented for '" in str(error)
 
 
 @dataclass(frozen=True)
 class Lacking:
-    """An operator without a kernel, and who called it first."""
+    """An operator without a kernel, with its first call site."""
 
     operator: str
     device: torch.device
@@ -38,12 +38,12 @@ class Lacking:
 
     @property
     def kernel(self) -> str:
-        """What is lacking, for a sentence."""
+        """The missing kernel, for a sentence."""
         return f"{self.operator} has no kernel on {self.device.type}"
 
     @property
     def caller(self) -> str:
-        """Where the operator was called, for a sentence."""
+        """The call site of the operator, for a sentence."""
         return f"called in {self.call_site.said(in_backward=self.in_backward)}"
 
 
@@ -51,17 +51,17 @@ Key = tuple[Any, str, tuple[torch.dtype, ...]]  # operator, kind of device, dtyp
 
 
 class SoftPlacement(OperatorMode):
-    """Within a ``with`` block operators without a kernel run on the CPU.
+    """A context in which operators without a kernel run on the CPU.
 
-    Nothing is run twice that writes: where an operator failed that may have begun to, the error is
-    raised, and ``known`` has it. Who is inside the block begins anew.
+    A writing operator is never run twice: if it failed after a possible write, the error is raised,
+    and the operator added to ``known``. The caller then begins the block again.
 
     Args:
-        known: operators without a kernel; what is found is added.
-        stream: the shard's.
-        call_sites: finds who calls. Without it the error of what is not known is raised: it is
-            known only if it is looked for.
-        runs: whether they run on the CPU; else they are found, and their error is raised.
+        known: operators without a kernel; new ones are added.
+        stream: the shard's stream.
+        call_sites: finds call sites. None: errors of unknown operators are raised without a search.
+        runs: whether the operators run on the CPU; otherwise they are found, and their error is
+            raised.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class SoftPlacement(OperatorMode):
         runs: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.failed: Lacking | None = None  # whose error was raised
-        self.stuck = ""  # why it did not run on the CPU
-        self.is_unfinished = False  # it was not, as it had begun to write
+        self.failed: Lacking | None = None  # the operator whose error was raised
+        self.stuck = ""  # why the operator did not run on the CPU
+        self.is_unfinished = False  # not run on the CPU, because it had begun to write
         self._known = known
         self._operators = {operator for operator, *_ in known}
         self._stream = stream
@@ -105,7 +105,7 @@ class SoftPlacement(OperatorMode):
             self._operators.add(func)
             writes = any(written for _, written, _ in arguments(func, args, kwargs))
             if writes and is_composite(func, device):
-                self.is_unfinished = True  # one of the operators that it is made of is lacking
+                self.is_unfinished = True  # one of its parts has no kernel
                 raise
             try:
                 returned = self._on_cpu(func, args, kwargs)
@@ -126,7 +126,7 @@ class SoftPlacement(OperatorMode):
 
 
 def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-    """Return why an operator cannot run on the CPU, if so."""
+    """Return why an operator cannot run on the CPU, or None."""
     if func.is_view or torch.Tag.inplace_view in func.tags:
         return "what it returns shares memory with what it is given"
     given = leaves((args, kwargs))
@@ -138,7 +138,7 @@ def _never(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str |
 def _drawing(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stream: Stream
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments, with the shard's stream for a generator where none is given."""
+    """Return the arguments, with the shard's stream as generator if none is given."""
     for number, argument in enumerate(schema_arguments(func)):
         if argument.name == "generator":
             given = args[number] if number < len(args) else kwargs.get("generator")
@@ -152,7 +152,7 @@ def _key(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Key:
 
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-    """Return the device that an operator runs on: that of its first argument not on the CPU."""
+    """Return the device of an operator: of the first argument not on the CPU."""
     for value in leaves((args, kwargs)):
         device = value.device if isinstance(value, torch.Tensor) else value
         if isinstance(device, torch.device) and device != CPU:

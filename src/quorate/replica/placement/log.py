@@ -1,4 +1,4 @@
-"""The placement log: which operator of which module ran where."""
+"""The placement log: the device of each operator, by module."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from quorate.replica.placement.call_site import CallSites
 from quorate.replica.torch_internals import OperatorMode
 
 COLUMNS = ("module", "class", "operator", "device", "forward", "backward")
-COUNTS = (4, 5)  # which of them are numbers
-MOST_ROWS = 40  # in a longer table modules that did the same become one
+COUNTS = (4, 5)  # columns of numbers
+MOST_ROWS = 40  # in a longer table, modules with equal entries share a row
 UPDATE = "where the update runs: "
 
 _Row = tuple[str, ...]  # a cell for each of COLUMNS
@@ -30,7 +30,7 @@ class _Calls:
 
 
 class PlacementLog(OperatorMode):
-    """Within a ``with`` block each operator that this thread calls is noted, also in backward.
+    """A context that notes each operator called by this thread, including the backward pass.
 
     Views and uninitialised memory, which compute nothing, are left out.
 
@@ -40,14 +40,14 @@ class PlacementLog(OperatorMode):
         print(log.table())
 
     Args:
-        model: whose modules are named.
-        until: the file of the frame at which looking for a caller ends.
+        model: the model whose modules are named.
+        until: file of the frame where the search for a caller ends.
     """
 
     def __init__(self, model: torch.nn.Module, until: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._call_sites = CallSites(model, until)
-        # (path, class) -> (operator, where) -> how often; in order of the first call
+        # (path, class) -> (operator, device) -> counts; in order of the first call
         self._modules: dict[tuple[str, str], dict[tuple[str, str], _Calls]] = {}
 
     def __torch_dispatch__(
@@ -57,7 +57,7 @@ class PlacementLog(OperatorMode):
         call_site, in_backward = self._call_sites.find(sys._getframe(1))
         name = func.name().partition(".")[0].removeprefix("aten::")
         where = _where((args, kwargs), returned)
-        # It is of whoever computes the shard.
+        # Such an operator belongs to the code that computes the shard.
         is_own = not (call_site.kind or call_site.line or in_backward)
         if func.is_view or "empty" in name or not where or is_own:
             return returned
@@ -72,9 +72,9 @@ class PlacementLog(OperatorMode):
         return returned
 
     def table(self) -> str:
-        """Return a line per module, operator and device, with how often it was called.
+        """Return a line per module, operator and device, with the numbers of calls.
 
-        Of a model with many modules, those of one class that did the same have one line together.
+        For a model with many modules, modules of one class with equal entries share a line.
         """
         modules = [([path], kind, operators) for (path, kind), operators in self._modules.items()]
         if sum(len(operators) for *_, operators in modules) > MOST_ROWS:
@@ -95,12 +95,12 @@ def _rows(
         module += f" and {len(paths) - 1} more"
     for (name, where), calls in operators.items():
         yield module, kind, name, where, str(calls.forward or ""), str(calls.backward or "")
-        module = kind = ""  # said once
+        module = kind = ""  # shown once
 
 
 def _where(given: Any, returned: Any) -> str:
-    """Return ``cuda:0``; of a copy ``cpu -> cuda:0``; of what has no tensors nothing."""
-    # A number that is a tensor of the CPU may meet tensors of any device.
+    """Return ``cuda:0``; for a copy ``cpu -> cuda:0``; without tensors an empty string."""
+    # A tensor of the CPU without dimensions may be combined with tensors of any device.
     arguments = list(tensors(given))
     source = {str(t.device) for t in arguments if t.dim()} or {str(t.device) for t in arguments}
     target = {str(t.device) for t in tensors(returned)}

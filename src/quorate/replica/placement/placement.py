@@ -1,8 +1,8 @@
-"""Where a replica's operators run: on its device; without a kernel there, if wanted, on the CPU.
+"""The devices of a replica's operators: the replica's own, or on request the CPU as a substitute.
 
-A shard is computed plainly, at no cost, until an operator has no kernel. Then it is computed again,
-which changes nothing, with an eye on each operator: to name it and its module, and from then on to
-run it on the CPU.
+A shard is computed plainly, at no cost, until an operator has no kernel. Then the shard is computed
+again, with the same result, while all operators are watched: to name the operator and the module,
+and from then on to use the CPU.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 class Placement:
-    """The place of one replica's operators.
+    """The placement of a replica's operators.
 
     Args:
-        group: its devices.
-        computing: what is wanted.
-        notes: for the user.
-        until: the file of whoever computes shards.
+        group: the replica's devices.
+        computing: settings of the computation.
+        notes: messages for the user.
+        until: file of the code that computes shards.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Placement:
         self._kind = "+".join(device.type for device in group)
         self._is_cpu = all(device == CPU for device in group)
         self._is_soft = computing.soft_placement
-        self._logs = computing.log_placement  # the next shard
+        self._logs = computing.log_placement  # for the next shard
         self._notes = notes
         self._until = until
         self._known: dict[Key, Lacking] = {}
@@ -53,13 +53,13 @@ class Placement:
         *,
         training: bool,
     ) -> T:
-        """Return what ``work(watched)`` returns, which computes a shard and can be done again.
+        """Return the result of ``work(watched)``, a repeatable computation of a shard.
 
-        It is told whether operators are watched: then they must run one by one.
+        ``watched`` tells whether operators are watched: then they must run separately.
 
         Raises:
-            RuntimeError: torch's, of an operator without a kernel; a note says which, who called
-                it, and why it did not run on the CPU.
+            RuntimeError: torch's error for an operator without a kernel; a note names the operator,
+                the caller, and the reason for not using the CPU.
         """
         lacking: RuntimeError | None = None
         try:
@@ -77,7 +77,8 @@ class Placement:
             self._done(work, stream, watched=True)
         about = f"where the operators of a shard ran on a {self._kind} worker"
         self._notes.add(f"{about}:\n{log.table()}")
-        # torch makes a few operators of others when it is watched: this result has the usual bits.
+        # torch replaces a few operators while it is watched; the result of this run has the usual
+        # bits.
         return self._done(work, stream)
 
     def _placed(
@@ -95,14 +96,14 @@ class Placement:
                     result = work(True)
             except RuntimeError as error:
                 if mode.failed is None or not is_lacking(error):
-                    raise  # the script's own, or one that comes after
+                    raise  # an error of the script, or a later error
                 if mode.is_unfinished:
                     continue
                 if runs:
-                    first = error  # before it others were lacking, and ran
+                    first = error  # earlier operators without a kernel ran on the CPU
                 first.add_note(self._note(mode.failed, mode.stuck))
                 break
-            if mode.is_unfinished:  # and the script made do with that
+            if mode.is_unfinished:  # and the script caught the error
                 continue
             if runs:
                 for lacking in [*found.values()][len(self._known) :]:
@@ -128,10 +129,10 @@ class Placement:
 
 
 def check(computing: Computing, devices: Sequence[torch.device]) -> None:
-    """Refuse what cannot be had together.
+    """Refuse settings without a combined effect.
 
     Raises:
-        SettingError: compiled operators cannot be placed one by one.
+        SettingError: compiled operators cannot be placed separately.
     """
     if computing.soft_placement and computing.compile and any(d != CPU for d in devices):
         raise SettingError(
@@ -142,11 +143,11 @@ def check(computing: Computing, devices: Sequence[torch.device]) -> None:
 def remarks(
     computing: Computing, devices: Sequence[torch.device], master_device: torch.device
 ) -> list[str]:
-    """Return what to say before the first shard.
+    """Return the lines to show before the first shard.
 
     Args:
-        devices: of the workers.
-        master_device: of the coordinator.
+        devices: devices of the workers.
+        master_device: device of the coordinator.
     """
     said = []
     if computing.soft_placement and all(device == CPU for device in devices):

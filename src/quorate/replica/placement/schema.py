@@ -1,4 +1,4 @@
-"""What an operator's schema says of the arguments of a call."""
+"""The arguments of an operator's call, as described by the operator's schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quorate.replica.torch_internals import schema_arguments
 def arguments(
     operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[Any, bool, bool]]:
-    """Yield each argument, whether it is written, and whether it is an ``out``: written only."""
+    """Yield each argument with two flags: written; and written only (an ``out``)."""
     for number, argument in enumerate(schema_arguments(operator)):
         if number < len(args) and not argument.kwarg_only:
             value = args[number]

@@ -1,1 +1,1 @@
-"""What is done around every shard, by the shortest way that torch has."""
+"""Steps around every shard, by the fastest calls that torch has."""

@@ -1,6 +1,7 @@
-"""Factors as tensors that are kept: torch makes a tensor of a number in each product with one.
+"""Factors as cached tensors: torch makes a tensor from a number in each product with a number.
 
-That takes longer than the product, where a vector is short. And factors in the place of divisors.
+For a short vector, making the tensor takes longer than the product. Also factors instead of
+divisors.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from math import frexp
 
 import torch
 
-_EXACT = (torch.float32, torch.float64)  # of a narrower one kernels are given float32
+_EXACT = (torch.float32, torch.float64)  # kernels of narrower dtypes receive float32
 
 
 def as_factor(number: float, vector: torch.Tensor) -> torch.Tensor | float:
-    """Return what a vector is multiplied by, with the bits of a product with the number."""
-    # Zero is one key, and two factors.
+    """Return a factor for a vector, with the bits of a product with the number."""
+    # Zero and minus zero are equal keys, but different factors.
     if number == 0 or not vector.is_cpu or vector.dtype not in _EXACT:
         return number
     return factor_of(number, vector.dtype)
@@ -23,9 +24,9 @@ def as_factor(number: float, vector: torch.Tensor) -> torch.Tensor | float:
 
 @lru_cache(maxsize=64)
 def exact_inverse(divisor: float, dtype: torch.dtype) -> float | None:
-    """Return 1 / 2**k of 2**k: a product of a dtype with it is the quotient, to the bit; else None.
+    """Return 1 / 2**k for 2**k: a product with it is the quotient, bit for bit; else None.
 
-    It takes half the time.
+    The product takes half the time.
     """
     if dtype not in _EXACT:
         return None
@@ -35,6 +36,6 @@ def exact_inverse(divisor: float, dtype: torch.dtype) -> float | None:
 
 @lru_cache(maxsize=64)
 def factor_of(number: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return a number as a scalar tensor of the host. Zero and minus zero are the same one."""
+    """Return a number as a scalar tensor on the host. Zero and minus zero share a cache entry."""
     with torch.inference_mode(False):
         return torch.tensor(number, dtype=dtype, device="cpu")

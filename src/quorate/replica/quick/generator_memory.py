@@ -1,8 +1,9 @@
-"""The place of torch's default generator in its sequence of numbers, read from its memory.
+"""The position of torch's default generator in its sequence of numbers, read from memory.
 
-``get_state()`` makes a tensor of 5 KB, of which a few words tell whether anything was drawn. They
-are read where they lie, if a generator that is tried shows that they lie where they are expected:
-at::CPUGeneratorImpl of ATen/CPUGeneratorImpl.h and the mt19937 of ATen/core/MT19937RNGEngine.h.
+``get_state()`` makes a tensor of 5 KB, of which a few words tell whether a number was drawn. These
+words are read from the object's memory, if a trial generator shows that they lie at the expected
+place: at::CPUGeneratorImpl of ATen/CPUGeneratorImpl.h and the mt19937 of
+ATen/core/MT19937RNGEngine.h.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ import torch
 
 from quorate.replica.quick.torch_calls import address_of
 
-WORDS = 624  # of the state of a Mersenne Twister, 4 bytes each; 8 in what get_state() returns
-_HEADER = 24  # bytes before them in that
+WORDS = 624  # of the state of a Mersenne Twister, 4 bytes each; 8 in the result of get_state()
+_HEADER = 24  # bytes before the words in the result of get_state()
 
-# Of the object: before the words there are the seed, how many are left, whether it was seeded, and
-# which is next. With two words of the state, which is made anew each time that it is used up.
+# Of the object: before the words lie the seed, the number of words left, whether the generator was
+# seeded, and the index of the next word. Two words of the state are read too; the state is made
+# anew each time all words are used.
 _PLACE, _SEEN_WORDS = Struct("=Qi?3xIII"), 8  # bytes
-# Behind them, aligned to 8 bytes, lies what is left of a pair of normal numbers: an optional float
-# (8 bytes, a flag in the fifth) and an optional double (16 bytes, a flag in the ninth).
+# Behind the words, aligned to 8 bytes, lies the second number of a pair of normal numbers: an
+# optional float (8 bytes, a flag in the fifth) and an optional double (16 bytes, a flag in the
+# ninth).
 _FLOAT_FLAG, _DOUBLE_FLAG = 4, 8 + 8
-_FIRST, _LAST = 40, 256  # where the words may begin, behind a lock of the system's size
+_FIRST, _LAST = 40, 256  # range of the words' first byte, behind a lock of system-dependent size
 
 
 def reader(generator: torch.Generator) -> Callable[[], Hashable] | None:
-    """Return what reads something else whenever a CPU generator was drawn from or seeded: 0.5 us.
+    """Return a function whose result changes with each draw or seed of a CPU generator: 0.5 us.
 
-    It reads None where half of a pair of normal numbers is left: then the state has to be asked
-    for. None: its memory is not as expected.
+    The result is None while the second number of a normal pair is left: then the state has to be
+    read by ``get_state()``. ``reader`` returns None if the generator's memory is not as expected.
     """
     tried = torch.Generator().manual_seed(1)
     at = _where(tried)
@@ -56,7 +59,7 @@ def _reader(generator: torch.Generator, at: int) -> Callable[[], Hashable]:
 
 
 def _where(generator: torch.Generator) -> int | None:
-    """Return at which byte of a generator's object the words of its state begin."""
+    """Return the offset of the state's words in a generator's object, in bytes."""
     address = address_of(generator)
     state = generator.get_state()
     if address is None or state.numel() < _HEADER + 8 * WORDS:
@@ -64,19 +67,19 @@ def _where(generator: torch.Generator) -> int | None:
     wide = state[_HEADER : _HEADER + 8 * WORDS].view(torch.int64)
     words = wide.to(torch.int32).numpy().tobytes()
     for at in range(_FIRST, _LAST, 4):
-        # No byte is read behind the object, wherever in it they are.
+        # No byte behind the object is read, wherever the words are.
         if ctypes.string_at(address + at, 8) == words[:8]:
             return at if ctypes.string_at(address + at, len(words)) == words else None
     return None
 
 
 def _tells(tried: torch.Generator, at: int) -> bool:
-    """Return whether draws of all kinds are seen, and that a state was put back too."""
+    """Return whether draws of all kinds change the result, and restored states restore it."""
     read = _reader(tried, at)
     seen, states = [read()], [tried.get_state()]
     for dtype in (torch.float32, torch.float64):
         one = torch.empty((), dtype=dtype, device="cpu")
-        for draw in (one.uniform_, one.normal_, one.normal_):  # the last is the half of a pair
+        for draw in (one.uniform_, one.normal_, one.normal_):  # the last is the second of a pair
             draw(generator=tried)
             seen.append(read())
             states.append(tried.get_state())

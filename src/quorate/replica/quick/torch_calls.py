@@ -1,7 +1,7 @@
-"""The parts of torch that are private, and that save time around every shard.
+"""Private parts of torch that save time around every shard.
 
-They are apart from ``torch_internals``, as nothing that the package promises needs them: where a
-torch lacks one, the public way is taken, which gives the same.
+They are separate from ``torch_internals``, because no promise of the package needs them: where
+torch lacks one of them, the public function is used, with the same result.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ _C: Any = torch._C
 _count_modes: Callable[[], int] | None = getattr(_C, "_len_torch_function_stack", None)
 _run_backward: Callable[..., object] | None = None
 with suppress(ImportError):
-    # Calls autograd's engine, with logging and the context that its threads want.
+    # Calls autograd's engine, with logging and the context for its threads.
     from torch.autograd.graph import _engine_run_backward as _run_backward
 _unscale: Callable[..., None] | None = getattr(
     torch, "_amp_foreach_non_finite_check_and_unscale_", None
 )
-_LEAST, _MOST = 2.0**-126, 2.0**127  # of a float32, but for its denormal numbers
+_LEAST, _MOST = 2.0**-126, 2.0**127  # of a float32, without its denormal numbers
 _NO_MODE = nullcontext()
-_of_thread = threading.local()  # an updating thread's flag for it
-# The kernels that Adam(fused=True) and AdamW(fused=True) call. None if one of them has gone.
+_of_thread = threading.local()  # a flag tensor of each updating thread
+# The kernels called by Adam(fused=True) and AdamW(fused=True). None if one is missing.
 fused_adam: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
 fused_adamw: Callable[..., None] | None = getattr(torch, "_fused_adamw_", None)
 if fused_adamw is None:
     fused_adam = None
-# By type of node; weakly, as user code makes such types too.
+# By type of node; weak keys, because user code makes such types too.
 _saved_of: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def derive(loss: torch.Tensor, mode: AbstractContextManager[object] | None = None) -> None:
-    """Do what ``torch.autograd.backward(loss)`` does to a real scalar, without looking at it.
+    """Compute ``torch.autograd.backward(loss)`` for a real scalar, without checks.
 
-    That it is one, and has a gradient, is known of a loss that was read. To find it out again, and
-    which of three kinds of arguments were given, takes torch an eighth of a small backward pass.
+    A loss that was read is known to be a scalar with a gradient. Checking this again, and the kinds
+    of arguments, takes torch an eighth of a small backward pass.
 
     Args:
         loss: a real scalar.
-        mode: within which autograd calls user code, of checkpoints say: ``torch.autograd.backward``
-            takes a mode of torch's functions off before. Without ``_engine_run_backward`` not used.
+        mode: context in which autograd calls user code, such as checkpoints:
+            ``torch.autograd.backward`` removes a mode of torch's functions before. Not used without
+            ``_engine_run_backward``.
     """
     roots = (loss,)
     if _run_backward is None or has_torch_function(roots):
@@ -59,17 +60,18 @@ def derive(loss: torch.Tensor, mode: AbstractContextManager[object] | None = Non
 
 
 def is_finite_times(vector: torch.Tensor, factor: float) -> bool | None:
-    """Multiply a vector of the host by a factor, and return whether all in it is finite.
+    """Multiply a vector on the host by a factor, and return whether all elements are finite.
 
-    One operation in the place of three, which tells where a vector is short. What a scaler of
-    gradients calls.
+    A single operation instead of three, faster for a short vector. The operation is that of
+    gradient scalers.
 
     Args:
         vector: float32 or float64.
-        factor: a power of two; it reaches the operation as float32.
+        factor: a power of two; converted to float32.
 
     Returns:
-        None: it is as it was, as this torch has no such operation, or float32 no such factor.
+        None: nothing was done, because this torch lacks the operation, or float32 cannot hold the
+            factor.
     """
     if _unscale is None or not _LEAST <= factor <= _MOST:
         return None
@@ -85,9 +87,9 @@ def is_finite_times(vector: torch.Tensor, factor: float) -> bool | None:
 
 
 def makes_on_cpu() -> bool:
-    """Return whether what this thread makes without a device is on the CPU.
+    """Return whether tensors made by this thread without a device are on the CPU.
 
-    A default device is a mode of the thread's: without any mode there is none.
+    A default device is a mode of the thread: without any mode there is no default device.
     """
     if _count_modes is not None and _count_modes() == 0:
         return True
@@ -95,14 +97,14 @@ def makes_on_cpu() -> bool:
 
 
 def reader(public: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """Return what a public function of torch reads a switch with: itself, if that has gone."""
+    """Return the private reader of a switch; the public function if it is missing."""
     found: Callable[[], Any] = getattr(_C, name, public)
     return found
 
 
 def float32_reader(public: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what reads the precision of float32 on GPUs, as a public function does, in 0.3 us."""
-    # CUDA's alone: see ``precision.float32_backends``.
+    """Return a reader of the float32 precisions on GPUs, as fast as 0.3 us if possible."""
+    # CUDA only: see ``precision.float32_backends``.
     read: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
     if read is None:
         return public
@@ -110,10 +112,10 @@ def float32_reader(public: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def keeps_plainly(node: Any) -> bool:
-    """Return whether a node of a graph has what it saved as it was, and no hook brings it back.
+    """Return whether the saved tensors of a graph's node are unchanged, without an unpack hook.
 
-    Hooks may compute it again (checkpoints), or copy it from elsewhere. A torch that does not tell
-    has none that keep plainly.
+    Hooks may recompute them (checkpoints), or copy them from elsewhere. For a torch that does not
+    tell, no node counts as plain.
     """
     kind: Any = type(node)
     for name in _saved(kind):
@@ -125,13 +127,13 @@ def keeps_plainly(node: Any) -> bool:
 
 
 def _saved(kind: type) -> tuple[str, ...]:
-    """Return the names of what nodes of a type have saved."""
+    """Return the names of the saved tensors of a type of nodes."""
     if kind not in _saved_of:
         _saved_of[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
     return _saved_of[kind]
 
 
 def address_of(generator: torch.Generator) -> int | None:
-    """Return where in memory a generator's object is, as long as it is that one; None: unknown."""
+    """Return the address of a generator's object, valid while it lives; None: unknown."""
     address: int | None = getattr(generator, "_cdata", None)
     return address

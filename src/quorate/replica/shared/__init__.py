@@ -1,1 +1,1 @@
-"""What the threads of a process share: found, and kept out of a shard, which is computed alone."""
+"""State that the threads of a process share: detected, and kept from influencing a shard."""

@@ -1,4 +1,4 @@
-"""A shard is computed alone: what it leaves behind in its thread or process reaches no other."""
+"""Isolation of a shard: effects on the thread or process are undone before the next shard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Alone:
-    """Runs the shards of one replica, one by one or several together. One thread at a time.
+    """The runner of a replica's shards, one by one or several together. For one thread at a time.
 
     Args:
-        turns: on what the process has once.
-        notes: for the user.
+        turns: the turns on objects that a process has once.
+        notes: messages for the user.
         named: see ``refusals``.
         scripted: see ``as_written``.
     """
@@ -28,10 +28,10 @@ class Alone:
         self.turns = turns
         self._notes = notes
         self._named, self._scripted = named, scripted
-        self._modes: switches.ThreadModes | None = None  # within ``together``
+        self._modes: switches.ThreadModes | None = None  # inside ``together``
 
     def run(self, work: Callable[[Reseed], T]) -> T:
-        """Run ``work(reseed)``, which computes a shard, maybe more than once; see ``Turns.run``."""
+        """Run ``work(reseed)``, which computes a shard, possibly repeatedly; see ``Turns.run``."""
         if self._modes is not None:
             try:
                 return work(leave_alone)
@@ -42,10 +42,10 @@ class Alone:
         return result
 
     def together(self, work: Callable[[], T]) -> tuple[T] | None:
-        """Run ``work()``, which computes several shards by ``run``; they are looked at as one.
+        """Run ``work()``, a computation of several shards by ``run``, checked together.
 
         Returns:
-            Its result; None if that does not count: compute them one by one.
+            The result; None if it does not count: then compute the shards separately.
         """
         with self.modes_put_back():
             self._modes = switches.ThreadModes()
@@ -59,5 +59,5 @@ class Alone:
             return work(reseed)
 
     def modes_put_back(self) -> AbstractContextManager[object]:
-        """Return a block in which a shard is computed, whatever it does to the thread's modes."""
+        """Return a context for a shard that restores the thread's modes."""
         return switches.of_a_shard(named=self._named, scripted=self._scripted)

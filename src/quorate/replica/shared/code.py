@@ -1,7 +1,7 @@
-"""Code: which objects from outside a function uses, as far as its instructions tell.
+"""Code: the outside objects used by a function, as far as its instructions tell.
 
-A name of outside is followed along its attributes: of ``net.fc.weight`` it is the weight that is
-used, of ``config.rate`` a number. Nothing is called and no property is read.
+An outside name is followed along the attributes: for ``net.fc.weight`` the weight is used, for
+``config.rate`` a number. Nothing is called and no property is read.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ _NOTHING = ("CACHE", "PUSH_NULL", "EXTENDED_ARG", "NOP")
 
 
 class Use(NamedTuple):
-    """One place at which code uses something from outside."""
+    """One place where code uses an outside object."""
 
-    value: Any  # what is used
-    name: str  # as it is written: ``net.fc``
+    value: Any  # the used object
+    name: str  # as written: ``net.fc``
     line: str  # file:line
-    is_whole: bool  # whether the value itself is used, or something of it that is not known
-    is_written: bool = False  # whether an attribute of the value is set: its name is the last one
+    is_whole: bool  # whether the value itself is used, or an unknown part of it
+    is_written: bool = False  # whether an attribute of the value is set: the last part of the name
 
 
 def uses(function: FunctionType) -> Iterator[Use]:
-    """Yield what a function uses from outside, also in functions that are defined within it."""
+    """Yield the outside objects that a function uses, also in nested functions."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     held = {name: cell.cell_contents for name, cell in cells.items() if _is_full(cell)}
     yield from _uses(function.__code__, function.__globals__, held)
 
 
 class Variable(NamedTuple):
-    """A variable from outside that a function sets: ``global`` or ``nonlocal`` there."""
+    """An outside variable that a function sets: ``global`` or ``nonlocal`` in the function."""
 
     name: str
     line: str  # file:line
     holder: Any  # the globals, or the cell
 
     def items(self) -> list[tuple[str, Any]]:
-        """Return the name and the value, if it has one."""
+        """Return the name and the value, if there is a value."""
         if isinstance(self.holder, dict):
             return [(self.name, self.holder.get(self.name))]
         return [(self.name, self.holder.cell_contents)] if _is_full(self.holder) else []
 
     def put(self, items: Sequence[tuple[str, Any]]) -> None:
-        """Give it the value that ``items`` returned."""
+        """Set the value returned by ``items``."""
         if isinstance(self.holder, dict):
             self.holder.update(items)
         elif items:
@@ -65,7 +65,7 @@ class Variable(NamedTuple):
 
 
 def variables(function: FunctionType) -> Iterator[Variable]:
-    """Yield the variables from outside that a function sets."""
+    """Yield the outside variables that a function sets."""
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
     for instruction in dis.get_instructions(code):
@@ -90,7 +90,7 @@ def place(code: CodeType) -> str:
 
 
 def attribute(value: Any, name: str) -> Any:
-    """Return an attribute that is simply there, ``_ABSENT`` for all that would have to be asked."""
+    """Return an attribute found without calling code; ``_ABSENT`` for all others."""
     if isinstance(value, torch.nn.Module):
         parts = (
             *(value.named_parameters(recurse=False), value.named_buffers(recurse=False)),
@@ -117,7 +117,7 @@ def attribute(value: Any, name: str) -> Any:
 
 def _uses(code: CodeType, names: Mapping[str, Any], held: Mapping[str, Any]) -> Iterator[Use]:
     file = Path(code.co_filename).name
-    locals_: dict[str, Any] = {}  # modules, and what is imported from them, within the function
+    locals_: dict[str, Any] = {}  # modules and their members, imported within the function
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _NOTHING]
     imported: Any = _ABSENT
     at = 0
@@ -195,7 +195,7 @@ def is_module_of(value: object, package: str) -> bool:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """Return file:line of the innermost frame that is the user's; empty if there is none."""
+    """Return file:line of the innermost frame of user code; empty if there is none."""
     while frame is not None:
         if not is_of_library(frame.f_code) and not frame.f_code.co_filename.startswith("<"):
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -204,7 +204,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def user_line_of(error: BaseException) -> str:
-    """Return file:line of the innermost of the user's frames that an error came through."""
+    """Return file:line of the innermost frame of user code in an error's traceback."""
     line, trace = "", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code

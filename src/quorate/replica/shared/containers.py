@@ -1,7 +1,7 @@
-"""Containers that code reaches by globals and closures: all towers have the same ones.
+"""Containers reached by globals and closures of code: all towers share them.
 
-A hook that leaves an activation in a global dict leaves it for every tower. Whether a container is
-written to is seen around one shard that is computed alone.
+A hook with an activation in a global dict stores the activation for every tower. Writes to a
+container are detected around a shard that is computed alone.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import torch
 
 from quorate.replica.torch_internals import version
 
-MOST_ITEMS = 1000  # of a container that are looked at: a list of rows is no list of activations
-MOST_ELEMENTS = 1 << 16  # of a tensor or an array whose values are put back
-MOST_IN_ALL = 1 << 23  # of all of them
+MOST_ITEMS = 1000  # compared items of a container: a longer list holds rows, not activations
+MOST_ELEMENTS = 1 << 16  # elements of a tensor or an array whose values are restored
+MOST_IN_ALL = 1 << 23  # elements of all of them
 
-_Content = list[tuple[Any, Any, int]]  # name, value, and how often it was written, if a tensor
+_Content = list[tuple[Any, Any, int]]  # name, value, and number of writes, if a tensor
 
 
 _Items = Sequence[tuple[Any, Any]]
 
 
 class Container(NamedTuple):
-    """Something that code may write to, and how it was reached."""
+    """An object that code may write, with the path to the object."""
 
     items: Callable[[], Iterable[tuple[Any, Any]]]
     way: str
-    owner: object  # by whose ``id`` it is known; kept, or that would become another's
-    put: Callable[[_Items], None]  # makes it hold these, and nothing else
+    owner: object  # identified by its ``id``; kept alive, so that the id is not reused
+    put: Callable[[_Items], None]  # replaces the content
 
     @classmethod
     def of(cls, value: Any, way: str) -> Container:
@@ -50,10 +50,10 @@ class Container(NamedTuple):
 
 
 class Contents:
-    """What containers hold at one time, to be put back.
+    """The content of containers at one time, to be restored.
 
     Args:
-        values: that are written in place, beside those in the containers.
+        values: values written in place, beside those in the containers.
     """
 
     def __init__(self, containers: Iterable[Container], values: Iterable[Any] = ()) -> None:
@@ -62,7 +62,7 @@ class Contents:
         self._values = _restoring({id(value): value for value in (*values, *held)}.values())
 
     def restore(self) -> None:
-        """Have them hold it again, where they hold something else now.
+        """Restore the content of containers that have changed.
 
         Small tensors and arrays get their values back too, and generators their states.
         """
@@ -71,17 +71,17 @@ class Contents:
             if _differ(before, after) and max(len(before), len(after)) < MOST_ITEMS:
                 _put_all([(container, before)])
         for restore in self._values:
-            with suppress(Exception):  # one that lets nobody write to it
+            with suppress(Exception):  # the object may be read-only
                 restore()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Within the block they hold it again, and afterwards what they held before the block."""
+        """Restore the earlier content inside the block, and the present content afterwards."""
         now = [(container, _content(container)) for container, _ in self._held]
         other = [
             (before, after)
             for before, after in zip(self._held, now, strict=True)
-            # Of a long one only a part is known.
+            # Of a long container, only a part is known.
             if _differ(before[1], after[1]) and max(map(len, (before[1], after[1]))) < MOST_ITEMS
         ]
         _put_all(before for before, _ in other)
@@ -93,7 +93,7 @@ class Contents:
 
 @contextmanager
 def written(containers: Iterable[Container]) -> Iterator[list[Container]]:
-    """Yield a list that has, after the block, those which were written to within it."""
+    """Yield a list that has, after the block, the containers written in the block."""
     before = [(container, _content(container)) for container in containers]
     changed: list[Container] = []
     yield changed
@@ -101,10 +101,10 @@ def written(containers: Iterable[Container]) -> Iterator[list[Container]]:
 
 
 def _restoring(values: Iterable[Any]) -> list[Callable[[], object]]:
-    """Return what gives values that are written in place their content back."""
+    """Return functions that restore the content of values written in place."""
     found, left = list[Callable[[], object]](), MOST_IN_ALL
     for value in values:
-        with suppress(Exception):  # a tensor that cannot be copied, or whose writes nobody counts
+        with suppress(Exception):  # a tensor may be impossible to copy, or its writes uncounted
             if isinstance(value, (torch.Tensor, np.ndarray)):
                 size = value.numel() if isinstance(value, torch.Tensor) else value.size
                 if size > min(left, MOST_ELEMENTS):
@@ -138,13 +138,13 @@ def _restored(value: Any) -> Callable[[], object] | None:
 
 
 def _copy_changed(array: np.ndarray[Any, Any], before: np.ndarray[Any, Any]) -> None:
-    if not np.array_equal(array, before):  # else it may be a file that is mapped
+    if not np.array_equal(array, before):  # not if equal: the array may be a mapped file
         np.copyto(array, before)
 
 
 def _put_all(contents: Iterable[tuple[Container, _Content]]) -> None:
     for container, content in contents:
-        with suppress(Exception):  # one that lets nobody write to it
+        with suppress(Exception):  # the container may be read-only
             container.put([(name, value) for name, value, _ in content])
 
 
@@ -163,11 +163,11 @@ def _put_sequence(target: Any, items: _Items) -> None:
 def _content(container: Container) -> _Content:
     try:
         items = list(islice(container.items(), MOST_ITEMS))
-    except (RuntimeError, TypeError):  # another thread writes to it, or it cannot be read
+    except (RuntimeError, TypeError):  # a concurrent write, or an unreadable container
         return []
     return [(k, v, version(v) if isinstance(v, torch.Tensor) else 0) for k, v in items]
 
 
 def _differ(old: _Content, new: _Content) -> bool:
-    # The old values are held, and so an identity is not another value's.
+    # The old values are kept alive, so their ids are not reused.
     return [(k, id(v), n) for k, v, n in old] != [(k, id(v), n) for k, v, n in new]

@@ -1,7 +1,8 @@
-"""Copies of a model, for towers: with parameters that lie elsewhere, and no way back to the model.
+"""Copies of a model, for towers: with given parameters, and without a reference to the model.
 
-``copy.deepcopy`` makes them. What it does not do is done here: tensors that a module has computed
-and kept (weight normalisation, pruning), and scripted modules, whose parameters are C++'s.
+``copy.deepcopy`` makes the copies. This module handles cases that deepcopy does not: tensors that a
+module has computed and kept (weight normalisation, pruning), and scripted modules, whose parameters
+belong to C++.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def copy_of(
     shares: torch.device | None,
     mutable_frozen: Collection[int],
 ) -> torch.nn.Module:
-    """Return a deep copy of a model whose trainable parameters are the given ones.
+    """Return a deep copy of a model with the given trainable parameters.
 
-    Frozen parameters on the device ``shares`` are shared: nobody changes them, but for those
-    that a forward pass writes.
+    Frozen parameters on the device ``shares`` are shared: they never change, except for those
+    written by a forward pass.
 
     Raises:
-        CopyError: it cannot be copied.
+        CopyError: the model cannot be copied.
     """
     memo: dict[int, Any] = {
         id(p): p
@@ -46,19 +47,19 @@ def copy_of(
 
 def deep_copy(model: torch.nn.Module) -> torch.nn.Module:
     """Return a copy with parameters of its own, of the same values."""
-    with torch.no_grad():  # or parameters of scripted modules had a history
+    with torch.no_grad():  # otherwise parameters of scripted modules would have a history
         copied: torch.nn.Module = copy.deepcopy(model, _stand_ins(model))
     compile_calls(model, copied)
     return copied
 
 
 def copied_parts(model: torch.nn.Module) -> tuple[torch.nn.Module, set[int]]:
-    """Return a copy on trial, and the ids of what of the model has a copy in it.
+    """Return a trial copy, and the ids of the model's objects with a copy in the trial.
 
-    Its tensors are the model's, but those of scripted modules.
+    The tensors are the model's, except for those of scripted modules.
 
     Raises:
-        CopyError: it cannot be copied.
+        CopyError: the model cannot be copied.
     """
     memo: dict[int, Any] = {id(b): b.detach() for b in model.buffers()}
     memo |= {id(p): p for p in model.parameters() if not p.requires_grad}
@@ -67,7 +68,7 @@ def copied_parts(model: torch.nn.Module) -> tuple[torch.nn.Module, set[int]]:
 
 
 def refused(reason: str, fix: str = FIX) -> CopyError:
-    """Return the error of a model that towers cannot have copies of."""
+    """Return the error for a model that towers cannot copy."""
     expected = "a model of which each tower can have a copy"
     error = CopyError("engine", "towers", f"{expected}: {reason}", fix)
     error.reason = reason
@@ -78,12 +79,12 @@ def _copied(
     model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], memo: dict[int, Any]
 ) -> torch.nn.Module:
     for name, parameter in laid_out(model, parameters).items():
-        # By .data: else writes to any copy would count as writes to all of them.
+        # By .data: otherwise a write to one copy would count as a write to all copies.
         memo[id(parameter)] = torch.nn.Parameter(parameters[name].data, parameter.requires_grad)
     for number, stands_in in _stand_ins(model).items():
         memo.setdefault(number, stands_in)
     try:
-        with torch.no_grad():  # or parameters of scripted modules had a history
+        with torch.no_grad():  # otherwise parameters of scripted modules would have a history
             copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise refused(f"copy.deepcopy said: {error}") from error
@@ -99,7 +100,7 @@ def _copied(
     for name, view in parameters.items():
         if theirs[name].data_ptr() == view.data_ptr():
             continue
-        # A model with a way of its own to be copied may make its parameters anew (Keras).
+        # A model with a copy method of its own may make its parameters anew (Keras).
         if id(theirs[name]) not in of_script or theirs[name].shape != view.shape:
             raise refused(reason)
         theirs[name].data = view
@@ -107,7 +108,7 @@ def _copied(
 
 
 def _computed(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield tensors that have a history, which deepcopy refuses: computed, and kept by a module."""
+    """Yield computed tensors kept by modules: deepcopy refuses tensors with a history."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
@@ -124,10 +125,9 @@ def _stand_ins(model: torch.nn.Module) -> dict[int, Any]:
 
 
 def _stand_in(where: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return what takes a computed tensor's place in a copy until it is computed again.
+    """Return a placeholder in a copy for a computed tensor until the next computation.
 
-    It has no history. That it is used in its stead, and not computed again before, shows when a
-    gradient comes.
+    The placeholder has no history. A gradient shows a use of the placeholder.
     """
     stands_in = tensor.detach().clone()
     if stands_in.is_floating_point() or stands_in.is_complex():

@@ -1,8 +1,8 @@
-"""Generators that a process has once: Python's, NumPy's legacy one, and torch's default one.
+"""Generators that a process has once: Python's, NumPy's legacy generator, and torch's default.
 
-Whether anything was drawn is asked before and after every shard, and so must cost next to nothing.
+Draws are checked before and after every shard, so a check must cost next to nothing.
 ``random.getstate()`` takes 12 us and ``numpy.random.get_state()`` 37 us. So the position in a
-generator's state, and a word of the state, are read from memory where that is seen to work.
+generator's state, and a word of the state, are read from memory if a trial shows that this works.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ WORDS = 624  # of the state of a Mersenne Twister
 
 Mark = tuple[Any, ...]
 
-_halves: dict[Mark, int] = {}  # where NumPy's generator stands -> whether half of a pair waits
+_halves: dict[Mark, int] = {}  # position of NumPy's generator -> whether half of a pair is left
 
 
 class States(NamedTuple):
-    """The states of all three."""
+    """The states of all three generators."""
 
     python: Any
     numpy: dict[str, Any]
@@ -42,7 +42,7 @@ def states() -> States:
 
 
 def restore(wanted: States) -> None:
-    """Put the generators back to where they were."""
+    """Restore the states of the generators."""
     random.setstate(wanted.python)
     np.random.set_state(wanted.numpy)
     _halves.clear()
@@ -51,7 +51,7 @@ def restore(wanted: States) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Put the generators back to where they were when the block ends."""
+    """Restore the states of the generators at the end of the block."""
     before = states()
     try:
         yield
@@ -60,7 +60,7 @@ def kept() -> Iterator[None]:
 
 
 def reseed(seed: Seed) -> None:
-    """Start all three over from a 64-bit key."""
+    """Restart all three generators from a 64-bit key."""
     seed = made(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -68,17 +68,17 @@ def reseed(seed: Seed) -> None:
 
 
 def mark() -> Mark:
-    """Return what differs whenever a generator was drawn from in between: 1 us."""
+    """Return a mark that changes with each draw from a generator: 1 us."""
     return (*_python(), *_numpy(), torch_mark())
 
 
 def shared_mark() -> Mark:
-    """Return the same but for torch's, which comes last."""
+    """Return the same mark without torch's part, which comes last."""
     return (*_python(), *_numpy())
 
 
 def torch_mark() -> Hashable:
-    """Return what differs whenever torch's was: by a thread that has no ``Stream``."""
+    """Return torch's part, which changes with draws of threads without a ``Stream``."""
     return _torch()
 
 
@@ -87,14 +87,14 @@ def _torch_by_state() -> bytes:
 
 
 def _torch_in_memory() -> Callable[[], Hashable]:
-    """Return what reads the place of torch's in its memory; the slow way if it cannot."""
+    """Return a reader of torch's position in memory; the slow way if this fails."""
     owner = torch.default_generator
     read = generator_memory.reader(owner)
     if read is None:
         return _torch_by_state
 
     def place() -> Hashable:
-        # A script may have put another in its place.
+        # A script may have replaced the generator.
         found = read() if torch.default_generator is owner else None
         return _torch_by_state() if found is None else found
 
@@ -112,7 +112,7 @@ def _numpy_by_state() -> Mark:
 
 
 def _python_in_memory() -> Callable[[], Mark]:
-    """Return what reads the index and a word of ``random``'s state; the slow way if it cannot."""
+    """Return a reader of index and a word of ``random``'s state; the slow way if this fails."""
     try:
         owner: Any = random.random.__self__  # type: ignore[attr-defined]
         # An object's header, then an int, then the words: as in CPython's _randommodule.c.
@@ -129,7 +129,7 @@ def _python_in_memory() -> Callable[[], Mark]:
 
 
 def _numpy_in_memory() -> Callable[[], Mark]:
-    """Return what reads the position and a word of NumPy's state; the slow way if it cannot."""
+    """Return a reader of position and a word of NumPy's state; the slow way if this fails."""
     try:
         numpy_random: Any = np.random
         get = numpy_random.get_bit_generator
@@ -142,11 +142,11 @@ def _numpy_in_memory() -> Callable[[], Mark]:
         return _numpy_by_state
 
     def read() -> Mark:
-        if get() is not owner:  # a script has put another in its place
+        if get() is not owner:  # a script has replaced the generator
             return _numpy_by_state()
         place = (memory[WORDS], memory[0], memory[1])
-        # The second half of a pair of normal numbers is given out without a draw: whether there is
-        # one must be asked, but where there was none it takes a draw to have one.
+        # The second number of a pair of normal numbers is returned without a draw: its presence
+        # must be checked, but once absent, it can only appear after a draw.
         half = _halves.get(place, 1)
         if half:
             half = states().numpy["has_gauss"]

@@ -1,8 +1,8 @@
-"""References: what a model and a loss function hold and use, by attributes, closures and globals.
+"""References: the objects reached by a model and a loss function: attributes, closures, globals.
 
-``copy.deepcopy`` copies what is in attributes, lists and bound methods. It leaves functions as they
-are, with all that they hold: cells of closures, default values, globals; and weak references. A
-copy of a model that has such a way back to the original is none.
+``copy.deepcopy`` copies objects in attributes, lists and bound methods. It does not copy functions,
+nor the objects they hold: cells of closures, default values, globals; and weak references. A copy
+of a model with such a reference to the original is not independent.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ _WRITTEN_IN_PLACE = (
     *(torch.Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.RandomState),
     random.Random,
 )
-# Never called while a shard is computed, if the object is there already.
+# Never called while a shard is computed, if the object exists already.
 _BEFORE = ("__init__", "__new__", "__post_init__", "reset_parameters", "extra_repr", "__repr__")
-# ``module.qconfig`` of torch's quantization: it makes observers when a model is prepared, asks the
-# module for its device, and is never called while a shard is computed.
+# ``module.qconfig`` of torch's quantization: makes observers when a model is prepared, looks for
+# the module's device, and is never called while a shard is computed.
 _MAKES_OBSERVERS = "torch.ao.quantization.qconfig"
 
 
 class Found(NamedTuple):
-    """What was found of a model and its loss function."""
+    """The findings about a model and its loss function."""
 
-    originals: list[str]  # ways to what ought to have been copied
+    originals: list[str]  # paths to objects that should have been copied
     draws: list[str]  # places that draw from Python's or NumPy's generator of the process
-    switches: list[str]  # places that set what the whole process has once
-    # What code shares with other threads and may write to: containers and attributes, with the way
+    switches: list[str]  # places that change settings of the whole process
+    # Containers and attributes that code shares with other threads and may write, with their paths
     containers: list[Container]
-    values: list[Any]  # that code shares likewise and may write in place: tensors, generators
+    values: list[Any]  # shared values that may be written in place: tensors, generators
 
 
 def found(
     copied: Mapping[str, object], shared: Mapping[str, object], originals: Mapping[int, str]
 ) -> Found:
-    """Look at all that can be reached.
+    """Search all reachable objects.
 
     Args:
-        copied: where to begin, by names for messages: what each tower has a copy of.
-        shared: likewise, what all towers have the same one of. A loss function is no copy, and
-            neither is the object whose method it is, nor what that holds.
-        originals: from ``id`` of what must not be reached to what it is.
+        copied: starting points by name for messages: objects copied for each tower.
+        shared: starting points by name: objects shared by all towers. A loss function is not
+            copied, nor is the object of a bound method, nor the objects it holds.
+        originals: descriptions of objects that must not be reached, by ``id``.
     """
     walk = _Walk(originals)
     for name, root in copied.items():
@@ -85,9 +85,9 @@ def found(
 
 class _Step(NamedTuple):
     value: Any
-    way: str  # how it was reached
+    way: str  # the path to the value
     by_code: bool  # from a function or an object that all copies share
-    is_class: bool = False  # named by code, which may make instances of it
+    is_class: bool = False  # named by code, which may make instances of the class
 
 
 class _Walk:
@@ -95,7 +95,7 @@ class _Walk:
         self.found = Found([], [], [], [], [])
         self._originals = originals
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # an id is nobody else's as long as its owner is there
+        self._kept: list[Any] = []  # keeps objects alive, so that ids are not reused
         self._next: deque[_Step] = deque()
 
     def begin(self, name: str, root: object, *, is_shared: bool) -> None:
@@ -103,8 +103,8 @@ class _Walk:
 
     def run(self) -> None:
         while self._next and len(self._seen) < MOST_OBJECTS:
-            # Objects of all kinds are asked for their class and attributes, and some, which stand
-            # for others, raise whatever they like.
+            # The class and attributes of objects of all kinds are read, and some proxies raise any
+            # error.
             with suppress(Exception):
                 self._visit(self._next.popleft())
 
@@ -150,7 +150,7 @@ class _Walk:
             return [_Step(getattr(value, "__self__", None), way, step.by_code)]
         if type(value).__module__ == _MAKES_OBSERVERS:
             return ()
-        if isinstance(value, (dict, MappingProxyType)):  # others may load what they are asked for
+        if isinstance(value, (dict, MappingProxyType)):  # other mappings may load items on access
             if step.by_code and isinstance(value, dict):
                 self.found.containers.append(Container.of(value, way))
             items = _first(value.items())
@@ -165,7 +165,7 @@ class _Walk:
 
     def _function(self, function: FunctionType, way: str) -> Iterator[_Step]:
         if (original := compiled_function(function)) is not None:
-            yield _Step(original, way, True)  # and nothing that the compiler keeps for itself
+            yield _Step(original, way, True)  # without objects of the compiler
             return
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
@@ -187,7 +187,7 @@ class _Walk:
                 named = f"{variable.name!r} in {_named(function, way)} ({variable.line})"
                 container = Container(variable.items, named, function, variable.put)
                 self.found.containers.append(container)
-            self.found.containers.append(Container.of(function, way))  # it may have attributes
+            self.found.containers.append(Container.of(function, way))  # for attributes of functions
         for use in uses(function):
             if _is_shared_generator(use.value):
                 self.found.draws.append(f"{use.name} ({use.line})")
@@ -215,7 +215,7 @@ class _Walk:
             for name, function in value.functions.items():
                 yield step._replace(value=function, way=f"{name} of {way}")
         if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
-            return  # a trainer, a report: what they have is there for whoever looks at the run
+            return  # a trainer or a report: its content is for observers of the run
         is_module = isinstance(value, torch.nn.Module)
         if is_module and (original := compiled_original(value)) is not None:
             yield step._replace(value=original)
@@ -223,14 +223,14 @@ class _Walk:
         if kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
             return
         if isinstance(value, torch.jit.ScriptModule):
-            return  # its code is no Python, and holds nothing from outside
+            return  # its code is no Python, and holds no outside objects
         held = dict(getattr(value, "__dict__", None) or {})
         for base in kind.__mro__:
             slots = base.__dict__.get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
-        if step.by_code:  # also one that has nothing yet: it may be given an attribute
+        if step.by_code:  # even if empty: an attribute may be added
             self.found.containers.append(Container.of(value, way))
         for name, part in held.items():
             if is_module and name in ("_modules", "_parameters", "_buffers"):
@@ -256,7 +256,7 @@ def _is_pythons(kind: type) -> bool:
 
 
 def _is_worth_it(value: object, is_whole: bool) -> bool:
-    """Leave out quorate's own objects, of which code uses numbers: ``trainer.global_step``."""
+    """Return False for a Python module of which only an unknown attribute is used."""
     return is_whole or isinstance(value, torch.nn.Module) or not isinstance(value, ModuleType)
 
 
@@ -272,7 +272,7 @@ def _first(items: Iterable[Any]) -> list[Any]:
 
 
 def _generators() -> tuple[object, object]:
-    # The objects whose methods the functions of ``random`` and ``numpy.random`` are.
+    # The objects behind the functions of ``random`` and ``numpy.random``.
     return random.random.__self__, np.random.rand.__self__  # type: ignore[attr-defined]
 
 

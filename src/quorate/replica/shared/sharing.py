@@ -1,4 +1,4 @@
-"""Sharing: what of a model and its loss function all towers of a process would have in common."""
+"""Sharing: objects of a model and a loss function shared by all towers of a process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quorate.replica.turns import Turns
 
 
 def rows_use(model: torch.nn.Module, loads: Mapping[str, object]) -> str | None:
-    """Return by which way what loads rows uses the model that is trained, if it does.
+    """Return how the loading of rows reaches the trained model, or None.
 
     Args:
         loads: the dataset and its functions, by names for messages.
@@ -32,17 +32,17 @@ def _named(module: str) -> str:
 
 
 class Sharing:
-    """What was found of one model and one loss function before any shard was computed.
+    """The findings about a model and a loss function before any shard was computed.
 
     Args:
-        model: nothing of it is changed; no tensor is copied, but those of scripted modules.
+        model: the model, not changed; no tensor is copied, except those of scripted modules.
         loss: the loss function.
-        copies: whether to see if it can be copied.
+        copies: whether to try a copy.
     """
 
     def __init__(self, model: torch.nn.Module, loss: object, *, copies: bool = True) -> None:
         self.obstacle: str | None = None  # why towers cannot have copies
-        self._copied: set[int] = set()  # of what each copy has one of its own
+        self._copied: set[int] = set()  # ids of objects that each copy has itself
         self._found: Found = self._look(model, loss, copies)
 
     def _look(self, model: torch.nn.Module, loss: object, copies: bool) -> Found:
@@ -52,7 +52,7 @@ class Sharing:
             except CopyError as error:
                 self.obstacle = error.reason
             else:
-                kept = {id(module) for module in copied.modules()}  # says that it is its own copy
+                kept = {id(module) for module in copied.modules()}  # a module may be its own copy
                 originals = {
                     id(module): _named(name)
                     for name, module in model.named_modules()
@@ -69,27 +69,27 @@ class Sharing:
         return found({"the model": model}, {"the loss function": loss}, {})
 
     def tell(self, turns: Turns) -> None:
-        """Tell the turns of a process what is known of the code."""
+        """Pass the findings about the code to the turns of a process."""
         if self._found.switches:
             turns.require(f"{self._found.switches[0]} changes a setting of the whole process")
         if self._found.draws:
             turns.may_draw = self._found.draws[0]
 
     def contents(self) -> Contents:
-        """Return what now is in all that code shares."""
+        """Return the present content of all shared containers."""
         return Contents(self._found.containers, self._found.values)
 
     @contextmanager
     def watching(self, turns: Turns, *, towers: int, compiled: bool) -> Iterator[None]:
-        """Watch a shard that is computed alone; what it does makes towers take turns.
+        """Watch a shard that is computed alone; its effects may make towers take turns.
 
         Args:
-            towers: how many there will be; 0 if workers are processes.
-            compiled: whether the loss function is: then no operator is seen, as with
+            towers: number of towers; 0 if workers are processes.
+            compiled: whether the loss function is compiled: then no operator is seen, as with
                 ``torch.compile`` in user code.
 
         Raises:
-            CopyError: it writes to something of the model's that each copy has one of its own of.
+            CopyError: the shard writes to an object of the model with a separate copy per tower.
         """
         failed: Exception | None = None
         with ExitStack() as stack:
@@ -100,7 +100,7 @@ class Sharing:
                 watch = stack.enter_context(SwitchWatch())
             try:
                 yield
-            except Exception as error:  # perhaps for what was written to another copy
+            except Exception as error:  # possibly caused by a write to another copy
                 failed = error
         if watch is not None and watch.found:
             turns.require(f"a shard changes {watch.found[0]} for all threads of the process")

@@ -1,7 +1,7 @@
-"""Switches that a process has once: what one thread sets, all others compute with.
+"""Switches that a process has once: a setting of any thread affects all threads.
 
-A default dtype, which attention kernels may be taken, oneDNN on or off: a forward pass that sets
-one for a while sets it for every tower of the process, and may find it as another tower left it.
+A default dtype, the allowed attention kernels, oneDNN on or off: a temporary setting in a forward
+pass applies to every tower of the process, and several towers may disturb each other.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def _set_float32_on_gpus(values: Sequence[str]) -> None:
     set_float32([*values, *(backend.fp32_precision for backend in float32_backends()[3:])])
 
 
-# Name -> how it is read, and how it is set.
+# Name -> reader and setter.
 SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "float32_matmul_precision": (
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
     ),
-    # After the one above, which sets it too. TF32 is one of its values.
+    # After the switch above, which sets this too. TF32 is among the values.
     FLOAT32_ON_GPUS: (_float32_on_gpus, _set_float32_on_gpus),
     "deterministic algorithms": (
         torch.get_deterministic_debug_mode,
@@ -71,7 +71,7 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda on: setattr(_cudnn, "deterministic", on),
     ),
 }
-# The same for those that torch reads by one call of its own: twice around every run of shards.
+# The same for switches that torch reads by a single call: twice around every run of shards.
 _CALLS = {
     "float32_matmul_precision": "_get_float32_matmul_precision",
     "flash attention": "_get_flash_sdp_enabled",
@@ -104,7 +104,7 @@ Settings = tuple[Any, ...]
 
 
 def settings() -> Settings:
-    """Return how the switches stand: 2 us."""
+    """Return the positions of all switches: 2 us."""
     try:
         return tuple([read() for read in _READERS])
     except RuntimeError:
@@ -117,17 +117,17 @@ def changed(before: Settings, after: Settings) -> list[str]:
 
 
 def restore(wanted: Settings) -> None:
-    """Put the switches back to where they were."""
+    """Restore the positions of the switches."""
     for (_, set_), value, now in zip(SWITCHES.values(), wanted, settings(), strict=True):
         if value != now:
             set_(value)
 
 
 def as_written(*, scripted: bool) -> AbstractContextManager[object]:
-    """Return a context within which this thread runs scripted modules as they are written.
+    """Return a context in which this thread runs scripted modules as written.
 
-    Otherwise they are watched in their first runs, and then run by other code: what comes out would
-    depend on how many shards the replica has computed before.
+    Otherwise torch profiles them in their first runs, and then runs optimised code: the results
+    would depend on the number of shards so far.
     """
     if scripted:
         jit: Any = torch.jit
@@ -137,7 +137,7 @@ def as_written(*, scripted: bool) -> AbstractContextManager[object]:
 
 
 def of_a_shard(*, named: bool, scripted: bool) -> AbstractContextManager[object]:
-    """Return a context in which a shard is computed, whatever it does to the thread's modes.
+    """Return a context for a shard that restores the thread's modes.
 
     Args:
         named: see ``refusals``.
@@ -153,16 +153,16 @@ def _of_a_shard(named: bool, scripted: bool) -> Iterator[None]:
 
 
 class ThreadModes:
-    """The calling thread's own modes as they are when it is made; a block ends with them.
+    """The calling thread's modes at construction, restored at the end of a block.
 
-    User code that leaves gradients or autocast off would leave them off for the shards after it,
-    and only for those on the same worker.
+    User code that leaves gradients or autocast off would leave them off for later shards, but only
+    for those on the same worker.
     """
 
     __slots__ = ("_autocast", "_gradients", "_threads")
 
     def __enter__(self) -> None:
-        """Begin a block. What counts is when it was made."""
+        """Begin a block. The modes of the construction count."""
 
     def __exit__(self, *_: object) -> None:
         self.restore()
@@ -172,7 +172,7 @@ class ThreadModes:
         self._autocast = [torch.is_autocast_enabled(kind) for kind in device_types()]
 
     def restore(self) -> None:
-        """Set what is otherwise now: less than a microsecond, if nothing is."""
+        """Restore modes that differ: less than a microsecond, if none does."""
         if torch.is_grad_enabled() is not self._gradients:
             torch.set_grad_enabled(self._gradients)
         if torch.get_num_threads() != self._threads:
@@ -183,7 +183,7 @@ class ThreadModes:
 
 
 def setter_name(use: Use) -> str | None:
-    """Return by which name code sets a switch, if that is what it does."""
+    """Return the name of a switch set by code, or None."""
     if any(use.value is setter for setter in _SETTERS):
         return use.name
     last = use.name.rpartition(".")[2]
@@ -192,9 +192,10 @@ def setter_name(use: Use) -> str | None:
 
 
 class SwitchWatch(TorchFunctionMode):
-    """Within a ``with`` block, of a shard that is computed alone, notes who sets switches.
+    """A context for a shard that is computed alone: notes the code that sets switches.
 
-    It looks whenever the thread calls a function of torch: what is set for a while is seen too.
+    Switches are compared whenever the thread calls a function of torch: a temporary setting is seen
+    too.
     """
 
     def __init__(self) -> None:

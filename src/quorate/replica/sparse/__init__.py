@@ -1,1 +1,1 @@
-"""Gradients by rows: of tables of which a shard reads a few, as of ``Embedding(sparse=True)``."""
+"""Gradients by rows: of tables of which a shard reads few rows, as ``Embedding(sparse=True)``."""

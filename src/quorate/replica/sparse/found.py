@@ -1,4 +1,4 @@
-"""Which gradients come by rows: found by trying a shard, before anything is started."""
+"""Detection of gradients by rows: found by a trial shard, before any worker is started."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from quorate.replica.flat import Flat
 
 
 class Found(NamedTuple):
-    """The parameters whose gradient was seen, by name."""
+    """The parameters with a known kind of gradient, by name."""
 
     by_rows: frozenset[str] = frozenset()
     dense: frozenset[str] = frozenset()
 
 
 def found_in(model: torch.nn.Module, gradient: Flat | None, missing: Collection[str]) -> Found:
-    """Return how gradients came: all of them in a layout that keeps none by rows, or the others.
+    """Return the kinds of gradients of a trial shard.
 
-    A table that this shard has not read counts by what its module was told.
+    All parameters are covered if the layout keeps no gradients by rows, otherwise the parameters
+    outside of tables kept by rows. A table not read by this shard counts by the setting of its
+    module.
 
     Args:
-        gradient: of a shard; None: there was no backward.
-        missing: names of parameters without one.
+        gradient: the gradient of a shard; None: there was no backward pass.
+        missing: names of parameters without a gradient.
     """
     if gradient is None:
         return Found()
@@ -38,7 +40,7 @@ def found_in(model: torch.nn.Module, gradient: Flat | None, missing: Collection[
 
 
 def dense_text(names: Collection[str]) -> str:
-    """Return what to say of gradients that come by rows, and are made dense for an optimizer."""
+    """Return the message about gradients by rows that are made dense for an optimizer."""
     listed = ", ".join(map(repr, sorted(names)[:3])) + (" and others" if len(names) > 3 else "")
     return (
         f"the gradient of {listed} comes by rows (sparse=True) and is made dense, because momentum "
@@ -48,7 +50,7 @@ def dense_text(names: Collection[str]) -> str:
 
 
 def no_rows(setting: str, got: str, name: str) -> SettingError:
-    """Return the error of what hands over whole vectors alone, where a gradient is by rows."""
+    """Return the error of a setting that only exchanges whole vectors, for a gradient by rows."""
     expected = f"one that hands over the gradient of {name!r} by rows (sparse=True)"
     fix = "use engine='towers' or 'processes'; or leave sparse=True out"
     return SettingError(setting, got, expected, fix)

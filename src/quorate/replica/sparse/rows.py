@@ -1,9 +1,10 @@
-"""Rows of a gradient: those that are not zero, each once, in their order.
+"""Rows of a gradient: the rows that are not zero, each once, in order.
 
-A table of a million rows has a gradient in the few that a shard reads. So these alone are weighted,
-handed over, added up and divided; what is added to what follows the tree of shards, as for vectors.
+A table of a million rows has a gradient in the few rows that a shard reads. So only these rows are
+weighted, sent, summed and divided; the order of additions follows the tree of shards, as for
+vectors.
 
-Legend: n rows of the table, k of them here.
+Legend: n rows of the table, k of them in the gradient.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ class Rows(NamedTuple):
     values: torch.Tensor  # (k, ...), of the dtype of the parameter
 
     def add(self, right: Rows) -> Rows:
-        """Return self + right: rows that both have are added, the others are as they are.
+        """Return self + right: common rows are added, all others are kept.
 
-        Two numbers give the same sum in either order, so that none is kept here.
+        The sum of two numbers does not depend on their order, so no order is kept.
         """
-        if torch.equal(self.which, right.which):  # a small table, or padded ones
+        if torch.equal(self.which, right.which):  # a small table, or padded rows
             return Rows(self.which, self.values + right.values)
-        # torch walks through both at once, as both are in order, and adds what they share. How many
-        # rows the table has is not looked for: no memory is taken for those that are not here.
+        # torch merges both in one pass, because both are sorted, and adds common rows. The number
+        # of rows of the table is not needed: absent rows take no memory.
         shape = (MOST_ROWS, *self.values.shape[1:])
         both = _sparse(*self, shape) + _sparse(*right, shape)
         return Rows(both.indices()[0], both.values())
 
     def on(self, device: torch.device) -> Rows:
-        """Return these rows on a device. Blocks until they are there."""
+        """Return these rows on a device. Blocks until they are copied."""
         return Rows(self.which.to(device), self.values.to(device))
 
     def like(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of a parameter as optimizers of torch take it: sparse, coalesced."""
+        """Return the gradient of a parameter for torch's optimizers: sparse, coalesced."""
         return _sparse(*self, parameter.shape)
 
     def fault(self, parameter: torch.Tensor) -> str | None:
-        """Return why rows that came from elsewhere cannot be a parameter's; None: they can."""
+        """Return why received rows cannot belong to a parameter; None if they can."""
         index, values = self
         if index.dtype != torch.int64 or index.dim() != 1:
             return f"indices are {index.dtype} of {tuple(index.shape)}"
@@ -57,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def is_by_rows(gradient: torch.Tensor) -> bool:
-    """Whether a gradient has rows, which ``rows_of`` takes as they are."""
+    """Return whether a gradient has rows, which ``rows_of`` uses directly."""
     return gradient.layout == torch.sparse_coo and gradient.sparse_dim() == 1
 
 
@@ -66,11 +67,11 @@ def rows_of(
 ) -> Rows:
     """Return a gradient multiplied by a factor, as rows of this dtype on this device.
 
-    Rows that a shard reads several times are added up in the order in which torch's ``coalesce``
-    adds them. That depends on their indices alone, and it is what torch's optimizers see.
+    Rows that a shard reads several times are summed in the order of torch's ``coalesce``. The order
+    depends on the indices alone, and is that of torch's optimizers.
 
     Args:
-        gradient: sparse; or dense, as where a shard reads a table in another way: all rows, then.
+        gradient: sparse; or dense, if a shard reads a table in another way: then all rows.
     """
     gradient = gradient.detach()
     if not is_by_rows(gradient):
@@ -80,14 +81,14 @@ def rows_of(
         # In the dtype of the sum: bfloat16 would lose more with each addition.
         whole = (gradient if gradient.dtype == dtype else gradient.to(dtype)).coalesce()
         found = Rows(whole.indices()[0], whole.values())
-        if not gradient.is_coalesced():  # so that these are in memory that nobody else has
+        if not gradient.is_coalesced():  # then coalesce() has made new memory
             return Rows(found.which, found.values.mul_(factor)).on(device)
-    # A copy: what user code keeps of its gradient is not written.
+    # A copy: a gradient kept by user code is not written.
     return Rows(found.which, (found.values.to(dtype) * factor).contiguous()).on(device)
 
 
 def _sparse(which: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return rows as a tensor of torch's, whose memory is theirs."""
+    """Return rows as a tensor of torch, in the same memory."""
     return torch.sparse_coo_tensor(
         which[None], values, shape, is_coalesced=True, check_invariants=False
     )

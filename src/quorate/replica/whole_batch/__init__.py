@@ -1,1 +1,1 @@
-"""Losses over the whole batch: what shards represent of their rows, and the loss of all rows."""
+"""Losses over the whole batch: representations of the rows of shards, and the loss of all rows."""

@@ -1,9 +1,10 @@
-"""Gather: a loss over all rows of a batch, as contrastive ones are, which compare each with all.
+"""Gather: a loss over all rows of a batch, such as contrastive losses, which compare all rows.
 
-Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): shards
-are represented one by one; the loss and its gradient with respect to the representations are
-computed once, of all rows; each shard is computed again, and its part of that gradient goes back
-through it. By the chain rule the sum over shards is the gradient of the loss of one whole batch.
+Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (2021): the
+representations of shards are computed shard by shard; the loss and the gradient with respect to the
+representations are computed once, from all rows; each shard is computed again, and the shard's part
+of the gradient is propagated back. By the chain rule the sum over shards is the gradient of the
+loss of the whole batch.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ Contrast = Callable[[torch.nn.Module, Any], Any]
 
 
 class Through(NamedTuple):
-    """A shard's batch in its second computation."""
+    """The input of a shard's second computation."""
 
     rows: Any  # the batch
-    gradients: Tensors  # of the loss, with respect to what the rows are represented by
+    gradients: Tensors  # of the loss, with respect to the representations of the rows
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,11 @@ class Gather(Composed):
             shard_sum = replica.evaluation(
                 batch, rows, stream, seed, training=training, reload=reload
             )
-        shard_sum.represented = found[-1:]  # the last call is the one that counts
+        shard_sum.represented = found[-1:]  # the last call counts
         return shard_sum
 
     def _product(self, model: torch.nn.Module, batch: Through) -> torch.Tensor:
-        """Return representations times gradients: its own gradient is that of the loss."""
+        """Return representations times gradients, a product with the gradient of the loss."""
         rows, gradients = batch
         represented = taken_apart(self.represent(model, rows)).tensors
         total = torch.zeros(())
@@ -115,7 +116,7 @@ class Gather(Composed):
                     expected=f"shape {tuple(gradient.shape)} as before",
                     fix="return the same tensors for the same rows and random numbers",
                 )
-            if tensor.requires_grad:  # not what a teacher gave
-                # Of 16 bits, the product of a shard may be beyond their range.
+            if tensor.requires_grad:  # not the output of a teacher
+                # In 16 bits, the product of a shard may exceed the range.
                 total = total.to(gradient.device) + (tensor.to(gradient.dtype) * gradient).sum()
         return total

@@ -1,7 +1,7 @@
-"""What a shard's rows are represented by: tensors whose first dimension is rows.
+"""The representations of a shard's rows: tensors whose first dimension is rows.
 
 Legend: n rows of a shard, B rows of a batch, V shards; a tensor may have another number of rows
-than the shard has (two views of each, say).
+than the shard (for example two views of each row).
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Represented(NamedTuple):
-    """What ``represent`` returned, taken apart."""
+    """The result of ``represent``, as named tensors."""
 
     kind: str  # of the container
-    tensors: Tensors  # by their names or places in it, each (n, ...)
+    tensors: Tensors  # by name or index, each (n, ...)
 
     def returned(self) -> Any:
-        """Return it as ``represent`` did: a tensor, a tuple or a dict."""
+        """Return the tensors in the form of ``represent``'s result: a tensor, a tuple or a dict."""
         if self.kind == _TENSOR:
             return self.tensors[""]
         return tuple(self.tensors.values()) if self.kind == _TUPLE else dict(self.tensors)
 
     def widened(self) -> Represented:
-        """Return the same in at least float32.
+        """Return the same tensors in at least float32.
 
-        In 16 bits a loss over thousands of rows would lose what each of them adds, and its gradient
-        with respect to one of them.
+        In 16 bits a loss over thousands of rows would lose the contribution of single rows, and so
+        would its gradient with respect to a row.
         """
         return self._replace(tensors={n: _widened(t) for n, t in self.tensors.items()})
 
     def detached(self) -> Represented:
-        """Return copies that nobody else has, and that hold no graph."""
+        """Return copies in new memory, without a graph."""
         return self._replace(tensors={n: _copied(t.detach()) for n, t in self.tensors.items()})
 
 
 def taken_apart(returned: object) -> Represented:
-    """Check what ``represent`` returned.
+    """Check the result of ``represent``, and split it into tensors.
 
     Raises:
-        LossError: it is no tensor, tuple, list or dict of tensors with rows.
+        LossError: the result is no tensor, tuple, list or dict of tensors with rows.
     """
     named: Mapping[Any, Any]
     if isinstance(returned, torch.Tensor):
@@ -70,7 +70,7 @@ def taken_apart(returned: object) -> Represented:
 
 
 def joined(shards: Sequence[Represented]) -> Represented:
-    """Return the rows of all shards, in their order.
+    """Return the rows of all shards, in order.
 
     Raises:
         LossError: shards have tensors of different names, dtypes or shapes beyond the rows.
@@ -105,7 +105,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    # Without the strides: on another worker's side of a wire they are not there.
+    # Contiguous: strides are not sent over a wire.
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
