@@ -1,10 +1,11 @@
-"""The buffers of a model: BatchNorm's averages, counters, tables. What a shard reads and may write.
+"""The buffers of a model: BatchNorm's averages, counters, tables. Shards read and write buffers.
 
-Floating-point and complex buffers become the weighted mean over the shards that changed them; what
-no shard changed stays as it is, to the last bit. An int64 buffer is a counter: it changes by what
-all shards together added; but where each of them added one, by one (BatchNorm's count of batches: a
-step is one batch). One that a shard lowered, one of a single element beside a queue (its pointer),
-and all buffers of other dtypes take the first shard's value.
+Floating-point and complex buffers become the weighted mean over the shards that changed them; a
+buffer changed by no shard keeps its bits. An int64 buffer is a counter, and changes by the sum of
+all additions; but if every shard added 1 (BatchNorm's count of batches), the counter grows by 1,
+because a step is a single batch. The first shard's value is used for a counter lowered by a shard,
+for a counter of a single element beside a queue (its pointer), and for all buffers of further
+dtypes.
 
 Legend: F elements of the floating-point buffers, f their number; C and c the same of the counters.
 """
@@ -22,7 +23,7 @@ from quorate.replica.torch_internals import buffers_of, copy_all, version
 
 
 class _Place(NamedTuple):
-    """Where a buffer is found."""
+    """The place of a buffer."""
 
     label: str  # for messages
     table: Mapping[str, Any]
@@ -35,16 +36,16 @@ class _Place(NamedTuple):
 
 
 class Buffers:
-    """The buffers of one module, as vectors: floating-point ones, and the bytes of all others.
+    """The buffers of a module, as vectors: floating-point buffers, and the bytes of all others.
 
     Args:
         model: the module.
-        mutable_frozen: numbers of the frozen parameters, in the model's order, that its forward
-            pass writes: Keras keeps its statistics in such. They are buffers by another name.
+        mutable_frozen: numbers, in the model's order, of the frozen parameters written by the
+            forward pass: Keras keeps statistics in such parameters. They are treated as buffers.
     """
 
     def __init__(self, model: torch.nn.Module, mutable_frozen: Collection[int] = ()) -> None:
-        # Looked up anew each time: a forward pass may put another tensor in a buffer's place.
+        # Looked up anew at each use: a forward pass may replace the tensor of a buffer.
         places = [
             _Place(f"{path}.{name}".lstrip("."), buffers_of(module), name)
             for path, module in model.named_modules()
@@ -65,15 +66,15 @@ class Buffers:
         self._before: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def floats(self) -> list[torch.Tensor]:
-        """Return the floating-point buffers as they are now, complex ones as pairs of numbers."""
+        """Return the present floating-point buffers, complex ones as pairs of numbers."""
         return self._floats.tensors()
 
     def others(self) -> list[torch.Tensor]:
-        """Return all other buffers as they are now."""
+        """Return the present buffers of all other dtypes."""
         return self._others.tensors()
 
     def copy_(self, source: Buffers) -> None:
-        """Take the values of the same model's buffers elsewhere."""
+        """Copy the values of the same buffers from another copy of the model."""
         if not self.are_any:
             return
         for mine, theirs in ((self.floats(), source.floats()), (self.others(), source.others())):
@@ -83,7 +84,7 @@ class Buffers:
     # --- values -----------------------------------------------------------------------------------
 
     def values(self) -> torch.Tensor | None:
-        """Return the floating-point buffers as they are, in a vector as of ``change``: (F + ...,).
+        """Return the values of floating-point buffers, in a vector as of ``change``: (F + ...,).
 
         float64 holds values of all narrower dtypes exactly.
         """
@@ -96,10 +97,10 @@ class Buffers:
         return vector
 
     def integer_buffers(self) -> torch.Tensor | None:
-        """Return the bytes of all other buffers, one uint8 vector.
+        """Return the bytes of all other buffers, as a uint8 vector.
 
         Raises:
-            UserError: a buffer has another dtype than it had.
+            UserError: the dtype of a buffer has changed.
         """
         if not self.are_any:
             return None
@@ -112,7 +113,7 @@ class Buffers:
         return torch.cat([v.contiguous().reshape(-1).view(torch.uint8) for v in values])
 
     def set(self, values: torch.Tensor | None, integer_buffers: torch.Tensor | None) -> None:
-        """Take values as ``values()`` and ``integer_buffers()`` would give them."""
+        """Set the values returned by ``values()`` and ``integer_buffers()``."""
         if values is not None:
             self._floats.put(values[: self._floats.elements])
         if integer_buffers is not None:
@@ -127,34 +128,34 @@ class Buffers:
         """Call ``values(self)``, which copies values into all buffers.
 
         Raises:
-            UserError: a buffer has another size than it had.
+            UserError: the size of a buffer has changed.
         """
         try:
             values(self)
         except RuntimeError:
             for part in (self._floats, self._others):
-                part.vector()  # names the buffer
+                part.vector()  # raises an error with the name of the buffer
             raise
 
     # --- changes ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note the values that a shard begins with."""
+        """Note the values at the beginning of a shard."""
         if not self.are_any:
             return
         self._before = (self._floats.vector(), self._counters.vector())
 
     def change(self, weight: float) -> torch.Tensor | None:
-        """Return what a shard of this weight did since ``begin``, to be added to that of others.
+        """Return the changes since ``begin`` by a shard of this weight, to be summed over shards.
 
-        One float64 vector, in which products of float32 values and row counts, and sums of such,
-        are exact: (F,) weight * values of the buffers that it changed, else 0; (f,) the weight if
-        it changed them, else 0; (C,) what it added to counters; (c,) whether it lowered an element
-        of a counter; (c,) whether it added more than one to an element; (c,) whether it added to
-        some elements and not to all.
+        The result is one float64 vector, in which products of float32 values and row counts, and
+        sums of such products, are exact: (F,) weight * values of changed buffers, else 0; (f,) the
+        weight if the buffer changed, else 0; (C,) additions to counters; (c,) whether the shard
+        lowered an element of a counter; (c,) whether the shard added more than one to an element;
+        (c,) whether the shard added to some elements and not to all.
 
         Raises:
-            UserError: a buffer has another size than it had.
+            UserError: the size of a buffer has changed.
         """
         if not self.are_any or (size := self._size) == 0:
             return None
@@ -180,22 +181,22 @@ class Buffers:
         return vector
 
     def marks(self) -> list[tuple[torch.Tensor, int]]:
-        """Return each buffer's tensor and how often torch counts that it was written."""
+        """Return each buffer's tensor, with torch's count of writes to the tensor."""
         found = [*self.floats(), *self.others()]
         return [(tensor, 0 if tensor.is_inference() else version(tensor)) for tensor in found]
 
     def drop_writes(
         self, marks: list[tuple[torch.Tensor, int]], values: Callable[[Buffers], None]
     ) -> list[str]:
-        """Drop what was written since ``marks()``; return the names of buffers that it changed.
+        """Undo writes since ``marks()``; return the names of changed buffers.
 
-        Nothing is compared where nothing was written: that is what evaluations do mostly.
+        Nothing is compared if nothing was written, as in most evaluations.
 
         Args:
-            values: gives all buffers what they had when ``marks()`` was called.
+            values: restores the values of all buffers at the time of ``marks()``.
 
         Raises:
-            UserError: a buffer has another size than it had.
+            UserError: the size of a buffer has changed.
         """
         after = self.marks()
         if all(
@@ -212,13 +213,14 @@ class Buffers:
     def take(
         self, change: torch.Tensor | None, first: torch.Tensor | None, shards: int
     ) -> list[str]:
-        """Take in what a step's shards did: sums of ``change``, and the first ``integer_buffers``.
+        """Apply the changes of a step's shards: sums of ``change``, first ``integer_buffers``.
 
         Args:
-            shards: how many they are.
+            shards: number of shards.
 
         Returns:
-            The names of buffers of rows of which several shards wrote some: a queue, a memory bank.
+            The names of buffers with rows that several shards wrote in part: a queue, a memory
+                bank.
         """
         if not self.are_any:
             return []
@@ -242,7 +244,7 @@ class Buffers:
             lowered, more, mixed = (mark.to(counted.device) > 0 for mark in marks)
             for number in self._counters.pointers(queues):
                 lowered[number] = True
-            # Not the same from every shard: counts of 0 and 1, which are to be summed as others.
+            # Different additions by shards: counts of 0 and 1, to be summed like others.
             varied = self._counters.any_of((added > 0) & (added < shards))
             if isinstance(varied, bool):
                 varied = torch.full_like(mixed, varied)
@@ -263,10 +265,10 @@ class Buffers:
 
 
 class _Part:
-    """Some of a model's buffers, as one vector.
+    """A part of a model's buffers, as one vector.
 
     Args:
-        places: where they are found.
+        places: the places of the buffers.
     """
 
     def __init__(self, places: Sequence[_Place]) -> None:
@@ -278,10 +280,10 @@ class _Part:
         self._dtypes = [tensor.dtype for tensor in found]
         self._sizes = [tensor.numel() for tensor in found]
         self.elements = sum(self._sizes)
-        self._owner: dict[torch.device, torch.Tensor] = {}  # (elements,) each one's buffer
+        self._owner: dict[torch.device, torch.Tensor] = {}  # (elements,) index of each buffer
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the buffers as they are now, complex ones as pairs of numbers."""
+        """Return the present buffers, complex ones as pairs of numbers."""
         found = [table[name] for _, table, name in self._places]
         found = [tensor.detach() if tensor.requires_grad else tensor for tensor in found]
         return [_real(tensor) for tensor in found] if self._is_complex else found
@@ -290,7 +292,7 @@ class _Part:
         """Return a copy of all values, (elements,); None if there are no buffers.
 
         Raises:
-            UserError: a buffer has another size than it had.
+            UserError: the size of a buffer has changed.
         """
         found = _together(self.tensors())
         if not found:
@@ -314,10 +316,10 @@ class _Part:
         return torch.cat([t if t.dim() == 1 else t.reshape(-1) for t in found])
 
     def require_dtypes(self) -> None:
-        """Refuse a forward pass that put a tensor of another dtype in a buffer's place.
+        """Refuse a forward pass that changed the dtype of a buffer.
 
         Raises:
-            UserError: it did.
+            UserError: a dtype has changed.
         """
         found = [tensor.dtype for tensor in self.tensors()]
         if found != self._dtypes:
@@ -331,14 +333,14 @@ class _Part:
             )
 
     def put(self, values: torch.Tensor) -> None:
-        """Take values as ``vector`` gives them, of any dtype."""
+        """Set the values of a vector as returned by ``vector``, of any dtype."""
         if targets := self.tensors():
             parts = torch.split_with_sizes(values, self._sizes)
             copy_all(targets, [p.view(s) for p, s in zip(parts, self._shapes, strict=True)])
 
     def any_of(self, flags: torch.Tensor) -> torch.Tensor | bool:
-        """Return for each buffer whether one of its elements is flagged; a bool: alike for all."""
-        if flags.device.type == "cpu":  # elsewhere to ask is to wait
+        """Return per buffer whether an element is flagged; a bool if equal for all buffers."""
+        if flags.device.type == "cpu":  # on other devices, the host would wait for the answer
             if not flags.any():
                 return False
             if flags.all():
@@ -347,7 +349,7 @@ class _Part:
         return counts.index_add_(0, self._owners(flags.device), flags.to(torch.int32)) > 0
 
     def extremes(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return for each buffer its least and its greatest value; 0 without elements."""
+        """Return the least and the greatest value of each buffer; 0 without elements."""
         low, high = (values.new_zeros(len(self.names)) for _ in range(2))
         owners = self._owners(values.device)
         low.scatter_reduce_(0, owners, values, "amin", include_self=False)
@@ -355,20 +357,20 @@ class _Part:
         return low, high
 
     def spread(self, per_buffer: torch.Tensor) -> torch.Tensor:
-        """Return each buffer's value for all of its elements."""
+        """Return each buffer's value repeated for all of its elements."""
         return per_buffer[self._owners(per_buffer.device)]
 
     @property
     def has_rows(self) -> bool:
-        """Whether a buffer has more than one dimension."""
+        """True if a buffer has more than one dimension."""
         return any(len(shape) > 1 for shape in self._shapes)
 
     def partly(self, changed: torch.Tensor, weights: Sequence[float]) -> list[str]:
-        """Return the buffers of which some slices along a dimension changed, and some did not.
+        """Return the buffers with changes in a part of the slices along a dimension.
 
         Args:
-            changed: which elements did.
-            weights: zero for buffers of which none did.
+            changed: flag of each element: changed or not.
+            weights: weight by buffer; zero if no element changed.
         """
         parts = torch.split_with_sizes(changed, self._sizes)
         return [
@@ -380,7 +382,7 @@ class _Part:
         ]
 
     def pointers(self, queues: Sequence[str]) -> list[int]:
-        """Return the numbers of buffers of one element in the modules of queues."""
+        """Return the numbers of single-element buffers in the modules of queues."""
         modules = {name.rpartition(".")[0] for name in queues}
         return [
             number
@@ -396,16 +398,16 @@ class _Part:
 
 
 def copier(source: Buffers, *, snapshot: bool) -> Callable[[Buffers], None]:
-    """Return what gives buffers the values of ``source``: of each time, or as they are now."""
+    """Return a function that copies ``source`` to buffers, with present values if ``snapshot``."""
     if not snapshot:
         return lambda buffers: buffers.copy_(source)
-    # The replica's own buffers are the source: what they are now is kept apart.
+    # The replica's own buffers are the source: their present values are copied.
     values, integer_buffers = source.values(), source.integer_buffers()
     return lambda buffers: buffers.set(values, integer_buffers)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether all values are equal; False where to ask is to wait for a device."""
+    """Return whether all values are equal; False where the host would have to wait for a device."""
     return one.device.type == "cpu" and torch.equal(one, other)
 
 
@@ -414,7 +416,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _device(values: torch.Tensor | None, counters: _Part) -> torch.device:
-    """Return where sums of buffers are made, in float64."""
+    """Return the device for sums of buffers in float64."""
     if values is not None:
         return values.device
     (*_, last) = _together(counters.tensors())
@@ -422,13 +424,13 @@ def _device(values: torch.Tensor | None, counters: _Part) -> torch.device:
 
 
 def _together(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the same values, on one device."""
+    """Return the values on one device."""
     devices = {value.device for value in values}
     return values if len(devices) <= 1 else [value.cpu() for value in values]
 
 
 def _is_partly(changed: torch.Tensor) -> bool:
-    """Return whether whole slices along the first or the last dimension changed, and not all."""
+    """Return whether some whole slices along the first or last dimension changed, and not all."""
     for dim in (0, -1):
         rows = changed.movedim(dim, 0).flatten(1)
         whole = rows.all(1)

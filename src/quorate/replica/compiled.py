@@ -1,11 +1,11 @@
 """Compiled loss functions: ``torch.compile``, once per shape of a shard.
 
-What is compiled is the loss function with all that it calls, so the model is left as it is: no
-attribute and no name of it changes. Which bits come out must not depend on which shapes came
-before, nor on who computed them. So every shape has a graph of its own (no dynamic shapes), nothing
-is chosen by measuring, random numbers are drawn by the same operators as without compiling, from
-the shard's stream, and what cannot be compiled is an error. Whether to go without is decided once
-for all workers, where a shard is tried before any of them is started.
+The loss function is compiled with all functions that it calls, so the model stays unchanged: no
+attribute and no name changes. The bits must not depend on the shapes computed before, nor on the
+worker. So every shape has a graph of its own (no dynamic shapes), no kernel is chosen by a
+measurement, random numbers are drawn by the operators of uncompiled code, from the shard's stream,
+and code that cannot be compiled is an error. Whether to compile is decided once for all workers,
+where a shard is tried before any worker starts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from quorate.replica.streams import without_stream
 from quorate.replica.torch_internals import run_inductor, strict_compiler
 
 MOST_SHAPES = 32  # of one replica, in training and in evaluation
-MOST_REPEATS = 32  # compilations of one replica for batches of shapes that it knew
-# Of so many later steps one has to compile nothing: code that takes another way in each of them is
-# taken for code that does in every step.
+MOST_REPEATS = 32  # compilations of one replica for batches of known shapes
+# Number of later steps to try: at least one of them has to compile nothing. Otherwise the code is
+# assumed to compile in every step.
 MOST_WAYS = 8
 
 T = TypeVar("T")
@@ -41,11 +41,11 @@ _local = threading.local()
 
 
 class Compiled:
-    """A loss function that is compiled when it is called within ``run``. One thread at a time.
+    """A loss function, compiled when called within ``run``. Used by one thread at a time.
 
     Args:
-        loss: the user's.
-        threads: intra-op threads of whoever computes: kernels are made for that number.
+        loss: the user's loss function.
+        threads: intra-op threads of the worker: kernels are compiled for this number.
     """
 
     def __init__(self, loss: Loss, *, threads: int) -> None:
@@ -53,12 +53,12 @@ class Compiled:
         self._known: set[object] = set()
         self._repeats = 0
         self._asks_for_at = asks_for_at(loss)
-        self._later = 0  # steps that ``at`` says more than it is; see ``traced_values`` too
+        self._later = 0  # steps added to ``at`` in a trial; see ``traced_values`` too
 
         self._reads_shared = reads_shared = are_any()
 
-        # Plain functions, as a loss function may be any object that can be called. Replicas of one
-        # process share what is compiled for their code.
+        # Plain functions, because a loss function may be any callable object. Replicas of one
+        # process share the compiled code.
         def plain(model: torch.nn.Module, batch: Any) -> Any:
             return loss(model, batch)
 
@@ -82,7 +82,7 @@ class Compiled:
         )
 
     def __call__(self, model: torch.nn.Module, batch: Any, *at: Any) -> Any:
-        """Compute the loss by what is compiled, or compile it for this shape."""
+        """Compute the loss by compiled code, or compile the code for this shape."""
         numbers = handed_over(at[0], self._later) if self._asks_for_at else ()
         if self._reads_shared:
             values = traced_values.handed_over(all_read(), self._later)
@@ -90,18 +90,18 @@ class Compiled:
         return self._compiled(model, batch, *numbers)
 
     def run(self, batch: Any, *, training: bool, work: Callable[[Loss], T]) -> T:
-        """Run ``work(loss)``, which must give the same result when it is run again.
+        """Run ``work(loss)``, whose result must not depend on repetition.
 
-        Compiling draws random numbers, so what has just been compiled is run once more. The other
-        threads of the process wait meanwhile: torch traces one graph at a time.
+        Compiling draws random numbers, so newly compiled code is run a second time. All threads of
+        the process wait meanwhile: torch traces a single graph at a time.
 
         Args:
-            batch: that the loss function is called with.
+            batch: the batch for the loss function.
             training: whether a backward pass follows.
 
         Raises:
-            CompileError: it cannot be compiled, or there are too many shapes.
-            Whatever the user's code raises.
+            CompileError: the code cannot be compiled, or there are too many shapes.
+            Exception: an error of the user's code.
         """
         kind = (training, signature(batch))
         if kind in self._known:
@@ -111,7 +111,7 @@ class Compiled:
             if not compiled:
                 return result
             torch.default_generator.set_state(drawn)
-            # A value that the code depends on has changed: a number that the model counts, say.
+            # A Python value used by the code has changed, for example a counter in the model.
             self._repeats += 1
             if self._repeats > MOST_REPEATS:
                 raise CompileError(
@@ -136,7 +136,7 @@ class Compiled:
                 except UserError:
                     raise
                 except Exception as error:  # of the user's code, or of torch's compiler
-                    work(self.plain)  # what is the user's is raised here as it is
+                    work(self.plain)  # raises an error of the user's code as it is
                     raise CompileError(
                         f"a shard of {described(batch)} cannot be compiled: {reason(error)}"
                     ) from error
@@ -146,15 +146,15 @@ class Compiled:
                 result, compiled = self._observed(work)
                 if not compiled:
                     break
-                # Once more: what the compiler drew would be taken for a draw of the model's.
+                # Again: numbers drawn by the compiler would be taken for draws of the model.
                 generators.restore(before)
             return result
 
     def _try_later_steps(self, work: Callable[[Loss], T]) -> None:
-        """Compute the shard as if it were of later steps: is something compiled for each of them?
+        """Compute the shard as if at later steps, to see whether each step compiles new code.
 
         Raises:
-            CompileError: it is.
+            CompileError: each step compiles new code.
         """
         try:
             for self._later in range(1, MOST_WAYS + 1):
@@ -174,7 +174,7 @@ class Compiled:
         )
 
     def _observed(self, work: Callable[[Loss], T]) -> tuple[T, bool]:
-        """Return the result of ``work``, and whether something was compiled for it."""
+        """Return the result of ``work``, and whether code was compiled for it."""
         _local.compiled = False
         with strict_compiler():
             result = work(self)
@@ -182,7 +182,10 @@ class Compiled:
 
 
 def signature(batch: Any) -> object:
-    """Return what a graph is compiled for: structure, shapes, dtypes, numbers, but no texts."""
+    """Return the properties that a graph is compiled for: structure, shapes, dtypes, numbers.
+
+    Texts are not among them.
+    """
     if isinstance(batch, torch.Tensor):
         return tuple(batch.shape), batch.stride(), batch.dtype, batch.device, batch.requires_grad
     if (inner := parts(batch)) is not None:
@@ -199,7 +202,7 @@ def described(batch: Any) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return why something cannot be compiled, in a line."""
+    """Return the reason why code cannot be compiled, as one line."""
     inner = getattr(error, "inner_exception", None) or error
     kind = type(inner).__name__
     if kind == "InvalidCxxCompiler":
@@ -215,16 +218,16 @@ def reason(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class _Inductor:
-    """torch's default backend, set so that the same code is made wherever a shape is compiled."""
+    """torch's default backend, configured to make the same code wherever a shape is compiled."""
 
     threads: int
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         _local.compiled = True
         options = {
-            # Random operators stay what they are, and draw from the shard's stream.
+            # Random operators are not compiled, and draw from the shard's stream.
             "fallback_random": True,
-            # Nothing is chosen by how fast it is here and now: another kernel rounds otherwise.
+            # No kernel is chosen by measured speed: another kernel rounds differently.
             "deterministic": True,
             "cpp.threads": self.threads,
             "compile_threads": 1,  # no processes that outlive the training

@@ -1,13 +1,13 @@
 """Compiling beside other threads, and ``torch.compile`` in user code.
 
-torch's compiler traces one graph at a time, for the process, and draws random numbers meanwhile. So
-whoever compiles a shard is alone in the process, and computes the shard once more when all of it is
-compiled. A shard that compiles nothing runs beside others.
+torch's compiler traces a single graph at a time per process, and draws random numbers meanwhile. So
+a thread has to be alone in the process to compile a shard, and computes the shard again when all of
+its code is compiled. A shard without new code runs beside other shards.
 
-Which bits a shard gets must not depend on who computed it, nor on what that worker computed before.
-So user code is compiled under ``torch_internals.repeatable_compiler``. Code that watches operators
-or modules sees nothing of a graph, and torch would never again compile what it meets under a
-``TorchDispatchMode``: within ``eagerly`` nothing is compiled, and compiled code runs as written.
+The bits of a shard must not depend on the worker, nor on earlier shards of the worker. So user code
+is compiled under ``torch_internals.repeatable_compiler``. Watchers of operators or modules see
+nothing inside of a graph, and torch would never again compile code met under a
+``TorchDispatchMode``: inside ``eagerly`` nothing is compiled, and compiled code runs as written.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from quorate.errors import CompileError, CopyError
 from quorate.replica import torch_internals
 from quorate.replica.shared import generators
 
-# Runs after the first compilation until one compiles nothing: models of Hugging Face's set values
-# of their configuration in their first forward pass, and are compiled anew for those.
+# Largest number of runs until one compiles nothing: Hugging Face's models set values of their
+# configuration in the first forward pass, and are then compiled a second time.
 MOST_TRIES = 3
-# Shards of one replica for which user code may compile something: each new shape does, in training
-# and in evaluation.
+# Number of shards per replica with compilations by user code: each new shape causes a compilation,
+# in training and in evaluation.
 MOST_COMPILING = 64
 
 T = TypeVar("T")
 
 
 class Gate:
-    """Many threads compute what is compiled, or one compiles, alone in the process."""
+    """A lock: many threads run compiled code, or one thread compiles, alone in the process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -45,7 +45,7 @@ class Gate:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Compute within the block, beside other threads. Waits for one that is alone."""
+        """Compute inside the block, beside other threads. Waits while a thread compiles."""
         with self._changed:
             while self._is_taken:
                 self._changed.wait()
@@ -59,7 +59,7 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Compile within the block. Waits for all other threads. Not to be entered twice."""
+        """Compile inside the block. Waits for all other threads. Must not be nested."""
         with ExitStack() as stack:
             with self._changed:
                 while self._is_taken:
@@ -68,8 +68,8 @@ class Gate:
                 stack.callback(self._leave)
                 while self._inside:
                     self._changed.wait()
-            # The compiler's own warnings say nothing that a user can do something about. No other
-            # thread computes now, and so none of them loses a warning.
+            # The compiler's own warnings are of no use to the user. No other thread computes now,
+            # so no warning of another thread is lost.
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             yield
@@ -80,21 +80,21 @@ class Gate:
             self._changed.notify_all()
 
 
-gate = Gate()  # the compiler is the process's
+gate = Gate()  # the compiler belongs to the process
 
 
 # --- user code that compiles ----------------------------------------------------------------------
 
 
 class _CompilesError(BaseException):
-    """A shard that runs beside others is about to compile something.
+    """The signal of a shard about to compile code beside other shards.
 
-    No ``Exception``: user code must not take it for its own.
+    Not an ``Exception``: user code must not catch the signal.
     """
 
 
 class _Shard(threading.local):
-    """What the shard does that the calling thread computes."""
+    """The state of the shard that the calling thread computes."""
 
     is_begun = False
     may_compile = False
@@ -105,9 +105,9 @@ _shard = _Shard()
 
 
 def _started(_: object) -> None:
-    """Note that the compiler begins, in the thread that called compiled code."""
+    """Note the start of the compiler, in the thread with the call of compiled code."""
     if not _shard.is_begun:
-        return  # a callback, or a thread of the script's
+        return  # a callback, or a thread of the script
     _shard.has_compiled = True
     if not _shard.may_compile:
         raise _CompilesError
@@ -115,7 +115,7 @@ def _started(_: object) -> None:
 
 @contextmanager
 def _begun(*, may_compile: bool) -> Iterator[None]:
-    """Compute a shard within the block; ``_shard.has_compiled`` says what it did."""
+    """Compute a shard inside the block; afterwards ``_shard.has_compiled`` is set."""
     torch_internals.tell_compilations(_started)
     _shard.is_begun, _shard.may_compile, _shard.has_compiled = True, may_compile, False
     try:
@@ -128,14 +128,14 @@ class UserCompiles:
     """Runs the shards of one replica whose user code may call ``torch.compile``."""
 
     def __init__(self) -> None:
-        self._compiling = 0  # shards so far for which something was compiled
+        self._compiling = 0  # number of shards that have compiled code
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run ``work()``, which must give the same result when it is run again.
+        """Run ``work()``, whose result must not depend on repetition.
 
         Raises:
-            CompileError: user code compiles something for one shard after the other.
-            Whatever the user's code raises, and torch's compiler.
+            CompileError: user code compiles code again and again.
+            Exception: an error of the user's code, or of torch's compiler.
         """
         if torch_internals.compiler_is_in_use():
             try:
@@ -167,14 +167,14 @@ class UserCompiles:
                     result = work()
                 if not _shard.has_compiled:
                     break
-                # Once more: what the compiler drew would be taken for a draw of the model's.
+                # Again: numbers drawn by the compiler would be taken for draws of the model.
                 generators.restore(before)
         return result
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Run compiled user code as it is written, within the block. The process compiles nothing."""
+    """Run compiled user code as written inside the block. The process compiles nothing."""
     if not torch_internals.compiler_is_in_use():
         yield
         return
@@ -183,28 +183,28 @@ def eagerly() -> Iterator[None]:
 
 
 def as_written() -> AbstractContextManager[object]:
-    """Return a context in which compiled user code runs as it is written.
+    """Return a context in which compiled user code runs as written.
 
-    For trials before there are workers, when one thread computes: see ``eagerly``.
+    For trials before there are workers, with a single computing thread: see ``eagerly``.
     """
-    if not torch_internals.compiler_is_in_use():  # and to import it takes seconds
+    if not torch_internals.compiler_is_in_use():  # importing the compiler takes seconds
         return nullcontext()
     eager: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return eager
 
 
 # --- compiled models ------------------------------------------------------------------------------
-# What ``torch.compile(model)`` returns is a module around the model, of which every parameter has
-# another name. The model itself is trained and saved; the loss function is called with the other.
+# ``torch.compile(model)`` returns a module around the model, in which every parameter has another
+# name. The model itself is trained and saved; the loss function is called with the outer module.
 
 _Compiler = Callable[[torch.nn.Module], torch.nn.Module]
-# By the model: what the script made of it, as long as it is there, and how to make another.
+# By the model: the outer module, while alive, and the function that makes an outer module.
 _given: WeakKeyDictionary[torch.nn.Module, tuple[ref[torch.nn.Module], _Compiler]]
 _given = WeakKeyDictionary()
 
 
 def original_of(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that was given to ``torch.compile``, or the model if none was."""
+    """Return the module that was passed to ``torch.compile``; the model itself if none was."""
     original = torch_internals.compiled_original(model)
     if original is None:
         return model
@@ -213,11 +213,11 @@ def original_of(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def as_given(model: torch.nn.Module, copied: torch.nn.Module | None = None) -> torch.nn.Module:
-    """Return what the script made of a model by ``torch.compile``, or the model.
+    """Return the module made by the script's ``torch.compile`` from a model, or the model.
 
     Args:
-        model: what ``original_of`` returned.
-        copied: a copy of it: what is returned is made of that.
+        model: the result of ``original_of``.
+        copied: a copy of the model: a module is made around the copy.
     """
     copied = model if copied is None else copied
     if model not in _given:
@@ -228,13 +228,13 @@ def as_given(model: torch.nn.Module, copied: torch.nn.Module | None = None) -> t
 
 
 def is_compiled_by_script(model: torch.nn.Module, given: torch.nn.Module, loss: object) -> bool:
-    """Return whether a script compiled a model, a module in it, or the loss function.
+    """Return whether a script compiled a model, a module inside, or the loss function.
 
-    Functions that ``forward`` calls are not looked at.
+    Functions called by ``forward`` are not checked.
 
     Args:
-        model: of a replica.
-        given: what the loss function is called with: see ``as_given``.
+        model: the model of a replica.
+        given: the module passed to the loss function: see ``as_given``.
         loss: the user's loss function.
     """
     if given is not model or torch_internals.compiled_function(loss) is not None:
@@ -247,10 +247,10 @@ def is_compiled_by_script(model: torch.nn.Module, given: torch.nn.Module, loss: 
 
 
 def compile_calls(model: torch.nn.Module, copied: torch.nn.Module) -> None:
-    """Compile the calls of a copy's modules where ``module.compile()`` did for the model's.
+    """Compile the calls of a copy's modules where the model's modules were compiled in place.
 
     Raises:
-        CopyError: torch does not tell how.
+        CopyError: torch does not tell how they were compiled.
     """
     for (name, module), other in zip(model.named_modules(), copied.modules(), strict=False):
         if not torch_internals.compile_call_as(module, other):

@@ -1,8 +1,8 @@
-"""Compute threads: the settings of every thread that computes shards, so that bits are the same.
+"""Compute threads: the same settings, and so the same bits, in every thread that computes shards.
 
-Settings of the script around its training loop (autocast, no_grad, a default device) belong to the
-thread of the script, and reach no shard: one worker computes like many, most of which are threads
-of their own.
+Settings of the script around the training loop (autocast, no_grad, a default device) belong to the
+script's thread, and reach no shard: a single worker computes like many workers, most of them in
+threads of their own.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ CPU = torch.device("cpu")
 
 
 def become_compute_thread(threads: int, device: torch.device) -> None:
-    """Prepare the calling thread, a new one, to compute shards.
+    """Prepare the calling thread, a new thread, to compute shards.
 
     Args:
         threads: intra-op threads. The bits of a matrix product depend on the number.
-        device: named by "cuda" without a number.
+        device: the device meant by "cuda" without a number.
     """
     torch.set_num_threads(threads)  # OpenMP keeps this number per thread
-    # Autocast's cache of cast weights is the process's, and any thread that leaves autocast empties
-    # the cache: whether a weight is cast once or twice would depend on the other threads.
+    # The autocast cache of cast weights belongs to the process, and is emptied when any thread
+    # leaves autocast: the number of casts of a weight would depend on unrelated threads.
     torch.set_autocast_cache_enabled(False)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index or 0)
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException]) -> None:
-    """Raise an error in a thread, at the next line of Python there. User code in a loop ends so."""
+    """Raise an error in a thread, at the next line of Python there. Ends user code in a loop."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error)
     )
 
 
 class as_compute_thread:  # noqa: N801
-    """Within the block the calling thread, the script's, has the settings of a compute thread.
+    """A context in which the calling thread, the script's, has the settings of a compute thread.
 
-    A class, as a generator's context takes three times as long to enter, and each run of shards
-    enters. A context may be entered again and again. Arguments as of ``become_compute_thread``.
+    A class, because entering a generator's context takes three times as long, and each run of
+    shards enters the context. A context may be entered repeatedly. Arguments as of
+    ``become_compute_thread``.
     """
 
     __slots__ = ("_device", "_had_cache", "_had_threads", "_kinds", "_otherwise", "_threads")
@@ -60,7 +61,7 @@ class as_compute_thread:  # noqa: N801
         self._had_threads = torch.get_num_threads()
         self._had_cache = torch.is_autocast_cache_enabled()
         become_compute_thread(self._threads, CPU)
-        self._otherwise: ExitStack | None = None  # of a thread that is not as a new one is
+        self._otherwise: ExitStack | None = None  # for a thread that differs from a new thread
         if self._device != CPU or not _is_plain(self._kinds):
             try:
                 self._otherwise = _as_compute_thread(self._kinds, self._device)
@@ -90,7 +91,7 @@ def _as_compute_thread(kinds: Collection[str], device: torch.device) -> ExitStac
             stack.enter_context(torch.enable_grad())
             for kind in filter(torch.is_autocast_enabled, kinds):
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            stack.enter_context(CPU)  # what is made without a device
+            stack.enter_context(CPU)  # default device of new tensors
         return stack.pop_all()
 
 

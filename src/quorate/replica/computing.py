@@ -1,4 +1,4 @@
-"""How replicas compute a shard: one choice for all workers of a run."""
+"""Computing: how replicas compute a shard, chosen once for all workers of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quorate.replica.streams import Stream
 
 @dataclass(frozen=True)
 class Computing:
-    """What ``Trainer`` was asked for; see its arguments of the same names."""
+    """The settings of the computation; see the arguments of ``Trainer`` with the same names."""
 
     precision: Precision = FP32
     compile: bool = False
@@ -27,35 +27,35 @@ class Computing:
     deterministic: bool = False
     kernels: str = TORCH  # or ONEDNN
     random: str = DEVICE  # or HOST
-    split: tuple[str, ...] | None = None  # modules before which stages begin, if it has such
+    split: tuple[str, ...] | None = None  # modules before which stages begin, if there are stages
 
     @property
     def are_products_torchs(self) -> bool:
-        """Whether ``products`` changes nothing."""
+        """True if ``products`` changes nothing."""
         return self.kernels == TORCH
 
     def products(self) -> AbstractContextManager[None]:
-        """Return a context for a shard: products of float32 are made by the chosen kernels."""
+        """Return a context for a shard, in which the chosen kernels make float32 products."""
         return products.by(self.kernels)
 
     def draws(
         self, stream: Stream, devices: Sequence[torch.device]
     ) -> AbstractContextManager[None]:
-        """Return a context for a shard: where random numbers of the devices are drawn."""
+        """Return a context for a shard, in which random numbers are drawn on the chosen side."""
         if self.random == DEVICE:
             return nullcontext()
         return stream.of_devices(frozenset(device.type for device in devices) - {"cpu"})
 
     @property
     def decided(self) -> dict[str, Any]:
-        """What the coordinator found out, and all workers are told: for JSON."""
+        """The coordinator's decisions, which are sent to all workers, for JSON."""
         return {"compile": self.compile, "kernels": self.kernels, "split": self.split}
 
     def as_decided(self, decided: Mapping[str, Any]) -> Computing:
-        """Return the same as the coordinator decided it; see ``decided``.
+        """Return these settings with the coordinator's decisions; see ``decided``.
 
         Raises:
-            UserError: this process cannot compute so.
+            UserError: this process cannot compute as decided.
         """
         if decided["kernels"] == ONEDNN and (reason := products.lacking()) is not None:
             raise UserError(

@@ -1,15 +1,15 @@
 """Shards as CUDA graphs: forward and backward recorded once per shape, and then replayed.
 
-A replay queues all kernels of a shard at once, without Python between them. It reads the batch from
-memory that stays where it is, parameters and buffers where they are, and leaves the loss, what else
-the loss function returned, and the gradients in memory of its own, until the next replay. Random
-numbers come from the device's generator: a replay takes its seed and offset anew, so it draws what
-the same kernels would have drawn (torch's notes on CUDA semantics, "CUDA Graphs").
+A replay queues all kernels of a shard at once, without Python between them. A replay reads the
+batch from memory at a fixed place, parameters and buffers in place, and leaves the loss, the other
+results of the loss function, and the gradients in the graph's own memory, until the next replay.
+Random numbers come from the device's generator: a replay reads seed and offset anew, so it draws
+the numbers that the same kernels would have drawn (torch's notes on CUDA semantics, "CUDA Graphs").
 
-Nothing of Python is replayed. So what cannot be seen to be the same each time is not recorded, and
-the shard is computed as ever; the reason is noted once.
+Python code is not replayed. So a shard is not recorded unless it is known to be the same each time,
+and is computed without a graph; the reason is noted once.
 
-This file uses ``torch.cuda``: ``torch.accelerator.Graph``, of all devices, came after torch 2.10.
+This file uses ``torch.cuda``: ``torch.accelerator.Graph``, for all devices, came after torch 2.10.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quorate.replica.compiled import reason, signature
 from quorate.replica.nested import leaves, mapped, tensors
 from quorate.replica.notes import Notes
 
-MOST_GRAPHS = 8  # of one replica: each keeps its results
+MOST_GRAPHS = 8  # of a replica: graphs keep their results
 WARM_UPS = 2
 
 
 class Step(NamedTuple):
-    """What forward and backward of a shard yield, on the device."""
+    """The results of a shard's forward and backward pass, on the device."""
 
     returned: Any  # by the loss function
     grads: dict[str, torch.Tensor]
@@ -43,45 +43,46 @@ Replay = Callable[[], None]
 
 
 def has_graphs(device: torch.device) -> bool:
-    """Return whether ``CudaRecord`` records on a device."""
+    """Return whether ``CudaRecord`` can record on a device."""
     return device.type == "cuda"
 
 
 class CaptureError(UserError):
-    """A recording that torch cannot end, and so cannot compute after."""
+    """A recording that torch cannot end; afterwards the process cannot compute."""
 
 
 class Record(Protocol):
-    """Makes graphs on a device."""
+    """The recording of graphs on a device."""
 
     device: torch.device
 
     def warm_up(self, step: Callable[[], Step]) -> tuple[Step, str | None]:
-        """Run a step, and say why it cannot be recorded, if that shows."""
+        """Run a step, and return the reason why it cannot be recorded, if visible."""
 
     def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:
-        """Run a step for the record. A replay leaves its results where those of this run are.
+        """Run a step for the record. A replay overwrites the results of this run.
 
         Raises:
-            CaptureError: it failed, and nothing can be computed in this process any more.
-            Exception: as the step; the recording is ended, and the step can run without it.
+            CaptureError: the recording failed, and this process can no longer compute.
+            Exception: an error of the step; the recording has ended, and the step can run without
+                it.
         """
 
 
 class _Graph(NamedTuple):
-    batch: Any  # what it reads
-    step: Step  # what it writes
+    batch: Any  # input memory
+    step: Step  # output memory
     replay: Replay
-    owner: object  # of the parameters; kept, as it is known by its id
+    owner: object  # of the parameters; kept alive, because the id is the key
 
 
 class ShardGraphs:
-    """The graphs of one replica. One thread at a time.
+    """The graphs of a replica. Used by one thread at a time.
 
     Args:
-        record: makes one.
-        fixed_tensors: tensors that a graph reads or writes where they are: the model's.
-        notes: for the user.
+        record: makes a graph.
+        fixed_tensors: returns the tensors read or written in place by a graph: the model's.
+        notes: messages for the user.
     """
 
     def __init__(
@@ -99,16 +100,16 @@ class ShardGraphs:
         begin: Callable[[], None],
         step: Callable[[Any], Step],
     ) -> Step | None:
-        """Compute a shard by a graph, or None: then it has to be computed without.
+        """Compute a shard by a graph; None if the shard has to be computed without.
 
         Args:
-            batch: on the device.
-            owner: of the parameters that the model has now.
+            batch: the batch, on the device.
+            owner: owner of the model's present parameters.
             begin: sets buffers and seeds generators.
             step: forward and backward from a batch, without waiting for the device.
 
         Returns:
-            What the graph's step wrote, valid until the next run.
+            The output memory of the graph's step, valid until the next run.
         """
         key = (signature(batch), id(owner))
         if key not in self._graphs:
@@ -122,7 +123,7 @@ class ShardGraphs:
         return graph.step
 
     def forget(self) -> None:
-        """Drop all graphs: the model is another."""
+        """Drop all graphs: the model has changed."""
         self._graphs.clear()
 
     def _recorded(
@@ -140,7 +141,7 @@ class ShardGraphs:
             held = mapped(batch, torch.clone)
             try:
                 numbers = []
-                for _ in range(WARM_UPS):  # in the first, kernels are made: only the last counts
+                for _ in range(WARM_UPS):  # the first makes kernels: only the last counts
                     begin()
                     addresses = [tensor.data_ptr() for tensor in self._fixed_tensors()]
                     made, why = self._record.warm_up(lambda: step(_refilled(held, batch)))
@@ -156,16 +157,16 @@ class ShardGraphs:
                     return _Graph(held, made, replay, owner)
             except CaptureError:
                 raise
-            except Exception as error:  # user code: without a graph it raises again, or works
+            except Exception as error:  # user code: without a graph, it works or raises again
                 why = f"recording failed: {reason(error)}"
         self._notes.add(f"shards are computed without a CUDA graph: {why}")
         return None
 
 
 def _refilled(held: Any, batch: Any) -> Any:
-    """Return what a graph reads, with the values of a batch, in containers of its own.
+    """Return the input of a graph, filled with a batch, in new containers.
 
-    User code may have written its tensors in place, or taken some out of it.
+    User code may have written its tensors in place, or removed some from a container.
     """
     for mine, theirs in zip(tensors(held), tensors(batch), strict=True):
         mine.copy_(theirs)
@@ -177,7 +178,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unfit(batch: Any, device: torch.device) -> str | None:
-    """Return why a graph cannot read a batch, if so: it must be tensors all through."""
+    """Return why a graph cannot read a batch, or None. All leaves of a batch must be tensors."""
     for leaf in leaves(batch):
         if not isinstance(leaf, torch.Tensor):
             return f"the batch contains a {type(leaf).__name__}, expected only tensors"
@@ -187,7 +188,7 @@ def unfit(batch: Any, device: torch.device) -> str | None:
 
 
 def unfit_result(returned: Any, device: torch.device) -> str | None:
-    """Return why what a loss function returned cannot be taken from a graph, if so."""
+    """Return why a graph cannot return the result of a loss function, or None."""
     values = returned.values() if isinstance(returned, Mapping) else [returned]
     for value in values:
         if isinstance(value, torch.Tensor) and value.device != device:
@@ -196,17 +197,17 @@ def unfit_result(returned: Any, device: torch.device) -> str | None:
 
 
 def plain(returned: Any) -> dict[str, Number]:
-    """Return the Python numbers in what a loss function returned."""
+    """Return the Python numbers in the result of a loss function."""
     values = returned if isinstance(returned, Mapping) else {}
     return {str(name): value for name, value in values.items() if isinstance(value, Number)}
 
 
 def forward_backward(returned: Any, take_grads: Callable[[], dict[str, torch.Tensor]]) -> Step:
-    """Finish a step after the loss function was called, without waiting for the device.
+    """Finish a step after the call of the loss function, without waiting for the device.
 
     Args:
-        returned: by the loss function: see ``quorate.loss``.
-        take_grads: takes the gradients of the mean by name.
+        returned: the result of the loss function: see ``quorate.loss``.
+        take_grads: returns the gradients of the mean by name.
     """
     values = returned if isinstance(returned, Mapping) else {"loss": returned}
     torch.autograd.backward(values["loss"].reshape(()))
@@ -214,7 +215,7 @@ def forward_backward(returned: Any, take_grads: Callable[[], dict[str, torch.Ten
 
 
 def detached(returned: Any) -> Any:
-    """Drop what autograd keeps: it would tie later shards to the graph's stream."""
+    """Detach a result from autograd's graph, which would tie later shards to the graph's stream."""
     if isinstance(returned, torch.Tensor):
         return returned.detach()
     made = copy.copy(returned) if isinstance(returned, MutableMapping) else dict(returned)
@@ -225,9 +226,10 @@ def detached(returned: Any) -> Any:
 
 
 class CudaRecord:
-    """Records on one CUDA device. All its graphs share a pool of memory.
+    """The recording of graphs on a CUDA device, in one pool of memory.
 
-    They may, as their results are read before another one is replayed, on the same stream.
+    The graphs can share memory, because the results of a graph are read before another graph is
+    replayed, on the same stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -236,9 +238,9 @@ class CudaRecord:
         self._side: torch.cuda.Stream | None = None
 
     def warm_up(self, step: Callable[[], Step]) -> tuple[Step, str | None]:
-        """Run a step while torch looks out for what waits for the device.
+        """Run a step while torch reports operations that wait for the device.
 
-        A recording that fails for that leaves torch's memory allocator in a state of its own.
+        Such an operation makes a recording fail, and leaves torch's memory allocator unusable.
         """
         before = torch.cuda.get_sync_debug_mode()
         with torch.cuda.device(self.device), warnings.catch_warnings(record=True) as caught:
@@ -261,15 +263,15 @@ class CudaRecord:
             current = torch.cuda.current_stream()
             graph = torch.cuda.CUDAGraph()
             try:
-                # Of this thread alone it is an error to wait for the device: threads that load
-                # rows may pin memory meanwhile.
+                # Waiting for the device is an error in this thread only: threads that load rows may
+                # pin memory meanwhile.
                 capture = torch.cuda.graph(
                     graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
                 )
                 made = captured(capture, step)
             except BaseException:
-                torch.cuda.set_stream(current)  # a failure leaves the side stream in its place
-                self._side = None  # and half a recording in stream and pool
+                torch.cuda.set_stream(current)  # a failure leaves the side stream current
+                self._side = None  # and a partial recording in stream and pool
                 graph.reset()
                 raise
             current.wait_stream(self._side)
@@ -277,19 +279,19 @@ class CudaRecord:
 
 
 def captured(capture: AbstractContextManager[object], step: Callable[[], Step]) -> Step:
-    """Run a step within a recording, which ends whatever the step does.
+    """Run a step within a recording, and end the recording after any error of the step.
 
     Raises:
-        CaptureError: the recording is void and cannot be ended. torch's allocator of memory and its
-            generators still take themselves to be recorded: draws raise, and freed memory is kept.
-        Exception: as the step, after the recording has ended.
+        CaptureError: the recording is void and cannot be ended. torch's memory allocator and
+            generators remain in recording mode: draws raise, and freed memory is kept.
+        Exception: an error of the step, after the recording has ended.
     """
     failed: BaseException | None = None
     try:
         with capture:
             try:
                 made = step()
-            except BaseException as error:  # it is raised again, once the recording has ended
+            except BaseException as error:  # raised again, once the recording has ended
                 failed = error
     except RuntimeError as error:
         raise CaptureError(

@@ -1,18 +1,18 @@
-"""Kernels that give the same bits each time: what torch leaves open on a GPU.
+"""Kernels that give the same bits each time: choices that torch leaves open on a GPU.
 
-cuDNN has several algorithms for a convolution. Some add up with atomics, in the order in which
-threads come; and with ``benchmark`` the fastest is chosen by a measurement, in each process anew.
-Within ``deterministic`` neither is allowed.
+cuDNN has several algorithms for a convolution. Some add with atomics, in the order of thread
+timing; and with ``benchmark`` the fastest is chosen by a measurement, in each process anew.
+``deterministic`` excludes both.
 
-What is left are operators of torch that add in whatever order threads come: on GPUs with atomics
-(``index_add``, ``scatter_add``, the backward pass of bilinear interpolation and of most fused
-attention), on CPUs with several intra-op threads (``index_put`` with ``accumulate``).
-``torch.use_deterministic_algorithms`` replaces them, or refuses those that have no other version.
+Some operators of torch add in the order of thread timing, too: on GPUs with atomics (``index_add``,
+``scatter_add``, the backward pass of bilinear interpolation and of most fused attention), on CPUs
+with several intra-op threads (``index_put`` with ``accumulate``).
+``torch.use_deterministic_algorithms`` replaces them, or refuses operators without another version.
 
-cuBLAS takes the sizes of its workspaces from the environment when CUDA starts. With two sizes, as
-by default, a product may take either, and the kernel that suits. So ``fix_workspace`` sets one size
-in time. cuDNN's recurrent layers have a cuBLAS of their own, which does the same; torch's notes on
-``torch.nn.LSTM`` say so. Not measured on a GPU yet.
+cuBLAS reads the sizes of its workspaces from the environment when CUDA starts. With two sizes, as
+by default, a product may use either, with a kernel that depends on the size. So ``fix_workspace``
+sets a single size before CUDA starts. cuDNN's recurrent layers have a cuBLAS of their own with the
+same behaviour, according to torch's notes on ``torch.nn.LSTM``. Not measured on a GPU yet.
 
 This file names CUDA: cuBLAS and cuDNN are NVIDIA's, and torch has no such switch for all devices.
 """
@@ -32,8 +32,8 @@ from quorate.replica.precision import float32_products
 from quorate.replica.shared.code import user_line_of
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-ONE_SIZE = (":4096:8", ":16:8")  # the values with which torch's flag lets products pass
-ERROR = 2  # of torch's deterministic debug mode: refused, and not only warned of
+ONE_SIZE = (":4096:8", ":16:8")  # the values with which torch's flag allows products
+ERROR = 2  # of torch's deterministic debug mode: an error instead of a warning
 REFUSED = " does not have a deterministic implementation, but you set"
 
 # Whether CUDA started in this process before ``fix_workspace``: a fact of the process.
@@ -41,14 +41,14 @@ _is_too_late = False
 
 
 def are_any_nvidia(devices: Sequence[torch.device]) -> bool:
-    """Return whether one of the devices is a GPU whose libraries are cuBLAS and cuDNN."""
+    """Return whether a device is a GPU with the libraries cuBLAS and cuDNN."""
     return any(device.type == "cuda" for device in devices)
 
 
 def fix_workspace(devices: Sequence[torch.device]) -> str | None:
-    """Give cuBLAS workspaces of one size, in this process and in those that it starts.
+    """Give cuBLAS workspaces of one size, in this process and in processes started later.
 
-    To be called before quorate uses a GPU. A value that the user has set stays.
+    To be called before quorate uses a GPU. A value set by the user is kept.
 
     Returns:
         Why the bits are in doubt: CUDA has started, or the user's value has two sizes.
@@ -75,20 +75,20 @@ def fix_workspace(devices: Sequence[torch.device]) -> str | None:
 
 
 def _products_pass() -> bool:
-    """Return whether torch's flag lets products on GPUs pass in this process."""
+    """Return whether torch's flag allows products on GPUs in this process."""
     return not _is_too_late and device_environment().get(WORKSPACE) in ONE_SIZE
 
 
 @contextmanager
 def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
-    """Within the block operators of this process add in one order, or raise.
+    """Let operators of this process add in a fixed order, or raise, inside the block.
 
-    Yields what to say.
+    Yields lines for the user.
     """
     before = torch.get_deterministic_debug_mode()
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory
-    # With the flag torch refuses each product on a GPU whose workspaces may have two sizes.
+    # With the flag, torch refuses every product on a GPU whose workspaces may have two sizes.
     warns = are_any_nvidia(devices) and not _products_pass()
     said = "deterministic=True: every operator adds in a fixed order, which takes longer"
     if warns:
@@ -96,7 +96,7 @@ def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
     try:
         if before != ERROR:
             torch.use_deterministic_algorithms(True, warn_only=warns)
-            # It would fill all new memory, against programs that read what they did not write.
+            # The fill guards against programs that read uninitialized memory, and takes time.
             memory.fill_uninitialized_memory = False
         yield [f"{said}; --no-deterministic turns it off"]
     finally:
@@ -106,10 +106,10 @@ def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
 
 @contextmanager
 def refusals(*, named: bool) -> Iterator[None]:
-    """Within the block torch's error of an operator without one order is one line, with its cure.
+    """Shorten torch's error for an operator without a fixed order to a line with a cure.
 
     Args:
-        named: whether ``one_order`` is on; else the error is the script's own wish.
+        named: whether ``one_order`` is on; else the script itself has set torch's flag.
     """
     try:
         yield
@@ -130,12 +130,12 @@ def refusals(*, named: bool) -> Iterator[None]:
 
 @contextmanager
 def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
-    """Within the block this process's convolutions on GPUs are repeatable.
+    """Make this process's convolutions on GPUs repeatable inside the block.
 
     Args:
-        devices: on which this process computes; without a GPU among them nothing is done.
+        devices: the devices of this process; without a GPU, nothing is done.
 
-    Yields what to say: that a choice of the script's is off.
+    Yields lines for the user: a setting of the script is switched off.
     """
     if not are_any_nvidia(devices):
         yield []
@@ -156,9 +156,9 @@ def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
 
 @contextmanager
 def repeatable(computing: Computing, devices: Sequence[torch.device]) -> Iterator[list[str]]:
-    """Within the block this process computes as is wanted, and in the same bits each time.
+    """Compute as the settings say, with the same bits each time, inside the block.
 
-    Yields what to say: which choices of the script's are off, and what takes longer.
+    Yields lines for the user: settings of the script that are switched off, and slower operators.
     """
     with ExitStack() as stack:
         said = [
@@ -171,7 +171,7 @@ def repeatable(computing: Computing, devices: Sequence[torch.device]) -> Iterato
 
 
 def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str]:
-    """Return what to say of a model whose bits depend on what the environment lacks."""
+    """Return lines for a model whose bits depend on a missing environment variable."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
     if not are_any_nvidia(devices) or not recurrent or WORKSPACE in device_environment():
         return []

@@ -1,9 +1,9 @@
-"""Random numbers of accelerators: a replica seeds and restores the generators of its own devices.
+"""Random numbers of accelerators: a replica seeds and restores only its own devices' generators.
 
-An accelerator has one generator, so replicas on one compute their shards in turn. Replicas on
-several compute at once, and ``torch.manual_seed`` and ``fork_rng`` mean the generators of all
-devices of the process: in the forward pass of one tower they would start the random numbers of
-another one over, in the middle of its shard.
+An accelerator has a single generator, so replicas on the same accelerator compute their shards in
+turn. Replicas on different accelerators compute at once, but ``torch.manual_seed`` and ``fork_rng``
+affect the generators of all devices of the process: a call in the forward pass of a tower would
+restart the random numbers of all towers in the middle of their shards.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import torch
 from quorate.coordination.keys import Seed, made
 from quorate.machine.devices import Group
 
-_local = threading.local()  # ``devices``: the numbers of those that the thread's replica is on
-_inside = [0]  # how many threads are within ``AloneOn``
+_local = threading.local()  # ``devices``: numbers of the devices of the thread's replica
+_inside = [0]  # number of threads inside ``AloneOn``
 _counting = threading.Lock()
 
 
 class AloneOn:
-    """Within a ``with`` block no other replica computes on these devices. It waits for that.
+    """A context with exclusive use of some devices. Waits for replicas on the same devices.
 
-    The lock covers queuing the kernels; on the CPU every thread has a stream of its own. It may be
-    entered again once it is left.
+    The lock covers the queuing of kernels; on the CPU every thread has a stream of its own. The
+    context may be entered repeatedly, but not nested.
     """
 
     def __init__(self, group: Group) -> None:
-        # Replicas of several devices take them in one order; two stages may be on one device.
+        # Replicas of several devices lock them in the same order; two stages may share a device.
         self._devices = sorted({device for device in group if device.type != "cpu"}, key=str)
         for kind in {device.type for device in self._devices}:
             _confine(kind)
@@ -56,7 +56,7 @@ class AloneOn:
 
 
 def reseed_devices(group: Sequence[torch.device], seed: Seed) -> None:
-    """Seed the generators of the accelerators that a replica computes on."""
+    """Seed the generators of the accelerators of a replica."""
     for device in group:
         if device.type != "cpu":
             with torch.accelerator.device_index(device.index or 0):
@@ -85,17 +85,17 @@ def _own_devices() -> Collection[int] | None:
     """Return the devices whose generators the calling thread may set; None: all."""
     if not _inside[0]:
         return None
-    # A thread of autograd's has none of its own, and computes on its current device.
+    # A thread of autograd has no devices set, and computes on its current device.
     return getattr(_local, "devices", None) or {torch.accelerator.current_device_index()}
 
 
 @cache
 def _confine(kind: str) -> None:
-    """Have what seeds and restores all devices mean those of the calling thread; once a process."""
+    """Restrict functions for all devices to the calling thread's devices, once per process."""
     module: Any = torch.get_device_module(kind)
     seed_all = getattr(module, "manual_seed_all", None)
     set_state = getattr(module, "set_rng_state", None)
-    if seed_all is None or set_state is None:  # MPS has one device; others may have no generator
+    if seed_all is None or set_state is None:  # MPS has one device; others may lack a generator
         return
 
     @wraps(seed_all)

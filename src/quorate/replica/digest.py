@@ -1,6 +1,7 @@
-"""The digest of a model: equal digests, equal bits.
+"""The digest of a model: equal digests mean equal bits.
 
-Of tensors, and of their bytes as a file has them, which takes no torch: its import takes longer.
+Digests are made of tensors, or of the bytes of tensors in a file. The latter needs no torch, whose
+import takes longer than the digest.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ class TensorBytes(NamedTuple):
     name: str
     shape: Sequence[int]
     dtype: str  # torch's name: "torch.float32"
-    pieces: Iterable[bytes | memoryview]  # its elements' bytes, row-major, little-endian
+    pieces: Iterable[bytes | memoryview]  # the bytes of its elements, row-major, little-endian
 
 
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the digest of named tensors, in the order given; see ``digest_of_bytes``."""
+    """Return the digest of named tensors, in the given order; see ``digest_of_bytes``."""
     return digest_of_bytes(_bytes_of(name, tensor) for name, tensor in tensors)
 
 
 def digest_of_bytes(tensors: Iterable[TensorBytes]) -> str:
-    """Return SHA-256 over names, shapes, dtypes and raw bytes, in the order given, as hexadecimal.
+    """Return SHA-256 over names, shapes, dtypes and raw bytes, in the given order, as hexadecimal.
 
-    Per tensor: its name, its shape as ``(10, 5)``, its dtype as ``torch.float32``, each followed by
-    a NUL, then its elements' bytes in row-major order, whatever the memory format.
+    Per tensor: the name, the shape as ``(10, 5)``, the dtype as ``torch.float32``, each followed by
+    a NUL, then the bytes of the elements in row-major order, for any memory format.
     """
     total = hashlib.sha256()
     for name, shape, dtype, pieces in tensors:
@@ -47,28 +48,29 @@ def content(tensor: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     import torch
 
     dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-    # A conjugate may be the elements with a note that they are to be read as such.
+    # A conjugate may be stored as the original elements with a flag.
     return flat_bytes(dense.resolve_conj().resolve_neg().cpu()).numpy()
 
 
 def flat_bytes(values: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements, row by row: a view where they lie so."""
+    """Return the bytes of a tensor's elements, row by row: a view if possible."""
     import torch
 
     dense = values.contiguous()
-    # A tensor of one element is contiguous with any stride, and only one of stride 1 has bytes.
+    # A tensor of one element is contiguous with any stride, but only stride 1 can be viewed as
+    # bytes.
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def same_bits(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Return for each two tensors, of any devices, whether shape, dtype and bits are the same.
+    """Return, for each pair of tensors on any devices, whether shape, dtype and bits are equal.
 
-    Waits once for each accelerator that the first of two lie on.
+    Waits once for each accelerator with a first tensor of a pair.
     """
     import torch
 
     found: list[bool] = []
-    late: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}  # by number, whether it is so
+    late: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}  # with the numbers of pairs
     for number, (one, other) in enumerate(pairs):
         found.append(False)
         if (one.shape, one.dtype) != (other.shape, other.dtype):

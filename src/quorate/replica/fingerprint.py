@@ -1,6 +1,6 @@
-"""A fingerprint of a batch: whether two processes have loaded the same rows.
+"""A fingerprint of a batch, to compare whether two processes have loaded the same rows.
 
-A worker runs the script again, and a script may make other data each time: from an unseeded
+A worker runs the script again, and a script may make different data each time: from an unseeded
 generator, or from the order of a set of strings, which differs between Python processes.
 """
 
@@ -20,7 +20,7 @@ from quorate.replica.nested import parts
 def fingerprint(batch: Any) -> str:
     """Return a hash over all tensors, arrays, numbers and strings in a batch, nested.
 
-    Of objects the attributes count. A value that is none of these counts by its type only.
+    Objects are hashed by their attributes. All further values are hashed by type only.
     """
     hashed = hashlib.blake2b(digest_size=16)
     _feed(hashed, batch)
@@ -28,7 +28,7 @@ def fingerprint(batch: Any) -> str:
 
 
 def _feed(hashed: hashlib.blake2b, value: Any) -> None:
-    # Each value is preceded by its type, so that [1, 23] is not [12, 3].
+    # Values are preceded by their types, so [1, 23] differs from [12, 3].
     hashed.update(f"{type(value).__name__};".encode())
     if isinstance(value, torch.Tensor):
         hashed.update(f"{value.dtype} {tuple(value.shape)};".encode())

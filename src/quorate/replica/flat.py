@@ -1,8 +1,8 @@
-"""Flat storage: many tensors as views of one vector per dtype.
+"""Flat storage: many tensors as views of a vector per dtype.
 
-A pull, a push, a sum, a fused optimizer step, a snapshot: each is one pass over one vector. Every
-tensor begins at a multiple of 64 bytes from an aligned start, so that a view has the same alignment
-in every replica: alignment can change the bits that matrix kernels return. The gaps hold zeros.
+A pull, a push, a sum, a fused optimizer step and a snapshot are each a pass over a single vector.
+Every tensor begins at a multiple of 64 bytes from an aligned start, for the same alignment of a
+view in every replica: alignment can change the bits of matrix products. The gaps hold zeros.
 
 Legend: P elements of a vector, gaps included.
 """
@@ -22,12 +22,12 @@ from quorate.replica.sparse.rows import Rows, is_by_rows, rows_of
 from quorate.replica.torch_internals import copy_all
 
 ALIGNMENT_BYTES = 64
-LARGE = 1 << 17  # elements of a tensor that is worth an operation of its own
+LARGE = 1 << 17  # least number of elements for a separate operation on a tensor
 _IS_SPARSE, _WANTS_GRADIENT = attrgetter("is_sparse"), attrgetter("requires_grad")
 
 
 class Memory(Protocol):
-    """Bytes that tensors can lie in, as in a ``Segment``."""
+    """Bytes for tensors, such as a ``Segment``."""
 
     def tensor(self, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
         """Return the (count,) elements from byte ``start`` on."""
@@ -35,12 +35,12 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Section:
-    """Where one tensor lies: ``vectors[vector][start : start + span]``."""
+    """The place of a tensor: ``vectors[vector][start : start + span]``."""
 
     name: str
     vector: int
     start: int
-    span: int  # elements up to the next section, the gap included
+    span: int  # elements up to the next section, including the gap
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -54,14 +54,15 @@ Description = list[list[Any]]
 
 
 class Layout:
-    """The order of tensors in flat vectors, one vector per dtype in order of first appearance.
+    """The order of tensors in flat vectors, a vector per dtype in order of first appearance.
 
-    Dense tensors keep their memory format (channels_last, say); others become contiguous.
+    Dense tensors keep their memory format (channels_last, for example); all others become
+    contiguous.
 
     Args:
-        tensors: by name.
-        by_rows: names of those whose gradient is kept by rows. They lie behind all others, so that
-            these lie where they are in ``gradients``, and have no place there.
+        tensors: the tensors by name.
+        by_rows: names of tensors whose gradient is kept by rows. They lie behind all others, so the
+            others have the same places in ``gradients``, where tensors by rows have no place.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Layout:
         self.sections: dict[str, Section] = {}
         self.by_rows = frozenset(by_rows)
         self._of_gradients: Layout | None = None
-        self.tables: dict[str, torch.dtype] = {}  # of a layout of gradients: what has rows
+        self.tables: dict[str, torch.dtype] = {}  # dtypes of gradients by rows, in ``gradients``
         tensors = [*tensors]
         for name, tensor in sorted(tensors, key=lambda named: named[0] in self.by_rows):
             if tensor.dtype not in self.dtypes:
@@ -81,7 +82,7 @@ class Layout:
             vector = self.dtypes.index(tensor.dtype)
             unit = max(1, ALIGNMENT_BYTES // tensor.element_size())
             span = -(-tensor.numel() // unit) * unit
-            # Memory that nobody touches. On "meta" torch would import sympy: 0.6 s of a core in
+            # Memory that is never touched. On "meta", torch would import sympy: 0.6 s of a core in
             # every worker.
             like = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=torch.uint8, device="cpu"
@@ -120,14 +121,14 @@ class Layout:
 
     @property
     def gradients(self) -> Layout:
-        """The layout of gradients of such tensors: this one, unless some are kept by rows."""
+        """The layout of the tensors' gradients: this layout, unless some are kept by rows."""
         if not self.by_rows:
             return self
         if self._of_gradients is None:
             dense = {n: s for n, s in self.sections.items() if n not in self.by_rows}
             vectors = 1 + max((section.vector for section in dense.values()), default=0)
             made = Layout(())
-            # At least one, perhaps of no elements: it says on which device gradients are.
+            # At least one vector, even without elements, for the device of gradients.
             made.dtypes, made.sizes, made.sections = self.dtypes[:vectors], [0] * vectors, dense
             for section in dense.values():
                 end = section.start + section.span
@@ -141,7 +142,7 @@ class Layout:
         return self._of_gradients
 
     def shared(self) -> Flat:
-        """Return zeroed vectors of this layout in memory that other processes can map."""
+        """Return zeroed vectors of this layout in memory shared with further processes."""
         return self.over(Segment(max(1, self.nbytes)))
 
     def over(self, memory: Memory, start: int = 0) -> Flat:
@@ -154,14 +155,14 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all vectors, gaps included."""
+        """Bytes of all vectors, including gaps."""
         return sum(
             size * dtype.itemsize for size, dtype in zip(self.sizes, self.dtypes, strict=True)
         )
 
 
 class Flat:
-    """Vectors of one layout on one device, with a view per tensor."""
+    """Vectors of a layout on a device, with a view per tensor."""
 
     def __init__(
         self,
@@ -172,14 +173,14 @@ class Flat:
     ) -> None:
         self.layout = layout
         self.vectors = vectors  # one (P,) per dtype
-        self.device = vectors[0].device if vectors else torch.device("cpu")  # of all of them
+        self.device = vectors[0].device if vectors else torch.device("cpu")  # of all vectors
         self.is_on_host = self.device.type == "cpu"
-        # Of a gradient: of what is kept by rows, if there is any of it; on this device.
+        # In a gradient: the parts kept by rows, if any, on this device.
         self.rows: dict[str, Rows] = {}
-        self.made_dense: dict[str, Rows] = {}  # by ``fill``: what came by rows, and has no place so
-        self._stretches: dict[tuple[str, ...], list[torch.Tensor]] = {}  # of ``_without``: the last
-        self.segment = segment  # that they lie in, if other processes can map it
-        self.start = start  # the byte of it that they begin at
+        self.made_dense: dict[str, Rows] = {}  # by ``fill``: gradients by rows that were made dense
+        self._stretches: dict[tuple[str, ...], list[torch.Tensor]] = {}  # last of ``_without``
+        self.segment = segment  # the segment of the vectors, if shared with processes
+        self.start = start  # offset of the vectors in the segment, in bytes
         self.views: dict[str, torch.Tensor] = {
             name: section.view(vectors[section.vector]) for name, section in layout.sections.items()
         }
@@ -204,11 +205,11 @@ class Flat:
         return Flat(layout, vectors)
 
     def new(self) -> Flat:
-        """Return zeroed vectors like these: on the same device, and shared if these are."""
+        """Return zeroed vectors of this layout, on the same device, and shared if these are."""
         return self.layout.new(self.device) if self.segment is None else self.layout.shared()
 
     def on(self, device: torch.device) -> Flat:
-        """Return these values on a device: these vectors themselves, if they are there."""
+        """Return the values on a device: these vectors themselves, if already there."""
         if self.device == device:
             return self
         moved = self.layout.new(device)
@@ -222,7 +223,7 @@ class Flat:
         self.rows = {name: rows.on(self.device) for name, rows in other.rows.items()}
 
     def take(self, other: Flat) -> None:
-        """Copy the values of the same tensors from vectors that may be of other dtypes."""
+        """Copy the values of the same tensors from vectors with any dtypes."""
         if self.layout is other.layout:
             self.copy_(other)
         else:
@@ -239,7 +240,7 @@ class Flat:
         return self
 
     def add_rows(self, other: Flat) -> None:
-        """Add what is kept by rows, and nothing else."""
+        """Add only the parts kept by rows."""
         for name, theirs in other.rows.items():
             mine = self.rows.get(name)
             theirs = theirs.on(self.device)
@@ -247,7 +248,7 @@ class Flat:
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
-        """All there is, by name, to compare it: what came by rows as rows, also if made dense."""
+        """All values by name, for comparison; gradients by rows as rows, even if made dense."""
         found = dict(self.views)
         for name, rows in {**self.rows, **self.made_dense}.items():
             found |= {f"{name} (which rows)": rows.which, name: rows.values}
@@ -255,7 +256,7 @@ class Flat:
 
     @property
     def stretches(self) -> list[torch.Tensor]:
-        """All values, as vectors: those of the layout, and of each table those of its rows."""
+        """All values, as vectors: those of the layout, and the rows of each table."""
         if not self.rows:
             return [*self.vectors]
         return [*self.vectors, *(rows.values.view(-1) for _, rows in sorted(self.rows.items()))]
@@ -271,10 +272,10 @@ class Flat:
             vector.mul_(factor)
 
     def expect(self, parameters: Mapping[str, torch.nn.Parameter], factor: float) -> None:
-        """Hear that backward begins, whose gradients ``fill`` will be given: nothing to do here."""
+        """Prepare for a backward pass whose gradients ``fill`` receives: nothing to do here."""
 
     def fill(self, values: Mapping[str, torch.Tensor], factor: float = 1.0) -> None:
-        """Copy tensors in, multiplied by a factor; names that are not there become zero."""
+        """Copy tensors in, multiplied by a factor; tensors without a value become zero."""
         self.made_dense.clear()  # of the gradient before
         if tables := self.layout.tables:
             self.rows = {
@@ -285,7 +286,7 @@ class Flat:
             values = {name: value for name, value in values.items() if name not in tables}
         if self._are_small and values.keys() == self.views.keys():
             sources = [*map(values.__getitem__, self.views)]
-            # The usual case of a small model, without a line of Python for each tensor.
+            # The usual case of a small model, without a line of Python per tensor.
             if not (any(map(_IS_SPARSE, sources)) or any(map(_WANTS_GRADIENT, sources))):
                 copy_all(self._all, sources)
                 if factor != 1.0:
@@ -309,7 +310,7 @@ class Flat:
                     self.made_dense[name] = rows
                 value = value.to_dense()
             if fuses and view.numel() >= LARGE and are_alike(view, value):
-                # While it is copied: in one pass over memory.
+                # Multiplied during the copy: in one pass over memory.
                 torch.mul(value, factor, out=view)
                 fused.append(name)
             else:
@@ -322,16 +323,16 @@ class Flat:
                 stretch.mul_(factor)
 
     def _without(self, names: tuple[str, ...]) -> list[torch.Tensor]:
-        """Return the stretches that lie between some tensors."""
+        """Return the stretches of the vectors without the named tensors."""
         if names not in self._stretches:
             rest = [name for name in self.views if name not in names]
             self._stretches = {names: [stretch for stretch, _ in self.runs(rest)]}
         return self._stretches[names]
 
     def runs(self, names: Iterable[str]) -> Iterator[tuple[torch.Tensor, list[str]]]:
-        """Yield maximal stretches of the vectors that hold the named tensors and no other.
+        """Yield maximal stretches of the vectors with no tensors but the named ones.
 
-        Yields (a 1-D view, the names in it in order).
+        Yields (a 1-D view, the names in order).
         """
         wanted = set(names)
         start, end, vector, members = 0, 0, -1, list[str]()
@@ -351,10 +352,10 @@ class Flat:
 
 
 def are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether a product has the dtype and the device of both."""
+    """Return whether two tensors have the same dtype and device."""
     return one.dtype == other.dtype and one.device == other.device
 
 
 def _may_run_ahead(*targets: torch.Tensor) -> bool:
-    """Return whether this thread need not wait for a copy: later work of a device does so."""
+    """Return whether this thread need not wait for a copy, because later work of a device does."""
     return all(target.device.type != "cpu" for target in targets)

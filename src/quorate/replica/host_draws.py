@@ -1,12 +1,12 @@
 """Random numbers of a device, drawn on the host: ``Compute(random="host")``.
 
-What a GPU draws depends on how many threads the GPU runs at once (pytorch#194676). Here a random
-operator of a device computes on the CPU, draws from the stream of its thread, as a shard on a CPU
-does, and the numbers are copied. So they are those of the CPU, on all devices.
+The numbers drawn by a GPU depend on the number of threads of the GPU (pytorch#194676). With these
+functions, a random operator of a device computes on the CPU, draws from the stream of the calling
+thread, as in a shard on a CPU, and the numbers are copied. So all devices have the CPU's numbers.
 
-``Stream`` calls these functions, from the dispatcher of torch: operators that draw nothing take no
-time. Fused operators that draw in the middle of their kernels have no numbers to copy: dropout
-alone is replaced by its parts, and the others are refused.
+``Stream`` calls these functions, from torch's dispatcher: operators without draws take no
+additional time. Fused operators with draws inside their kernels have no numbers to copy: only
+dropout is replaced by its parts, and all others are refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from quorate.replica.torch_internals import Promise, holds, schema_arguments
 if TYPE_CHECKING:
     from quorate.replica.computing import Computing
 
-# Operators with kernels on devices alone, which draw if their dropout is not zero. A test compares
-# the list with the operators of the torch that is installed.
+# Operators with kernels on devices only, which draw if their dropout is not zero. A test compares
+# the list with the operators of the installed torch.
 _ATTENTION = "use torch.nn.attention.sdpa_kernel(SDPBackend.MATH) around the attention"
 _RECURRENT = "put nn.Dropout between recurrent layers of one layer each"
 FUSED: dict[str, str] = {
@@ -54,7 +54,7 @@ FUSED: dict[str, str] = {
     ),
     "_fused_dropout": "use torch.nn.functional.dropout",
 }
-_PROBABILITIES = ("dropout_p", "dropout", "p")  # their names in the schemas of these
+_PROBABILITIES = ("dropout_p", "dropout", "p")  # names of the probability in the operators' schemas
 
 
 def draw(
@@ -64,14 +64,15 @@ def draw(
     device: torch.device,
     generator: torch.Generator,
 ) -> Any:
-    """Return what a random operator of a device returns, drawn on the host.
+    """Return the result of a device's random operator, drawn on the host.
 
     Args:
-        operator: takes a generator.
-        generator: of the CPU.
+        operator: an operator with a generator argument.
+        generator: a generator of the CPU.
 
     Raises:
-        UserError: the draw is recorded for a graph, which would repeat it.
+        UserError: the draw is being recorded for a graph, and would be repeated with the same
+            numbers.
     """
     is_recorded = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     if is_recorded is not None and is_recorded():
@@ -80,7 +81,8 @@ def draw(
             "same numbers",
             fix="leave out the graph, or random='host'",
         )
-    # Values that are only shapes, or written and not read, need no copy, which the host waits for.
+    # Values used for their shapes only, or written and not read, need no copy; the host would wait
+    # for a copy.
     name, is_late = operator.name(), has_streams(device)
     is_shape = "_like" in name
     blank = {
@@ -108,7 +110,7 @@ def draw(
 def dropout(
     input: torch.Tensor, p: float, _train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what ``native_dropout`` does, by the operators that a CPU's dropout is made of."""
+    """Return the result of ``native_dropout``, by the operators of dropout on a CPU."""
     noise = torch.empty_like(input)
     noise.bernoulli_(1 - p)
     kept = noise.to(torch.bool)
@@ -144,7 +146,7 @@ def refuse(operator: Any, fix: str) -> NoReturn:
 
 
 def check(computing: Computing) -> None:
-    """Refuse what cannot be had together.
+    """Refuse settings that cannot be combined.
 
     Raises:
         SettingError: compiled operators cannot be replaced, or this torch cannot replace any.

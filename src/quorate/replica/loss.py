@@ -1,12 +1,12 @@
-"""The contract of a loss function: ``loss(model, batch)`` and what it may return.
+"""The contract of a loss function: ``loss(model, batch)`` and its result.
 
-It may have a third parameter, which is told where in its run it is: ``replica/beside``.
+A third parameter receives the position in the run: ``replica/beside``.
 
-Either a scalar tensor, the mean over the shard's rows, or a dict with that under "loss", further
-scalars under names of the user's choice (metrics, also means over rows), and, where the means are
-over n tokens or pixels and not over rows, "weight": n. Names that are listed as totals may hold
-counts: integers of any shape, which are summed and not averaged. Or what a model returned that
-computes its own loss (a mapping of its own type, as Hugging Face's): of that the scalars count.
+The result is a scalar tensor, the mean over the shard's rows; or a dict with this tensor under
+"loss", further scalars under names of the user's choice (metrics, also means over rows), and, where
+the means are over n tokens or pixels and not over rows, "weight": n. Names listed as totals may
+hold counts: integers of any shape, summed and not averaged. Or the result is the output of a model
+with a loss of its own (a special mapping, as Hugging Face's): then only the scalars count.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ Loss = Callable[..., Any]  # (model, batch), or (model, batch, at)
 
 
 class Called:
-    """Calls a loss function as it asks to be, with what it may read beside model and batch.
+    """The call of a loss function, with the values readable beside model and batch.
 
-    Made once for all shards of a replica. This is the one place where a loss function is called.
+    Made once for all shards of a replica. All calls of a loss function are made here.
 
     Args:
-        loss: the user's.
-        device: of the replica.
-        begin_phase: told the phase of each shard; None: all of them.
+        loss: the user's loss function.
+        device: the device of the replica.
+        begin_phase: receives the phase of each shard; None: all phases.
     """
 
     def __init__(
         self, loss: Loss, device: torch.device, begin_phase: Callable[[str | None], None]
     ) -> None:
         self._begin_phase = begin_phase
-        self.shared = View(device)  # what the shard's code reads of ``Shared``
-        self.at = NOWHERE  # where the next shard is
+        self.shared = View(device)  # the shard's view of ``Shared`` values
+        self.at = NOWHERE  # the position of the next shard
         self.asks_for_at = asks_for_at(loss)
-        self.reads_numbers = self.asks_for_at or are_any()  # others for each shard, perhaps
+        self.reads_numbers = self.asks_for_at or are_any()  # numbers that may differ between shards
 
     def place(self, plan: Plan, step: int, rows: Rows, *, of_phase: bool = True) -> None:
-        """Say where in a run the next shard is: its rows, (b,) int64, of a step of the plan.
+        """Set the position of the next shard: its rows, (b,) int64, of a step of the plan.
 
         Args:
-            of_phase: whether it is computed for the phase of the step, and not for all of them.
+            of_phase: whether the shard is computed for the phase of the step, and not for all
+                phases.
         """
         if self.asks_for_at:
             self.at = at_of(plan, step, rows)
@@ -66,10 +67,10 @@ class Called:
     def __call__(
         self, function: Loss, model: torch.nn.Module, batch: Any, *, training: bool
     ) -> Any:
-        """Return what the loss function returns, unchecked.
+        """Return the result of the loss function, unchecked.
 
         Args:
-            function: it, or what stands around it: compiled, or watched.
+            function: the loss function, or a wrapper: compiled, or watched.
             training: whether a gradient is wanted.
         """
         if not self.asks_for_at:
@@ -82,36 +83,35 @@ class Called:
 
 @dataclass(slots=True)
 class Outcome:
-    """A loss function's return value, checked."""
+    """A loss function's result, checked."""
 
     loss: torch.Tensor  # ()
     metrics: dict[str, float]  # means; "loss" first
     weight: float
     totals: Counts = field(default_factory=dict)
-    outputs: dict[str, Any] = field(default_factory=dict)  # by name, what is collected; on the host
+    outputs: dict[str, Any] = field(default_factory=dict)  # collected outputs by name, on the host
 
     def weighted(self) -> dict[str, float]:
-        """Return weight * metrics; zero if the weight is, whatever a mean over nothing was."""
+        """Return weight * metrics; zero for a zero weight, even if a mean over nothing is NaN."""
         if self.weight == 0:
             return dict.fromkeys(self.metrics, 0.0)
         return {name: self.weight * value for name, value in self.metrics.items()}
 
     def pieces(self) -> list[Piece]:
-        """Return what is collected, if there is something; whoever asked knows of which shard."""
+        """Return the collected outputs, if any; the caller knows the step and shard."""
         return [Piece(0, 0, self.outputs)] if self.outputs else []
 
 
 def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) -> Outcome:
-    """Check what a loss function returned for a shard of ``rows`` rows.
+    """Check the result of a loss function for a shard of ``rows`` rows.
 
     Args:
-        totals: names under which there are counts, or what is collected, if there is something. In
-            training nothing is collected.
+        totals: names of counts and of collected outputs. In training, no outputs are collected.
 
     Raises:
         LossError: the loss is no scalar or has no gradient, a metric is no scalar, counts are no
             integers, or the weight is negative or not finite.
-        OutputError: what is to be collected is not by row.
+        OutputError: a collected output is not by row.
     """
     if type(returned) is torch.Tensor and not totals:
         loss = _loss(returned, training=training)
@@ -199,7 +199,7 @@ def _to_floats(numbers: dict[str, torch.Tensor]) -> dict[str, float]:
     devices = {tensor.device.type for tensor in numbers.values()}
     if devices == {"cpu"}:
         return {name: float(tensor) for name, tensor in numbers.items()}
-    # One transfer, and so one wait for the device, for all of them.
+    # A single transfer, and so a single wait for the device.
     stacked = torch.stack([t.reshape(()).to(numbers["loss"].device) for t in numbers.values()])
     return dict(zip(numbers, map(float, stacked.tolist()), strict=True))
 

@@ -1,4 +1,4 @@
-"""A model's parameters: which of them train, and where they lie."""
+"""A model's parameters: their names, modes, and places in memory."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ MOST_KEPT = 1 << 23
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that want a gradient, by the user's names; tied ones once."""
+    """Return the parameters that require a gradient, by the user's names; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def laid_out(model: torch.nn.Module, names: Collection[str]) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that lie in flat vectors, also those switched off since."""
+    """Return the parameters in flat vectors, including those switched off since."""
     return {name: p for name, p in model.named_parameters() if name in names}
 
 
 def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that want no gradient, by the user's names."""
+    """Return the parameters without a gradient, by the user's names."""
     return {name: p for name, p in model.named_parameters() if not p.requires_grad}
 
 
 class Modes:
-    """A model's training and evaluation mode, as a plain loop sets them.
+    """A model's training and evaluation mode, set as in a plain loop.
 
-    ``train()`` is called if a module has one of its own, which may keep parts of the model in
-    evaluation mode, say. Without one, flags are all there is to it. Parts of a training model that
-    the script put in evaluation mode stay so.
+    ``train()`` is called if a module overrides the method, for example to keep parts of the model
+    in evaluation mode. Without an override, modes are only flags. Parts of a training model put in
+    evaluation mode by the script stay in evaluation mode.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -42,9 +42,10 @@ class Modes:
         self._modules = [*model.modules()]
         overriding = [module for module in self._modules if _overrides(module)]
         self._calls_train = bool(overriding)
-        # One that has parameters of its own may merge them for evaluation, and others read them.
+        # An overriding module with parameters may merge them for evaluation, while others read
+        # them.
         self._calls_eval = all(not [*m.parameters(recurse=False)] for m in overriding)
-        # A model that is in evaluation mode as a whole was loaded for inference.
+        # A model entirely in evaluation mode was loaded for inference.
         self._kept = {m for m in self._modules if not m.training} if model.training else set()
         if self._calls_train or not model.training:
             model.train()
@@ -53,7 +54,7 @@ class Modes:
         self._write(training=True)
 
     def set(self, training: bool) -> None:
-        """Put the model in a mode, whatever user code did to it meanwhile."""
+        """Put the model in a mode, whatever user code did to the modes meanwhile."""
         if training != self._training and self._calls_train and self._calls_eval:
             self._model.train(training)
             self._flags[training] = self._trained()
@@ -70,9 +71,9 @@ class Modes:
 
 
 def settle(model: torch.nn.Module) -> None:
-    """Call a ``train()`` of the model's own, before anything is taken from the model.
+    """Call the model's own ``train()``, before the model is read.
 
-    It may freeze parameters, so that it has to be called before they are counted.
+    The method may freeze parameters, so it has to be called before parameters are counted.
     """
     if any(_overrides(module) for module in model.modules()):
         Modes(model)
@@ -80,14 +81,14 @@ def settle(model: torch.nn.Module) -> None:
 
 @contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Let a replica be made of the model itself; after the block the model is as it was.
+    """Restore the model after the block, so that a replica may use the model itself inside.
 
-    That is its modes and other attributes, its buffers, its frozen parameters of up to
-    ``MOST_KEPT`` elements, and where all of them lie.
+    Restored are modes and further attributes, buffers, frozen parameters of up to ``MOST_KEPT``
+    elements, and the places of all of them in memory.
     """
     attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     lies_in = [(parameter, parameter.data) for parameter in model.parameters()]
-    # By their places: a forward pass may put another tensor there, or a buffer where none was.
+    # By place: a forward pass may replace a buffer's tensor, or add a buffer.
     places = [
         (module, dict(buffers_of(module)))
         for module in model.modules()
@@ -107,28 +108,29 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             for name, buffer in [*buffers_of(module).items()]:
                 if name not in buffers:
                     delattr(module, name)
-                elif buffer is not buffers[name]:  # which may be None, until forward sets it
+                elif buffer is not buffers[name]:  # may be None until forward sets it
                     setattr(module, name, buffers[name])
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 if tensor.shape == value.shape:
                     tensor.data.copy_(value)
-                else:  # an observer of quantisation gives its buffer another size where it lies
+                else:  # an observer of quantisation resizes its buffer in place
                     tensor.data = value
 
 
 def sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield names of parameters that have elements in common, and so could not lie in one vector.
+    """Yield names of parameters with common elements, which cannot lie in a single vector.
 
-    A pair of equal names is a parameter whose own elements are one: an expanded one. Buffers that
-    are parts of parameters are none of them, see ``aliases``; in a 4-dimensional one they are.
+    A pair of equal names is a parameter whose own elements share memory: an expanded parameter.
+    Buffers inside of parameters are not yielded, see ``aliases``, except for 4-dimensional
+    parameters.
     """
     parameters = [*trainable(model).items()]
     for number, (name, parameter) in enumerate(parameters):
         if any(step == 0 and n > 1 for n, step in _axes(parameter)):
             yield name, name
         others: list[tuple[str, torch.Tensor]] = [*parameters[:number], *frozen(model).items()]
-        if parameter.dim() == 4:  # whose format may be changed
+        if parameter.dim() == 4:  # its memory format may be changed
             others += model.named_buffers()
         for other_name, other in others:
             if _overlap(parameter, other):
@@ -136,7 +138,7 @@ def sharing(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def buffers_without_memory(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield buffers that have no memory for each element: what they are, and what to do."""
+    """Yield buffers without memory for each element: a description, and a cure."""
     for name, buffer in model.named_buffers():
         if buffer.layout is not torch.strided:
             fix = "keep it as a plain attribute (self.x = tensor), or dense: to_dense()"
@@ -149,9 +151,10 @@ def buffers_without_memory(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def aliases(model: torch.nn.Module) -> list[Callable[[], None]]:
-    """Return what makes buffers again the parts of parameters that they are now.
+    """Return functions that make buffers parts of parameters again, as at present.
 
-    To be called once those lie elsewhere. Where they have other strides then, nothing is done.
+    To be called after the parameters have moved. A function does nothing if the strides of the
+    parameter have changed.
     """
     found = []
     for parameter in trainable(model).values():
@@ -178,7 +181,7 @@ def _axes(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have elements in common."""
+    """Return whether two tensors share elements."""
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return False
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
@@ -193,7 +196,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     (first, first_end), (second, second_end) = spans
     if first >= second_end or second >= first_end or one.dtype != other.dtype:
         return first < second_end and second < first_end
-    # Their ranges overlap: columns of one matrix, say. Which elements they have:
+    # Their ranges overlap, as for columns of one matrix. Compare the elements:
     size = one.element_size()
     marks = torch.zeros((max(first_end, second_end)) // size, dtype=torch.bool)
     marks.as_strided(one.shape, one.stride(), first // size).fill_(True)
@@ -207,7 +210,7 @@ def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -
 
 
 def _overrides(module: torch.nn.Module) -> bool:
-    """Return whether a module's ``train()`` or ``eval()`` is not torch's."""
+    """Return whether a module overrides torch's ``train()`` or ``eval()``."""
     names = ("train", "eval")
     return any(
         getattr(type(module), name) is not getattr(torch.nn.Module, name) or name in vars(module)
@@ -216,9 +219,9 @@ def _overrides(module: torch.nn.Module) -> bool:
 
 
 def take_grads(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    """Return the gradients by name; the parameters have none afterwards.
+    """Return the gradients by name, and remove them from the parameters.
 
-    Backward into an absent .grad takes over the tensor it computed, without an addition.
+    A backward pass into an absent .grad stores its tensor without an addition.
     """
     grads = {}
     for name, parameter in parameters.items():

@@ -1,8 +1,8 @@
-"""Nested batches: what is a container, and the ways to walk through one.
+"""Nested batches: the definition of a container, and ways to walk through a batch.
 
 Containers are mappings (dicts, Hugging Face's outputs) and sequences (lists, tuples, named tuples,
-deques); texts, bytes and ranges are none. All else is a leaf: tensors, arrays, numbers, objects of
-the user's own.
+deques), except texts, bytes and ranges. Everything else is a leaf: tensors, arrays, numbers,
+objects of the user's classes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SEQUENCES_THAT_ARE_LEAVES = (str, bytes, bytearray, memoryview, range)
 
 
 def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return what a container consists of, each part with its name or number; None for a leaf."""
-    kind = type(value)  # first what is usual: to ask for an abstract class takes a while
+    """Return the parts of a container, each with its name or number; None for a leaf."""
+    kind = type(value)  # usual kinds first: a check against an abstract class is slow
     if kind is torch.Tensor:
         return None
     if kind is list or kind is tuple:
@@ -32,7 +32,7 @@ def parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def leaves(batch: Any) -> Iterator[Any]:
-    """Return the tensors in a batch, and whatever else is there, in a fixed order."""
+    """Yield the leaves of a batch, tensors and others, in a fixed order."""
     inner = parts(batch)
     if inner is None:
         yield batch
@@ -47,28 +47,27 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def mapped(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the same structure with ``function(tensor)`` in the place of every tensor."""
+    """Return the same structure with ``function(tensor)`` instead of every tensor."""
     return mapped_leaves(
         batch, lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf
     )
 
 
 def mapped_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the same structure with ``function(leaf)`` in the place of every leaf.
+    """Return the same structure with ``function(leaf)`` instead of every leaf.
 
-    Lists, tuples and mappings are new ones, so that whoever takes something out of one leaves the
-    batch of others as it is. Other sequences are left alone if nothing in them changes: not all can
-    be made anew of their items.
+    Lists, tuples and mappings are new objects: a removed item stays in the batch. Further sequences
+    are returned unchanged if no item changes, because not every class can be made from items.
     """
     kind = type(value)
-    if kind is list or kind is tuple:  # the usual ones first
+    if kind is list or kind is tuple:  # the usual kinds first
         return kind([mapped_leaves(part, function) for part in value])
     inner = parts(value)
     if inner is None:
         return function(value)
     items = {name: mapped_leaves(part, function) for name, part in inner}
     if isinstance(value, MutableMapping):
-        copied = copy.copy(value)  # keeps what a mapping of a kind of its own has besides
+        copied = copy.copy(value)  # keeps further attributes of a subclass
         copied.update(items)
         return copied
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""Notes of replicas to the user: each is said once, whichever workers come upon it.
+"""Notes of replicas to the user: each is shown once, from any number of workers.
 
-A note may have several lines. The first one says what it is about: with another one of the same
-first line nothing more is said. A note that is a doubt says why a run may not have the bits that
-another number of workers gives; it is kept with the run. A note that questions the values says why
-the run trains something else than its script means, with the same bits on any number of workers.
+A note may have several lines. The first line identifies the note: further notes with the same first
+line are not shown. A doubt is a note with a reason why another number of workers may give different
+bits; doubts are saved with the run. A note on questionable values gives a reason why the run does
+not train as the script intends, with the same bits on any number of workers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """Something that the user is told once."""
+    """A line for the user, shown once."""
 
     text: str
-    is_doubt: bool  # whether it is a reason why the run may not have the bits it ought to
-    questions_values: bool = False  # whether it is a reason why the values may not be those meant
+    is_doubt: bool  # whether the note is a reason why the run may have other bits
+    questions_values: bool = False  # whether the note is a reason why values may not be as intended
 
     def __str__(self) -> str:
         if self.questions_values:
@@ -27,7 +27,7 @@ class Note(NamedTuple):
 
 
 class Notes:
-    """Notes that wait to be said, and all doubts so far. Any thread may add one."""
+    """Notes to be shown, and all doubts so far. Any thread may add a note."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,44 +38,44 @@ class Notes:
 
     @property
     def doubts(self) -> list[str]:
-        """Return why the run may not have the bits it ought to: first lines, the oldest first."""
+        """The reasons why the run may have other bits: first lines, the oldest first."""
         with self._lock:
             return list(self._doubts)
 
     def add(self, line: str) -> None:
-        """Add a note, unless one with the same first line was added before."""
+        """Add a note, unless a note with the same first line was added before."""
         self._add(Note(line, is_doubt=False))
 
     def doubt(self, line: str) -> None:
-        """Add a reason why the bits may be others on another number of workers, or after a resume.
+        """Add a reason why the bits may differ on another number of workers, or after a resume.
 
-        It completes the sentence "same bits: no, because ...", and names what is to blame: the
+        The text completes the sentence "same bits: no, because ...", and names the culprit: the
         module, the attribute, the line.
         """
         self._add(Note(line, is_doubt=True))
 
     def question_values(self, line: str) -> None:
-        """Add a reason why the values may not be those that the script means: a likely mistake."""
+        """Add a reason why the values may not be as intended: a likely mistake in the script."""
         self._add(Note(line, is_doubt=False, questions_values=True))
 
     def put(self, note: Note, found_on: str | None = None) -> None:
-        """Add a note that was taken elsewhere: in a worker process, say.
+        """Add a note taken from other notes, for example of a worker process.
 
         Args:
-            found_on: whose name to say with it, if nobody else has come upon it: "rank 1".
+            found_on: the finder's name, such as "rank 1", shown unless another finder is known.
         """
         self._add(note, found_on)
 
     def take(self) -> list[Note]:
-        """Return the notes that are new since the last call."""
-        if not self._new:  # asked after each update
+        """Return the notes added since the last call."""
+        if not self._new:  # called after each update
             return []
         with self._lock:
             taken, self._new = self._new, []
             return taken
 
     def take_doubts(self) -> list[str]:
-        """Return the doubts that arose since the last call."""
+        """Return the doubts added since the last call."""
         if not self._unreported:
             return []
         with self._lock:
@@ -83,7 +83,7 @@ class Notes:
             return taken
 
     def remember(self, doubts: Iterable[str]) -> None:
-        """Take over the doubts of a run that goes on; they were said when they arose."""
+        """Add the doubts of a resumed run, which were shown when they arose."""
         with self._lock:
             for about in doubts:
                 if about not in self._known:
@@ -99,7 +99,7 @@ class Notes:
             if found_on is not None:
                 note = note._replace(text=f"on {found_on}, {note.text}")
                 about = f"on {found_on}, {about}"
-                if about in self._known:  # in the run that goes on
+                if about in self._known:  # in the resumed run
                     return
                 self._known.add(about)
             self._new.append(note)

@@ -23,16 +23,16 @@ def on_host(
     fetch: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor.to(CPU),
     non_blocking: bool = False,
 ) -> Any:
-    """Return what an operator returns, on the device; what it writes is written where it lies.
+    """Return the operator's result on the device; written arguments are updated in place.
 
     Args:
-        operator: its schema says which arguments are written.
+        operator: the operator; its schema tells the written arguments.
         run: calls the operator with arguments on the host.
-        fetch: returns a tensor on the host for one of a device.
-        non_blocking: whether results may be on their way to the device on return. Torch copies
-            what is not page-locked first, and does not free what is before it has arrived.
+        fetch: returns a tensor on the host for a tensor on a device.
+        non_blocking: whether copies to the device may be in progress on return. Torch first copies
+            memory that is not page-locked, and frees page-locked memory only after the transfer.
     """
-    # By id: a tensor that is given twice is one there too.
+    # By id: a tensor passed twice is one tensor on the host too.
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def moved(value: Any) -> Any:
@@ -49,7 +49,7 @@ def on_host(
         for original in tensors(value) if written else ():
             if id(original) in copies:
                 copy = copies[id(original)][1]
-                if original.shape != copy.shape:  # an `out`
+                if original.shape != copy.shape:  # an `out` argument
                     original.resize_(copy.shape)
                 original.copy_(copy, non_blocking=non_blocking)
     originals = {id(copy): original for original, copy in copies.values()}

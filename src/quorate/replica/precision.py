@@ -1,21 +1,22 @@
-"""Precision: in which numbers replicas compute. Masters, sums and updates stay as they are.
+"""Precision: the numbers in which replicas compute. Masters, sums and updates stay in float32.
 
 ``fp32``  float32, with TensorFloat-32 off: cuDNN's is on in torch by default.
 ``tf32``  float32 whose products and convolutions an NVIDIA GPU makes with 10 bits of mantissa.
 ``bf32``  float32 whose products and convolutions a CPU with AMX makes of bfloat16.
 ``bf16``  working parameters in bfloat16; autocast picks the dtype of each operation.
-``fp16``  the same in float16, whose gradients are scaled: it is meant for GPUs.
+``fp16``  the same in float16, whose gradients are scaled: for GPUs.
 
 Under ``bf16`` and ``fp16`` a replica computes with a copy of the float32 parameters (the masters),
 rounded once per update, instead of casting each weight in each pass as autocast does by itself.
 Normalisation layers keep float32 parameters, and losses are computed in float32, by autocast's own
-lists. Gradients become float32 when they are handed over: shards are summed in float32.
+lists. Gradients become float32 when they leave the replica: shards are summed in float32.
 
-float16 ends at 65,504 and loses what is below 6e-8, so the loss is scaled before the backward pass
+float16 ends at 65,504 and loses values below 6e-8, so the loss is scaled before the backward pass
 (Micikevicius et al., Mixed Precision Training, 2018). The usual dynamic scale depends on all steps
-so far, and gives up a step whose gradient overflows. Here a shard is computed alone: it begins with
-``FIRST_SCALE``, and is computed again with a smaller one if its gradient overflows. That is a
-function of the shard and the parameters, so any device finds the same bits, and nothing is lost.
+so far, and skips a step whose gradient overflows. A replica computes each shard independently: it
+begins with ``FIRST_SCALE``, and repeats the shard with a smaller scale if its gradient overflows.
+So the scale is a function of the shard and the parameters, any device finds the same bits, and no
+step is lost.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from quorate.errors import SettingError, cure
 from quorate.replica.quick import torch_calls
 from quorate.replica.torch_internals import NORM_BASES, cpu_has_bfloat16
 
-# They add up many values, or keep averages: rounding would hurt there, and costs nothing to avoid.
-# RMSNorm is none of them: torch's kernel wants its weight in the dtype of what it is given.
+# These layers sum many values, or keep averages: rounding would hurt there, and costs nothing to
+# avoid. RMSNorm is not among them: torch's kernel wants its weight in the dtype of the input.
 NORMS = (*NORM_BASES, torch.nn.GroupNorm, torch.nn.LayerNorm)
 
 # Powers of two: scaling by them rounds nothing. Enough for means over a batch; see the module.
@@ -48,7 +49,7 @@ _AS_THEY_ARE = nullcontext()
 
 @dataclass(frozen=True)
 class Precision:
-    """One of the five ways to compute."""
+    """One of the five precisions."""
 
     name: str
     working: torch.dtype | None = None  # of the parameters that replicas compute with
@@ -57,13 +58,13 @@ class Precision:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether gradients need a scale."""
+        """True if gradients need a scale."""
         return self.working is torch.float16
 
     def working_tensors(
         self, model: torch.nn.Module, trained: Mapping[str, torch.Tensor]
     ) -> list[tuple[str, torch.Tensor]] | None:
-        """Return what a replica's trained parameters are to be like; None: as they are."""
+        """Return templates of a replica's trained parameters; None: the parameters themselves."""
         if self.working is None:
             return None
         kept = {
@@ -80,15 +81,15 @@ class Precision:
         return found
 
     def operations(self, devices: Sequence[torch.device]) -> AbstractContextManager[object]:
-        """Let operations of this thread pick their dtype within the block: a forward pass."""
+        """Return a context for a forward pass: this thread's operations pick their dtype."""
         return _AS_THEY_ARE if self.working is None else self._casts(devices)
 
     @contextmanager
     def _casts(self, devices: Sequence[torch.device]) -> Iterator[None]:
         with ExitStack() as stack:
             for kind in dict.fromkeys(device.type for device in devices):
-                # Its cache is the process's, so that what is in it would depend on other towers;
-                # and the weights need none.
+                # The cache belongs to the process, with a content that would depend on all towers;
+                # and weights in the working dtype need no cache.
                 cast = torch.autocast(kind, dtype=self.working, cache_enabled=False)
                 stack.enter_context(cast)
             yield
@@ -113,22 +114,22 @@ def derive(loss: torch.Tensor, scale: float) -> None:
 
 
 def overflows(loss: float, grads: Iterable[torch.Tensor]) -> bool:
-    """Return whether a smaller scale may help: the gradient is not finite, the loss is."""
+    """Return whether a smaller scale may help: the gradient is not finite, but the loss is."""
     if not math.isfinite(loss):
         return False
     checks = [torch.isfinite(grad).all() for grad in grads]
-    # One transfer, and so one wait for the device, for all of them.
+    # A single transfer, and so a single wait for the device.
     return bool(checks) and not torch.stack([c.to(checks[0].device) for c in checks]).all()
 
 
 def parse(name: object, devices: Sequence[torch.device] = ()) -> Precision:
-    """Return a precision by its name.
+    """Return a precision by name.
 
     Args:
-        devices: that are to compute in it.
+        devices: devices that compute in the precision.
 
     Raises:
-        SettingError: there is no such, or a device has none.
+        SettingError: the name is unknown, or a device does not support the precision.
     """
     found = [precision for precision in ALL if precision.name == name]
     if not found:
@@ -158,27 +159,27 @@ def _require_bf32(kinds: set[str]) -> None:
 
 @cache
 def rounds_factors() -> bool:
-    """Return whether ``bf32`` has an effect on this processor: by a product that shows it.
+    """Return whether ``bf32`` has an effect on this processor, found by a product.
 
-    torch has the switch wherever it knows bfloat16, and oneDNN heeds it or not: on AVX512-BF16
-    alone it computes in float32.
+    torch has the switch on any processor with bfloat16, but oneDNN may ignore the switch: on
+    AVX512-BF16 without AMX it computes in float32.
     """
     onednn: Any = torch.backends.mkldnn
     if not onednn.is_available():
         return False
-    factors = torch.full((64, 64), 1 + 2.0**-10)  # in bfloat16 it is 1
+    factors = torch.full((64, 64), 1 + 2.0**-10)  # rounds to 1 in bfloat16
     before = onednn.matmul.fp32_precision
     try:
         onednn.matmul.fp32_precision = "bf16"
         return (factors @ factors)[0, 0].item() == 64
-    except RuntimeError:  # a build that has no such switch
+    except RuntimeError:  # a build without the switch
         return False
     finally:
         onednn.matmul.fp32_precision = before
 
 
 def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
-    """Return what to say of devices that a precision does not suit."""
+    """Return lines about devices that do not suit a precision."""
     kinds = {device.type for device in devices}
     # TF32 is NVIDIA's.
     if precision.tf32 and kinds != {"cuda"}:
@@ -193,11 +194,11 @@ def remarks(precision: Precision, devices: Sequence[torch.device]) -> list[str]:
 
 @contextmanager
 def float32_products(precision: Precision) -> Iterator[list[str]]:
-    """Within the block this process rounds factors of float32 as the precision says, or not at all.
+    """Set the rounding of float32 factors in this process inside the block, as the precision says.
 
-    That is to TensorFloat-32 on GPUs, and to bfloat16 on CPUs.
+    Factors are rounded to TensorFloat-32 on GPUs, to bfloat16 on CPUs, or not at all.
 
-    Yields what to say: which of them was on and is off now.
+    Yields lines for the user: roundings switched off now.
     """
     before = [backend.fp32_precision for backend in float32_backends()]
     on_gpu = "tf32" if precision.tf32 else "ieee"
@@ -205,7 +206,7 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
     said = []
     if before[0] == "tf32" and torch.cuda.is_available() and not precision.tf32:
         said.append(f"TF32 is off, because precision={precision.name!r}; pass 'tf32' to use TF32")
-    # Of ``set_float32_matmul_precision("medium")``, say.
+    # Set by ``set_float32_matmul_precision("medium")``, for example.
     if "bf16" in before[3:] and not precision.is_bf32 and rounds_factors():
         said.append(f"BF32 is off, because precision={precision.name!r}; pass 'bf32' to use BF32")
     try:
@@ -216,10 +217,10 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
 
 
 def float32_backends() -> list[Any]:
-    """Return what has a precision of products of float32: three on GPUs, then three on CPUs.
+    """Return the backends with a precision of float32 products: three on GPUs, three on CPUs.
 
     Matrix products, convolutions and recurrent layers each have a switch. Those of GPUs are CUDA's:
-    no other device of torch has one.
+    no other device of torch has such a switch.
     """
     cudnn: Any = torch.backends.cudnn
     onednn: Any = torch.backends.mkldnn
@@ -232,7 +233,7 @@ def set_float32(values: Sequence[str]) -> None:
 
     The flags are set by torch's older names first, then exactly.
 
-    Where the two disagree torch raises when the older ones are read: ``torch.backends.cudnn.flags``
+    If the two disagree, torch raises when the older flags are read: ``torch.backends.cudnn.flags``
     reads them, and so does inductor.
     """
     torch.backends.cuda.matmul.allow_tf32 = values[0] == "tf32"

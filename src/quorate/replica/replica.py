@@ -1,8 +1,8 @@
-"""A replica: a copy of the model that computes shards, one at a time.
+"""A replica: a copy of the model for computing shards, one at a time.
 
-A shard is computed alone. Its random stream is seeded by (seed, step, shard), its BatchNorm
-statistics are those of its own rows, its gradient is weighted by its own weight. So it does not
-matter which replica computes it, when, or how often.
+Each shard is independent. The random stream is seeded by (seed, step, shard), the BatchNorm
+statistics are those of the shard's own rows, and the gradient is weighted by the shard's own
+weight. So the result is the same for any replica, at any time, and after any number of repetitions.
 
 Legend: V shards of a step, P elements of the flat parameter vector.
 """
@@ -42,34 +42,34 @@ from quorate.replica.turns import Reseed, Turns
 from quorate.replica.witness.witness import Witness
 
 T = TypeVar("T")
-Reload = Callable[[], Any]  # the batch of a shard, loaded anew
-Phase = Callable[[str], None]  # told "forward", "backward", ... when that begins
+Reload = Callable[[], Any]  # loads the batch of a shard anew
+Phase = Callable[[str], None]  # receives "forward", "backward", ... when each begins
 
 
 def no_phase(_name: str) -> None:
-    """Tell nobody."""
+    """Ignore a phase."""
 
 
 _Grads = dict[str, torch.Tensor]
 
 
 class Replica:
-    """One copy of the model, on one device, or spread over several.
+    """A copy of the model, on a device, or spread over several.
 
     Args:
-        model: the user's model, the coordinator's; its buffers are read before every shard.
-        parameters: its trainable parameters. A replica on the same device reads them where they
-            are: they change only while no replica computes.
+        model: the coordinator's model; the buffers are read before every shard.
+        parameters: the trainable parameters of the model. A replica on the same device reads them
+            in place: they change only while no replica computes.
         mutable_frozen: see ``Buffers``.
-        written: names of trained parameters that the forward pass writes; see ``Writes``.
-        own: whether it may use the model itself and need not copy it: nobody else does.
-        set_buffers: gives them the coordinator's values, before every shard. Default: those of the
-            model now, or of the model that was copied as it then is.
+        written: names of trained parameters written by the forward pass; see ``Writes``.
+        own: whether the replica is the model's only user, and needs no copy.
+        set_buffers: sets the coordinator's values in buffers, before every shard. Default: copies
+            the coordinator's present buffers; with ``own``, their values at construction.
         loss: the user's loss function.
-        totals: names under which it may return counts, or what is collected.
-        turns: one for all replicas of the process.
+        totals: names of counts and outputs in the loss function's result.
+        turns: the turns shared by all replicas of the process.
         computing: precision, compiled or not, and where operators run.
-        notes: for the user.
+        notes: messages for the user.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Replica:
         notes: Notes,
     ) -> None:
         self.group = group
-        self.device = group[0]  # where batches go
+        self.device = group[0]  # the device of batches
         self.transfers = Transfers(self.device)
-        self._gathers_on = self.device if spread is None else torch.device("cpu")  # the gradient
+        self._gathers_on = self.device if spread is None else torch.device("cpu")  # of gradients
         self.plain_loss = loss
-        # Told of each shard by whoever has loaded its rows.
+        # Receives the position of each shard from the loading code.
         self.called = Called(loss, self.device, self._begin_phase)
         self._totals = totals
         self._computing, self._notes = computing, notes
@@ -103,14 +103,14 @@ class Replica:
         lowered = computing.precision.working_tensors(model, trained)
         self._flat = working_copy(parameters, trained, lowered, group, spread)
         self._is_copy = self._flat is not parameters
-        self.moves_parameters = own and self._is_copy  # those of the model itself, in ``pull``
-        shares = self.device if spread is None else None  # else it would be moved away under it
+        self.moves_parameters = own and self._is_copy  # in ``pull``, the model's are moved
+        shares = self.device if spread is None else None  # a spread model shares no tensors
         self.model = model if own else copy_of(model, self._flat.views, shares, mutable_frozen)
         if spread is None:
             self.model.to(self.device)
         else:
             spread.put(self.model, group)
-        self._given = as_given(model, self.model)  # what the loss function is called with
+        self._given = as_given(model, self.model)  # the module passed to the loss function
         self._user_compiles, self._is_watched = UserCompiles(), False
         self._trainable = laid_out(self.model, parameters.layout.sections)
         bind(self._trainable, self._flat)
@@ -130,9 +130,9 @@ class Replica:
         self._free: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
-        # A loss that is scaled may have to be scaled anew, which is found out on the host.
-        # What forward writes lies elsewhere for each shard; how many rows of a table it reads is
-        # another number each time; numbers of ``at`` and ``Shared`` would be recorded.
+        # A scaled loss may have to be scaled anew, which is decided on the host. Parameters written
+        # by forward lie elsewhere for each shard; the number of rows read from a table varies;
+        # numbers of ``at`` and ``Shared`` would be recorded as constants.
         moves = written or parameters.layout.by_rows or self._turn.has_phases
         moves = moves or self.called.reads_numbers
         may_record = not (spread or computing.precision.is_scaled or moves)
@@ -146,13 +146,14 @@ class Replica:
         version: object,
         set_buffers: Callable[[Buffers], None] | None = None,
     ) -> None:
-        """Compute from these parameters from now on: the coordinator's, averaged, or a snapshot.
+        """Compute from the given parameters: the coordinator's, averages, or a snapshot.
 
-        Those on this replica's device are read where they are; others are copied, once a version,
-        and so are all that it computes with in another dtype.
+        Parameters on this replica's device are read in place; others are copied, once per version,
+        and so are all parameters if the replica computes in another dtype.
 
         Args:
-            set_buffers: gives buffers the values that go with them, if not the coordinator's.
+            set_buffers: sets the values of buffers that belong to the parameters. Default: the
+                coordinator's.
         """
         self._set_pulled = set_buffers or self._set_buffers
         if self._is_copy:
@@ -166,7 +167,7 @@ class Replica:
             self._flat = parameters
 
     def _begin_phase(self, phase: str | None) -> None:
-        """Compute the loss of a phase from now on, and gradients of what it trains; None: all."""
+        """Compute the loss of a phase from now on, and gradients of its parameters; None: all."""
         if phase != self._turn.phase:
             self._loss = self._turn.loss(phase)
 
@@ -183,20 +184,19 @@ class Replica:
     ) -> ShardSum:
         """Compute forward and backward over one shard.
 
-        The loss is derived as it is, a mean; the weight comes in when the gradient is copied. So
-        what user code does to gradients on their way (hooks, functions of its own) sees those of a
-        plain loop.
+        The gradient is that of the loss itself, a mean; the weight is applied when the gradient is
+        copied. So hooks and user functions on gradients see the gradients of a plain loop.
 
         Args:
             batch: the collated rows, on the host. User code may write them, if ``reload`` is given.
-            rows: how many they are: the weight, unless the loss function says otherwise.
-            stream: the calling thread's.
-            seed: of the shard.
-            into: where the gradient is written; else into vectors of this replica: give them back
-                with ``recycle``.
-            at: told "forward", "backward" and "pushing" when each begins.
-            reload: loads the batch anew, in case it has to be computed again and was written;
-                without it, user code is given copies.
+            rows: number of rows: the weight, unless the loss function returns a weight.
+            stream: the calling thread's stream.
+            seed: seed of the shard.
+            into: memory for the gradient. Default: vectors of this replica, to be returned with
+                ``recycle``.
+            at: receives "forward", "backward" and "pushing" when each begins.
+            reload: loads the batch anew, if the shard has to be computed again and the batch was
+                written; without it, user code receives copies.
 
         Returns:
             The shard's weighted sums.
@@ -223,7 +223,7 @@ class Replica:
                 self._begin(stream, seed, training=True)
                 outcome = self._read(loss, fresh, rows, training=True)
                 at("backward")
-                if outcome.weight > 0:  # a shard of padding alone may well have a loss of 0/0
+                if outcome.weight > 0:  # the loss of a shard of padding only may well be 0/0
                     if gradient is not None and scale == 1.0:
                         gradient.expect(self._trainable, outcome.weight)
                     self._derive(outcome.loss, scale)
@@ -292,35 +292,35 @@ class Replica:
         )
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
-        """Return left + right, in the memory of left; that of right is used again."""
+        """Return left + right, in the memory of left; the memory of right is reused."""
         left.add(right)
         self.recycle(right)
         return left
 
     def recycle(self, shard_sum: ShardSum) -> None:
-        """Take back the memory of a sum that nobody reads any more."""
+        """Reuse the memory of a sum that is not read any more."""
         if shard_sum.gradient is not None:
             self._free.append(shard_sum.gradient)
             shard_sum.gradient = None
 
     def close(self) -> None:
-        """End whatever computes for it elsewhere: nothing."""
+        """Do nothing: no other process computes for this replica."""
 
     def changed(self) -> None:
-        """Note that the model computes otherwise now: what was recorded of it is of no use."""
+        """Forget recorded graphs: the model has changed."""
         if self._graphs is not None:
             self._graphs.forget()
 
     @contextmanager
     def watched(self, watch: Callable[[Loss], Loss], *, eager: bool = True) -> Iterator[None]:
-        """Within the block the loss function is what ``watch`` makes of it.
+        """Replace the loss function by the result of ``watch`` inside the block.
 
-        It is called once whenever a shard is begun; the last call is the one that counts. It is not
-        compiled: what watches operators or modules would see nothing.
+        The function is called once whenever a shard is begun; the last call counts. It is not
+        compiled: a watcher of operators or modules would see nothing.
 
         Args:
-            eager: whether that holds for what user code compiles too; for what only stands in the
-                place of the loss function it need not.
+            eager: whether code compiled by the user runs uncompiled too; not needed for a mere
+                substitute of the loss function.
         """
         kept, outer = self._loss, self._is_watched
         self._loss = watch(kept.plain if isinstance(kept, Compiled) else kept)
@@ -337,22 +337,22 @@ class Replica:
 
     @property
     def is_in_fp32(self) -> bool:
-        """Whether products are rounded to float32, and to nothing shorter."""
+        """True if products are rounded to float32, and not to a shorter dtype."""
         return self._computing.precision.name == "fp32"
 
     @property
     def compiles_loss(self) -> bool:
-        """Whether ``Compute(compile=True)`` compiles the loss function with the model."""
+        """True if ``Compute(compile=True)`` compiles the loss function with the model."""
         return isinstance(self._loss, Compiled)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the loss function is compiled, or something of what it calls may be."""
+        """True if the loss function is compiled, or may call compiled code."""
         return self.compiles_loss or compiler_is_in_use()
 
     @property
     def is_compiled_by_script(self) -> bool:
-        """Whether the script compiled the model, a module in it, or the loss function."""
+        """True if the script compiled the model, a module in it, or the loss function."""
         return is_compiled_by_script(self.model, self._given, self.plain_loss)
 
     def _run(
@@ -364,7 +364,7 @@ class Replica:
         *,
         training: bool,
     ) -> T:
-        """Compute with the loss function, compiled or not: more than once, if that is needed."""
+        """Compute with the loss function, compiled or not: more than once, if needed."""
         loss, fresh = self._loss, FreshBatch(batch, self.transfers.take, keeps=reload is None)
 
         def placed(reseed: Reseed) -> T:
@@ -385,7 +385,8 @@ class Replica:
             if self._is_on_host and self._computing.are_products_torchs:
                 with self.called.shared.reading():
                     return self.alone.run(placed)
-            # In this order: what autograd's thread of a device reads is that of who is alone on it.
+            # In this order: autograd's thread of a device reads the values of the replica that is
+            # alone on the device.
             with (
                 AloneOn(self.group),
                 self._computing.products(),
@@ -396,13 +397,13 @@ class Replica:
 
         try:
             return run()
-        except WrittenError:  # only here: what loads rows may have to wait for its turn
+        except WrittenError:  # only now: threads that load rows may wait for a turn
             assert reload is not None
             fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
             return run()
 
     def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
-        """Call the loss function, and check what it returns."""
+        """Call the loss function, and check its result."""
         with self._computing.precision.operations(self.group):
             returned = self.called(function, self._given, batch, training=training)
         return loss.read(returned, rows=rows, training=training, totals=self._totals)
@@ -412,7 +413,7 @@ class Replica:
         derive(value, scale)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
-        """Return the CUDA graphs, unless operators are watched, or draws are Python's."""
+        """Return the CUDA graphs, unless operators are watched, or Python's generator draws."""
         return self._graphs if isinstance(loss, Compiled) and not self.alone.turns.draws else None
 
     def _step(self, function: Loss, batch: Any) -> Step:
@@ -422,15 +423,15 @@ class Replica:
         return forward_backward(returned, partial(take_grads, self._trainable))
 
     def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:
-        """Return what a CUDA graph left, as ``gradient`` wants it."""
+        """Return the results of a CUDA graph, in the form for ``gradient``."""
         outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
         return outcome, step.grads if outcome.weight > 0 else {}, 1.0
 
     def _begin(self, stream: Stream, seed: Seed, *, training: bool) -> None:
-        """Forget whatever an earlier shard left behind: a shard is computed alone."""
+        """Remove the effects of earlier shards: each shard is independent."""
         self._modes.set(training)
         for parameter in self._trainable.values():
-            parameter.grad = None  # an exception in backward leaves some
+            parameter.grad = None  # an exception in backward leaves gradients
         if self._buffers.are_any:
             self._buffers.restore(self._set_pulled)
             if training:

@@ -1,7 +1,7 @@
-"""What a shard yields, and what sums of shards are made of.
+"""The results of a shard, and sums of these results.
 
-Everything that is averaged is a weighted sum over a total weight: sum(w_s * x_s) / sum(w_s), never
-a mean of means. The division happens once, after the last addition. Totals are sums of integers.
+Every average is a weighted sum over a total weight: sum(w_s * x_s) / sum(w_s), never a mean of
+means. The division happens once, after the last addition. Totals are sums of integers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quorate.replica.witness import writes
 
 
 class Share(NamedTuple):
-    """What one shard has added, and who computed it: for people, not for sums."""
+    """A shard's contribution and worker: for people, not for sums."""
 
     shard: int
     worker: int
@@ -39,19 +39,19 @@ class ShardSum:
     buffers: torch.Tensor | None = None  # sums of ``Buffers.change``, float64
     integer_buffers: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
-    shares: list[Share] = field(default_factory=list)  # of all shards that are in it
+    shares: list[Share] = field(default_factory=list)  # of all shards in the sum
     totals: Counts = field(default_factory=dict)
-    written: Flat | None = None  # parameters that forward wrote, see ``writes``
-    # Of each shard, in their order, on the way to a loss over the whole batch.
+    written: Flat | None = None  # parameters written by forward, see ``writes``
+    # Of each shard, in order, for a loss over the whole batch.
     represented: list[Represented] = field(default_factory=list)
-    outputs: list[Piece] = field(default_factory=list)  # by row, of all shards that are in it
+    outputs: list[Piece] = field(default_factory=list)  # by row, of all shards in the sum
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
         return {name: value / self.weight for name, value in self.metrics.items()}
 
     def computed_by(self, worker: int, shard: int) -> ShardSum:
-        """Return self, which is one shard's, with a note of who computed it."""
+        """Return self, the sum of a single shard, after noting its worker."""
         self.shares = [Share(shard, worker, self.metrics["loss"], self.weight)]
         return self
 
@@ -63,7 +63,7 @@ class ShardSum:
         return self
 
     def join(self, right: ShardSum) -> ShardSum:
-        """Add all of ``right`` but its gradient, which somebody adds to that of ``self``."""
+        """Add all of ``right`` except the gradient; the caller adds the gradients."""
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
                 "metrics",
@@ -91,5 +91,5 @@ class ShardSum:
         return self
 
 
-# The sum over the shards below one node of the tree: what a worker hands over of a step.
+# The sum over the shards below one node of the tree: a worker's result for a step.
 Part = tuple[Node, ShardSum]

@@ -1,8 +1,8 @@
-"""Snapshots: parameters and buffers that workers read while updates go on.
+"""Snapshots: parameters and buffers for workers to read while updates go on.
 
-Each is whole: what one update left behind. The coordinator copies its own into a snapshot that
-nobody reads; so no reader has to lock, try again, or wait, and a reader that is killed or stopped
-in the middle holds nobody up.
+Each snapshot is the complete result of an update. The coordinator copies its own values into a
+snapshot without readers; so no reader has to lock, retry, or wait, and a reader killed or stopped
+in the middle blocks nobody.
 
 Legend: N workers.
 """
@@ -24,17 +24,17 @@ class Vectors(NamedTuple):
     flat: Flat
     floats: torch.Tensor  # as of ``Buffers.values``, float64
     integer_buffers: torch.Tensor  # (bytes of the other buffers,) uint8
-    written: Flat | None = None  # parameters that forward writes, see ``writes``
+    written: Flat | None = None  # parameters written by forward, see ``writes``
 
     def set(self, buffers: Buffers) -> None:
-        """Give buffers the values that are here."""
+        """Set buffers to these values."""
         buffers.set(
             self.floats if self.floats.numel() else None,
             self.integer_buffers if self.integer_buffers.numel() else None,
         )
 
     def take_buffers(self, buffers: Buffers) -> None:
-        """Take the values of buffers."""
+        """Copy the values of buffers."""
         if (floats := buffers.values()) is not None:
             self.floats.copy_(floats)
         if (integer_buffers := buffers.integer_buffers()) is not None:
@@ -42,20 +42,21 @@ class Vectors(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The parameters and buffers that one update left behind."""
+    """The parameters and buffers after one update."""
 
     values: Vectors
-    number: int  # of the slot that it lies in
-    version: int  # counts snapshots; no two are alike
+    number: int  # of its slot
+    version: int  # counts snapshots; unique
 
 
 class Snapshots:
-    """Lends each worker the newest snapshot, until it has computed its shard.
+    """A lender of snapshots: each worker gets the newest until the end of a shard.
 
     Args:
-        parameters: the coordinator's.
-        buffers: the coordinator's.
-        slots: for N + 1 of them, by number: each worker may read another, and one is written.
+        parameters: the coordinator's parameters.
+        buffers: the coordinator's buffers.
+        slots: memory of N + 1 snapshots, by number: workers may read N different snapshots while
+            the coordinator writes another.
     """
 
     def __init__(self, parameters: Flat, buffers: Buffers, slots: Mapping[int, Vectors]) -> None:
@@ -67,14 +68,14 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     def renew(self) -> None:
-        """Note that there are new parameters and buffers: the next loan is of these.
+        """Note new parameters and buffers, to be copied at the next loan.
 
-        They are copied only then, as user code may change them before.
+        They are copied only then, because user code may change them before.
         """
         self._newest = None
 
     def _take(self) -> Snapshot:
-        """Make a new snapshot of the parameters and buffers as they are now."""
+        """Make a snapshot of the present parameters and buffers."""
         number = next(n for n in self._slots if n not in self._lent.values())
         values = self._slots[number]
         values.flat.copy_(self._parameters)
@@ -83,7 +84,7 @@ class Snapshots:
         return Snapshot(values, number, self._taken)
 
     def lend(self, worker: int) -> Snapshot:
-        """Return the newest snapshot: it stays as it is until the worker gives it back."""
+        """Return the newest snapshot, unchanged until the worker gives the snapshot back."""
         if self._newest is None:
             self._newest = self._take()
         self._lent[worker] = self._newest.number

@@ -1,13 +1,13 @@
-"""A replica that is spread over several devices: which part of the model lies on which.
+"""A replica spread over several devices, with each part of the model on one of them.
 
-The script says so: it puts parts of the model where they belong (``self.head.to("cuda:1")``), and
-its forward pass carries what one part returns to where the next one is. ``cuda:0+cuda:1`` names
-these devices. Of ``cuda:0+cuda:1,cuda:2+cuda:3`` the first replica is as the script made it, and in
-the second what was on cuda:0 is on cuda:2; so forward must go by where a part is
-(``x.to(self.head.weight.device)``) and not by a name.
+The script chooses the devices: it moves parts of the model (``self.head.to("cuda:1")``), and its
+forward pass moves the result of a part to the device of the next. ``cuda:0+cuda:1`` names these
+devices. For ``cuda:0+cuda:1,cuda:2+cuda:3`` the first replica is as made by the script, and in the
+second the parts of cuda:0 are on cuda:2; so forward must use the device of a part
+(``x.to(self.head.weight.device)``) and not a name.
 
-The coordinator keeps the parameters (the masters) in host memory, and makes updates there: a model
-that is spread is one that a single device has no room for. Each replica computes with a copy.
+The coordinator keeps the parameters (the masters) in host memory, and makes updates there: a spread
+model does not fit in the memory of a single device. Each replica computes with a copy.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from quorate.replica.torch_internals import replace_tensors
 
 
 class Spread:
-    """Where the tensors of a model lie, as numbers of a replica's devices.
+    """The places of a model's tensors, as numbers of a replica's devices.
 
     Args:
-        model: as the script made it.
+        model: the model as made by the script.
         groups: the devices of each replica.
 
     Raises:
         SettingError: the replicas have different numbers of devices, or the model is not on those
-            of the first one.
+            of the first replica.
     """
 
     def __init__(self, model: torch.nn.Module, groups: Sequence[Group]) -> None:
@@ -51,19 +51,19 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: Mapping[str, int]) -> Spread:
-        """Return where tensors lie of a model that is put there, by their names."""
+        """Return the places of a model's tensors from device numbers by name."""
         spread = cls.__new__(cls)
         spread._number = dict(numbers)
         return spread
 
     def put(self, model: torch.nn.Module, group: Group) -> None:
-        """Put the parts of a model, in place, on the devices of a replica."""
+        """Move the parts of a model, in place, to the devices of a replica."""
         tensors = (*model.named_parameters(), *model.named_buffers())
         devices = {id(tensor): group[self._number[name]] for name, tensor in tensors}
         replace_tensors(model, lambda tensor: tensor.to(devices.get(id(tensor), tensor.device)))
 
     def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:
-        """Return zeroed tensors like these, each where its part of the model lies."""
+        """Return zeroed tensors like the given ones, each on its part's device."""
         return Scattered(
             [
                 Layout((n, t) for n, t in tensors.items() if self._number[n] == number).new(device)
@@ -93,14 +93,14 @@ def working_copy(
     group: Group,
     spread: Spread | None,
 ) -> Flat | Scattered:
-    """Return what a replica computes with: the parameters themselves, if it can.
+    """Return the parameters that a replica computes with: the masters themselves, if possible.
 
     Args:
-        parameters: the master's.
-        trained: likewise, as the script made them.
-        lowered: what they are in the precision that it computes in, if that is another.
-        group: its devices.
-        spread: over which it is spread, if it is.
+        parameters: the masters.
+        trained: the trained parameters as made by the script.
+        lowered: templates of the parameters in the working precision, if different.
+        group: the replica's devices.
+        spread: the places of tensors, if the replica is spread.
     """
     if lowered is None and spread is None and parameters.device == group[0]:
         return parameters

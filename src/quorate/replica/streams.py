@@ -1,11 +1,10 @@
-"""Random streams: a default generator of torch's for each thread.
+"""Random streams: a default generator of torch for each thread.
 
-torch's default CPU generator is one per process. Two towers that draw dropout masks from it get
-masks that depend on who was first. A ``Stream`` gives the thread that enters it a generator of its
-own: every random operation of torch that this thread runs without naming a generator draws from
-the stream, also deep inside C++ (the dropout of an LSTM) and in a backward pass on the CPU. Other
-threads are untouched, and the lock of the process-wide generator, which makes towers wait for each
-other, is not taken.
+torch's default CPU generator belongs to the process. Dropout masks of two towers would depend on
+thread timing. A ``Stream`` gives the entering thread a generator: every random operation of torch
+in this thread without a generator argument draws from the stream, also deep inside C++ (the dropout
+of an LSTM) and in a backward pass on the CPU. All further threads are unaffected, and the lock of
+the process-wide generator, which makes towers wait for each other, is not taken.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from quorate.coordination.keys import made
 from quorate.replica import host_draws, torch_internals
 from quorate.replica.torch_internals import Promise
 
-# The operations that draw random numbers on the CPU, with the position of their generator: every
-# other random operation (dropout, lstm, randn, kaiming_uniform_, ...) is made of these. A test
-# compares the list with the operators of the torch that is installed.
+# The operations that draw random numbers on the CPU, with the position of their generator: all
+# further random operations (dropout, lstm, randn, kaiming_uniform_, ...) are composed of these. A
+# test compares the list with the operators of the installed torch.
 RANDOM_OPERATORS: dict[str, int] = {
     "_sample_dirichlet": 1,
     "_standard_gamma": 1,
@@ -58,9 +57,9 @@ RANDOM_OPERATORS: dict[str, int] = {
     "uniform_": 3,
 }
 
-# Operations that are made of the above, but below the place where a ``TorchDispatchMode`` of the
-# user's is called (selective checkpointing, a counter of operations), from where on the thread's
-# dispatch key is off: they need their generator before. To each the overload that takes one.
+# Operations composed of the above, but below the point where a ``TorchDispatchMode`` of the user is
+# called (selective checkpointing, a counter of operations). From there on the thread's dispatch key
+# is off, so they need their generator before. To each the overload that takes a generator.
 COMPOSITE_OPERATORS: dict[str, str] = {
     "bernoulli": "bernoulli",
     "bernoulli.Tensor": "bernoulli.Tensor",
@@ -96,7 +95,7 @@ _local = threading.local()
 
 
 class Stream:
-    """The default CPU generator of one thread, for as long as that thread is inside it.
+    """The default CPU generator of one thread, while the thread is inside the context.
 
     Example:
         with Stream() as stream:
@@ -104,27 +103,27 @@ class Stream:
             model(x)    # draws from the stream
 
     Must be entered and left by the same thread. ``torch.manual_seed``, ``get_rng_state`` and
-    ``fork_rng`` (and so ``torch.utils.checkpoint``) mean the stream while a thread is inside.
+    ``fork_rng`` (and so ``torch.utils.checkpoint``) refer to the stream while a thread is inside.
     """
 
     def __init__(self) -> None:
         self._generator = torch.Generator()
         self._seed: Seed | None = None
-        self._guard: AbstractContextManager[object] | None = None  # of any number of times
-        self.kinds: frozenset[str] = frozenset()  # of devices whose draws are the stream's too
+        self._guard: AbstractContextManager[object] | None = None  # can be entered repeatedly
+        self.kinds: frozenset[str] = frozenset()  # of devices that draw from the stream too
 
     def reseed(self, seed: Seed) -> None:
-        """Start over from a 64-bit key. Costs nothing until something is drawn."""
+        """Restart from a 64-bit key. Costs nothing until a number is drawn."""
         self._seed = seed
 
     @property
     def drawn(self) -> bool:
-        """Whether anything was drawn since ``reseed``."""
+        """True if a number was drawn since ``reseed``."""
         return self._seed is None
 
     @property
     def generator(self) -> torch.Generator:
-        """The generator that draws come from, seeded with the latest key."""
+        """The generator of the draws, seeded with the latest key."""
         if self._seed is not None:
             self._generator.manual_seed(made(self._seed))
             self._seed = None
@@ -151,10 +150,10 @@ class Stream:
 
     @contextmanager
     def of_devices(self, kinds: frozenset[str]) -> Iterator[None]:
-        """Within the block draws for these kinds of devices are the stream's: see ``host_draws``.
+        """Let these kinds of devices draw from the stream inside the block: see ``host_draws``.
 
-        A backward pass, which may compute a part of the forward pass again, runs in the calling
-        thread, and not in those of torch's for the devices, which are no stream's.
+        A backward pass may repeat a part of the forward pass, and so runs in the calling thread,
+        not in torch's threads for devices: they have no stream.
         """
         _intercept_fused()
         outer, self.kinds = self.kinds, kinds
@@ -166,10 +165,10 @@ class Stream:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Make it the stream of the calling thread too, within the block.
+        """Use the stream in the calling thread too, inside the block.
 
-        For where it is not: a device's backward pass runs in a thread of torch's, while the
-        stream's own thread waits, and a ``TorchDispatchMode`` is called with dispatch keys off.
+        For threads outside of the stream: a device's backward pass runs in a thread of torch, while
+        the stream's own thread waits, and a ``TorchDispatchMode`` is called with dispatch keys off.
         """
         outer = getattr(_local, "stream", None)
         _local.stream = self
@@ -181,7 +180,7 @@ class Stream:
 
 
 class _ThreadDefault:
-    """Stands where ``torch.random`` keeps the default generator: the thread's stream, if any."""
+    """A substitute for the default generator of ``torch.random``: the thread's stream, if any."""
 
     def __init__(self, process_wide: torch.Generator) -> None:
         self._process_wide = process_wide
@@ -193,22 +192,22 @@ class _ThreadDefault:
 
 @cache
 def _intercept() -> torch.library.Library | None:
-    """Register, once per process, the kernels that streams are made of.
+    """Register the kernels of streams, once per process.
 
-    They run only in threads that switched their dispatch key on, so there is nothing to undo.
+    They run only in threads that have enabled their dispatch key, so nothing has to be undone.
     """
     if not torch_internals.holds(Promise.STREAMS):
-        return None  # which was said at import: models draw from the process's generator
+        return None  # reported at import: models draw from the process's generator
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, position in RANDOM_OPERATORS.items():
         if (operator := _overload(name)) is None:
-            continue  # another torch: the test of this list says which operators it has
+            continue  # another torch: the test of this list finds its operators
         library.impl(name, _kernel(operator, position), torch_internals.STREAM_KEY)
     for name, other in COMPOSITE_OPERATORS.items():
         if (operator := _overload(name)) is not None and (taking := _overload(other)) is not None:
             library.impl(name, _kernel(operator, None, taking), torch_internals.STREAM_KEY)
     torch_internals.replace_default_generator(_ThreadDefault)
-    kept: torch.library.Library = library  # its kernels go with it
+    kept: torch.library.Library = library  # its kernels live as long as the library
     return kept
 
 
@@ -218,23 +217,23 @@ def _overload(name: str) -> Any:
 
 
 def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable[..., Any]:
-    """Return a kernel of an operator that draws from the thread's stream.
+    """Return a kernel of an operator, with draws from the thread's stream.
 
     Args:
-        position: of the generator among the arguments, if it may be there.
-        taking: the overload that takes a generator, where the operator has none.
+        position: position of the generator among the arguments, if allowed there.
+        taking: the overload with a generator argument, if the operator has none.
     """
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        if position is not None and len(args) > position:  # the generator came by position
+        if position is not None and len(args) > position:  # the generator was passed by position
             args, kwargs["generator"] = args[:position], args[position]
         runs, given = operator, kwargs.get("generator")
-        # Whoever names the default generator means that of the thread.
+        # An explicit default generator means the thread's.
         if given is None or torch_internals.is_same_generator(given, torch.default_generator):
             first = next((a for a in args if isinstance(a, torch.Tensor)), kwargs.get("out"))
             device = kwargs.get("device") or (None if first is None else first.device)
-            # None in a thread of autograd, which has the key of the thread that called it.
-            # It runs what a checkpoint computes again, with the state that this restored.
+            # None in a thread of autograd, which has the key of the calling thread. It repeats the
+            # forward pass of a checkpoint, with the state restored by the checkpoint.
             stream = getattr(_local, "stream", None)
             if stream is not None and not torch_internals.is_traced():
                 if device is None or device.type == "cpu":
@@ -252,7 +251,7 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
 
 @cache
 def _intercept_fused() -> torch.library.Library:
-    """Register, once per process, the kernels of operators that draw on devices alone."""
+    """Register the kernels of operators that draw on devices only, once per process."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     replaced = {"native_dropout": host_draws.dropout}
     for name in (*replaced, *host_draws.FUSED):
@@ -266,11 +265,11 @@ def _intercept_fused() -> torch.library.Library:
 def _fused_kernel(
     operator: Any, instead: Callable[..., Any] | None, fix: str
 ) -> Callable[..., Any]:
-    """Return a kernel of an operator that draws on devices alone.
+    """Return a kernel of an operator that draws on devices only.
 
     Args:
         instead: computes the same from draws on the host; None: the operator is refused.
-        fix: what to do about a refusal.
+        fix: the cure in a refusal.
     """
 
     def compute(*args: Any, **kwargs: Any) -> Any:
@@ -292,9 +291,10 @@ def _fused_kernel(
 
 @contextmanager
 def without_stream() -> Iterator[None]:
-    """Within the block the calling thread draws from the process's generator.
+    """Draw from the process's generator in the calling thread inside the block.
 
-    For torch's compiler: operators that it traces would get the stream's generator into the graph.
+    For torch's compiler: otherwise the stream's generator would enter the graph of traced
+    operators.
     """
     outer = getattr(_local, "stream", None)
     _local.stream = None

@@ -1,12 +1,12 @@
-"""All that the package uses of torch's private parts, each under a name that says what it is for.
+"""All uses of torch's private parts in the package, each under a name that tells its purpose.
 
-A private part may go, or change, with any version of torch. So each is used here and nowhere else,
-a test holds each to what it is used for, and a torch that lacks one is found out when this module
-is imported: one line per promise that then does not hold, and nothing fails before it is asked for.
-No promise needs those that make products of float32 faster, in ``kernels/onednn.py``.
+A private part may disappear or change with any version of torch. So each is used only in this
+module, a test checks the behaviour of each, and missing parts are detected when this module is
+imported: one line per promise that does not hold, and no failure before the part is needed. No
+promise needs the parts for faster float32 products, in ``kernels/onednn.py``.
 
-Where torch has a public way in all versions that the package works with, that is taken instead:
-``getattr(module, name)`` for a buffer, ``operator.name()`` for an operator's name, our own
+Where torch has a public way in all supported versions, the public way is used instead:
+``getattr(module, name)`` for a buffer, ``operator.name()`` for an operator's name,
 ``replica/nested.py`` for torch's pytree.
 """
 
@@ -26,18 +26,18 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.utils.parametrize  # which torch does not import by itself
+import torch.nn.utils.parametrize  # torch does not import this by itself
 import torch.utils.checkpoint
 
-# A dispatch key that torch itself uses in tests alone, and that a thread can switch on for itself.
+# A dispatch key that torch uses only in tests; a thread can enable the key.
 STREAM_KEY = "TESTING_ONLY_GenericMode"
 
-_torch: Any = torch  # what is private has no types, or other ones in each version
+_torch: Any = torch  # private parts have no types, or types that change with the version
 _C: Any = torch._C
 
 
 class Promise(Enum):
-    """What holds because of private parts: the sentence for who has a torch without them."""
+    """A property based on private parts; the value is the message for a torch without them."""
 
     STREAMS = (
         "random numbers that models draw on the CPU are neither repeatable nor the same on any "
@@ -59,7 +59,7 @@ class Promise(Enum):
     TRACED = "models that call torch.compile themselves, and draw random numbers, do not work"
 
 
-# Below torch, or below an example of what is named.
+# Names are relative to torch, or to an example of the named kind.
 _EXAMPLES: Mapping[str, Callable[[], object]] = {
     "torch": lambda: torch,
     "tensor": lambda: torch.empty(0),
@@ -97,7 +97,7 @@ _PARTS: Mapping[Promise, Sequence[str]] = {
     Promise.NORMS: ("torch.nn.modules.batchnorm._NormBase",),
     Promise.TRACED: ("torch._C._get_dispatch_mode", "torch._C._TorchDispatchModeKey"),
 }
-# They take a second to import, so it is looked whether they are there. Below torch's folder.
+# Importing these takes a second, so only their presence is checked. Relative to torch's folder.
 _COMPILER_FILES = ("_dynamo/config.py", "_inductor/config.py", "_inductor/compile_fx.py")
 
 
@@ -124,17 +124,17 @@ for _promise, _names in LACKING.items():
 
 
 def holds(promise: Promise) -> bool:
-    """Return whether this torch has what a promise is made of."""
+    """Return whether this torch has the parts for a promise."""
     return promise not in LACKING
 
 
 # --- random streams -----------------------------------------------------------------------------
-# No public way gives a thread a default generator of its own: torch has one per process and device.
+# No public way gives a thread a default generator: torch has one per process and device.
 _has_streams = holds(Promise.STREAMS)
 
 
 def intercepted() -> AbstractContextManager[object]:
-    """Return a context within which this thread's operators look for a kernel of ``STREAM_KEY``."""
+    """Return a context in which this thread's operators look for a kernel of ``STREAM_KEY``."""
     if not _has_streams:
         return nullcontext()
     guard: AbstractContextManager[object] = _C._IncludeDispatchKeyGuard(_stream_key()[0])
@@ -142,9 +142,9 @@ def intercepted() -> AbstractContextManager[object]:
 
 
 def intercepted_anyway() -> AbstractContextManager[object]:
-    """Return a context that does the same where ``STREAM_KEY`` is switched off.
+    """Return a context with the same effect where ``STREAM_KEY`` is disabled.
 
-    It is within a ``TorchDispatchMode``, which is called with the keys off that were passed.
+    torch disables passed keys in calls of a ``TorchDispatchMode``.
     """
     if not _has_streams:
         return nullcontext()
@@ -158,7 +158,7 @@ def intercepted_anyway() -> AbstractContextManager[object]:
 def passed_on() -> AbstractContextManager[object]:
     """Return a context for a kernel of ``STREAM_KEY`` that calls its own operator.
 
-    Without it the call would come back to the kernel for ever.
+    Without the context, the call would return to the kernel for ever.
     """
     if not _has_streams:
         return nullcontext()
@@ -168,40 +168,42 @@ def passed_on() -> AbstractContextManager[object]:
 
 @cache
 def _stream_key() -> tuple[Any, Any, Any]:
-    """Return the key, and a set of it; from now on operators without a kernel for it fall through.
+    """Return the key, and a set with the key; operators without a kernel for the key fall through.
 
-    That costs nothing; ``PreDispatch``, which calls each once more, a sixth of a small shard.
+    The fallthrough costs nothing; ``PreDispatch``, which calls each operator again, would cost a
+    sixth of a small shard.
     """
     key, library = _C._parse_dispatch_key(STREAM_KEY), None
     if not _C._dispatch_has_backend_fallback(key):
-        # No ``torch.library.Library``: torch ends those at exit, where threads may still compute.
+        # Not ``torch.library.Library``: torch destroys those at exit, where threads may still
+        # compute.
         library = _C._dispatch_library("IMPL", "_", "", __file__, 0)
         library.fallback(STREAM_KEY, torch.library.fallthrough_kernel, False)
-        # Operators that are given functions (torch.cond, what compilers make) know no fallbacks:
-        # these pass over a key if it is in a list when they are made.
+        # Operators with function arguments (torch.cond, compiler output) ignore fallbacks: they
+        # skip a key if it is in a list when they are made.
         ops: Any = torch._ops
         passed_over = getattr(ops, "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", [])
         passed_over.append(key)
         for operator in getattr(ops, "_higher_order_ops", {}).values():
             operator.fallthrough(key)
-    return key, _C.DispatchKeySet(key), library  # whose fallback goes with it
+    return key, _C.DispatchKeySet(key), library  # the fallback lives as long as the library
 
 
 def replace_default_generator(stand_in: Callable[[torch.Generator], object]) -> None:
-    """Put what ``stand_in`` makes of the default generator of the CPU in its place.
+    """Replace the CPU's default generator by ``stand_in(generator)``.
 
-    ``torch.manual_seed``, ``get_rng_state`` and ``fork_rng`` look it up there. C++ has another
-    reference to it, which stays as it is.
+    ``torch.manual_seed``, ``get_rng_state`` and ``fork_rng`` look the generator up there. C++ has
+    another reference, which stays unchanged.
     """
     random: Any = torch.random
     random.default_generator = stand_in(random.default_generator)
 
 
 def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
-    """Return whether two objects stand for one generator.
+    """Return whether two objects refer to the same generator.
 
-    An operator's argument is a new Python object each time, and ``torch.Generator`` does not
-    compare: only the address in C++ tells.
+    An operator's argument is a new Python object each time, and ``torch.Generator`` has no
+    comparison: only the address in C++ tells.
     """
     if not holds(Promise.GENERATORS):
         return one is other
@@ -210,10 +212,10 @@ def is_same_generator(one: torch.Generator, other: torch.Generator) -> bool:
 
 
 def is_traced() -> bool:
-    """Return whether operators that this thread calls are recorded, by torch's compiler say.
+    """Return whether this thread's operators are recorded, for example by torch's compiler.
 
-    All tracers of torch's put one of three modes on the thread's stack. A generator in the
-    arguments of an operator would get into the recorded graph, which compilers do not take.
+    All tracers of torch put one of three modes on the thread's stack. A generator argument of an
+    operator would enter the recorded graph, and compilers refuse such a graph.
     """
     return any(_mode_of(key) is not None for key in _tracers)
 
@@ -229,16 +231,16 @@ if holds(Promise.TRACED):
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor has been written in place; zero where that is not known.
+    """Return the number of in-place writes to a tensor; zero if unknown.
 
-    Autograd counts it for itself. Comparing values would take a copy of them, and would miss a
-    write that leaves them as they were.
+    Autograd counts writes for its own use. A comparison of values would need a copy, and would miss
+    a write of equal values.
     """
     return tensor._version if _counts_writes else 0
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return ``version`` of many tensors, without a call for each: around every shard."""
+    """Return ``version`` of many tensors, without a Python call for each, for every shard."""
     return list(map(_version_of, tensors)) if _counts_writes else []
 
 
@@ -247,24 +249,24 @@ _counts_writes = holds(Promise.MUTABLE_FROZEN)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
-    """Return whether a script has put hooks on a parameter: there is no public way to ask."""
+    """Return whether a script has put hooks on a parameter; there is no public way."""
     if not holds(Promise.GRADIENT_HOOKS):
         return False
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor that this one is a view of, if it is one and torch knows it."""
+    """Return the base tensor of a view; None if the tensor is no view, or torch does not know."""
     return tensor._base if holds(Promise.VIEWS) else None
 
 
 def copy_all(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, non_blocking: bool = False
 ) -> None:
-    """Copy many tensors into as many others, on a GPU with one kernel for all of them.
+    """Copy tensors to as many targets, on a GPU with a single kernel.
 
-    Of torch's functions for lists of tensors ``copy`` alone is in no documentation. Without it the
-    same is done one by one, in more time.
+    Among torch's functions for lists of tensors, only ``copy`` is undocumented. Without this
+    function, tensors are copied in a loop, in more time.
     """
     if (together := getattr(torch, "_foreach_copy_", None)) is not None:
         together(targets, sources, non_blocking=non_blocking)
@@ -279,12 +281,12 @@ _ALL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether user code runs before or after an optimizer's steps, or those of all optimizers."""
+    """Return whether user code hooks into the steps of an optimizer, or of all optimizers."""
     return any(map(vars(optimizer).get, _OWN_HOOKS)) or any(map(_optim.get, _ALL_HOOKS))
 
 
 def is_profiled() -> bool:
-    """Whether somebody wants to know what this thread does: yes, if torch does not say."""
+    """Return whether a profiler observes this thread: True if torch does not tell."""
     ask = getattr(torch.autograd, "_profiler_enabled", None)
     return ask is None or ask()
 
@@ -293,36 +295,36 @@ def is_profiled() -> bool:
 
 
 def buffers_of(module: torch.nn.Module) -> Mapping[str, Any]:
-    """Return a module's own buffers by name, as they are whenever it is read.
+    """Return a module's own buffers by name, a live mapping.
 
-    An attribute is looked up in four places before: 1 us, for each buffer and shard.
+    An attribute would be looked up in four places before: 1 us, per buffer and shard.
     """
     return module._buffers
 
 
 def parameters_of(module: torch.nn.Module) -> Mapping[str, Any]:
-    """Return a module's own parameters by name, as they are whenever it is read."""
+    """Return a module's own parameters by name, a live mapping."""
     return module._parameters
 
 
 def parts_of(module: torch.nn.Module) -> Mapping[str, Any]:
-    """Return a module's own modules by name."""
+    """Return a module's direct submodules by name."""
     return module._modules
 
 
 def replace_tensors(
     model: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Put ``function(tensor)`` in the place of each parameter, gradient and buffer, in place.
+    """Replace each parameter, gradient and buffer by ``function(tensor)``, in place.
 
-    It is what ``model.to(device)`` does, which moves all of them to one device. Modules have ways
-    of their own: recurrent layers must lay their weights out in one piece again.
+    ``model.to(device)`` works in this way, but moves all tensors to a single device. Modules
+    override the method: recurrent layers must lay their weights out in a single piece again.
     """
     model._apply(function)  # type: ignore[no-untyped-call]
 
 
 # Batch and instance normalisation of any dimension. Their common class has no public name, and
-# those that others write (Apex, mmcv) are subclasses of that and not of a public one.
+# classes of other packages (Apex, mmcv) are subclasses of the common class and not of a public one.
 NORM_BASES: tuple[type[torch.nn.Module], ...] = (
     *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
     *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
@@ -332,12 +334,12 @@ if holds(Promise.NORMS):
 
 
 def parametrizations_are_cached() -> int:
-    """Return how many ``parametrize.cached()`` blocks the process is in: one cache for all."""
+    """Return the number of active ``parametrize.cached()`` blocks: one cache for the process."""
     return int(getattr(_torch.nn.utils.parametrize, "_cache_enabled", 0))
 
 
 def cache_parametrizations(blocks: int) -> None:
-    """Put the process in as many such blocks, with an empty cache."""
+    """Set the number of such blocks, with an empty cache."""
     parametrize: Any = _torch.nn.utils.parametrize
     parametrize._cache_enabled, parametrize._cache = blocks, {}
 
@@ -352,10 +354,10 @@ if TYPE_CHECKING or holds(Promise.OPERATORS):
     class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A ``TorchDispatchMode`` that does not import torch's compiler.
 
-        torch wraps ``__torch_dispatch__`` so that code compiled around the mode leaves it alone.
-        That wrapper imports ``torch._dynamo`` at its first call: 1.6 to 4.6 s in each worker
-        process. So it is passed by until something else has imported it. A torch that wraps in
-        another way may take that time again, and nothing else:
+        torch wraps ``__torch_dispatch__`` to protect the mode from compilation around it. The
+        wrapper imports ``torch._dynamo`` at the first call: 1.6 to 4.6 s in each worker process. So
+        the wrapper is bypassed until the module is imported for another reason. A torch with a
+        different wrapper may take this time again, without further effects:
         ``test_a_mode_does_not_import_the_compiler`` notices.
         """
 
@@ -370,13 +372,13 @@ if TYPE_CHECKING or holds(Promise.OPERATORS):
                 is_imported = "torch._dynamo" in sys.modules
                 return (wrapped if is_imported else written)(*args, **keywords)
 
-            if never_compile(dispatch.__code__):  # or the compiler would try this function
+            if never_compile(dispatch.__code__):  # otherwise the compiler would try this function
                 setattr(cls, "__torch_dispatch__", dispatch)  # noqa: B010
 
 else:
 
     class OperatorMode:
-        """A stand-in that cannot be entered, for a torch without one."""
+        """A substitute that cannot be entered, for a torch without ``TorchDispatchMode``."""
 
         def __enter__(self) -> Any:
             raise RuntimeError(f"torch {torch.__version__}: {Promise.OPERATORS.value}")
@@ -386,15 +388,15 @@ else:
 
 
 def schema_arguments(operator: Any) -> Sequence[Any]:
-    """Return what an operator's schema says of its arguments: name, keyword, written or not."""
+    """Return the arguments in an operator's schema: name, keyword, written or not."""
     arguments: Sequence[Any] = operator._schema.arguments
     return arguments
 
 
 def is_composite(operator: Any, device: torch.device) -> bool:
-    """Return whether an operator has a kernel for a device that is made of other operators.
+    """Return whether an operator has a composed kernel for a device.
 
-    ``has_kernel_for_dispatch_key`` of the operator counts only kernels of its own.
+    The operator's ``has_kernel_for_dispatch_key`` counts only its own kernels.
     """
     if not holds(Promise.COMPOSITE):
         return False
@@ -403,11 +405,11 @@ def is_composite(operator: Any, device: torch.device) -> bool:
 
 
 # --- backward -----------------------------------------------------------------------------------
-# A forward call and its derivative have one number, which only autograd knows.
+# A forward call and the derivative share a number, known to autograd only.
 
 
 def current_backward_call() -> int | None:
-    """Return the number of the forward call whose derivative this thread computes now, if any."""
+    """Return the number of the forward call whose derivative this thread computes now, or None."""
     if not holds(Promise.BACKWARD):
         return None
     node = _C._current_autograd_node()
@@ -422,7 +424,7 @@ def last_forward_call() -> int:
 
 
 # --- groups of ranks ----------------------------------------------------------------------------
-# torch.distributed makes what belongs to a device for groups that it registers, and for no others.
+# torch.distributed makes device objects for registered groups only.
 
 
 def new_backend(
@@ -433,10 +435,10 @@ def new_backend(
     timeout: timedelta,
     address: str | None = None,
 ) -> Any:
-    """Return the backend of torch.distributed for a kind of device, for a group of ranks. Blocks.
+    """Return the backend of torch.distributed for a kind of device and a group of ranks. Blocks.
 
     Args:
-        address: of this host, on which gloo listens; None: the choice of torch.
+        address: address of this host on which gloo listens; None: torch's choice.
 
     Raises:
         ValueError: torch has no backend for this kind of device.
@@ -457,15 +459,15 @@ def new_backend(
     options = _C._distributed_c10d._DistributedBackendOptions()
     options.store, options.timeout, options.group_id = store, timeout, ""
     options.group_rank, options.group_size = rank, size
-    options.global_ranks_in_group = []  # all of them
+    options.global_ranks_in_group = []  # all ranks
     return plugin.creator_fn(options, None)
 
 
 def backend_name(device_type: str) -> str:
-    """Return the name of the backend for a kind of device: of torch, or of a plug-in for it.
+    """Return the name of the backend for a kind of device: of torch, or of a plug-in.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no backend.
     """
     dist: Any = torch.distributed
     name = str(dist.get_default_backend_for_device(device_type))
@@ -484,11 +486,12 @@ def sent_together(
 ) -> list[Any]:
     """Begin several sends and receives of a backend of torch.distributed; return their works.
 
-    NCCL needs them as one call: two ranks that both began with a send would wait for each other.
-    ``torch.distributed.batch_isend_irecv`` does the same, but only for a group that is registered.
+    NCCL needs them in a single call: two ranks would wait for each other if both began with a send.
+    ``torch.distributed.batch_isend_irecv`` does the same, but only for a registered group.
 
     Args:
-        calls: ``backend.send`` or ``backend.recv``, with a list of one tensor and the other rank.
+        calls: ``backend.send`` or ``backend.recv``, with a list of a single tensor and the peer's
+            rank.
     """
     if not backend.supports_coalescing:
         return [call(tensors, rank, 0) for call, tensors, rank in calls]
@@ -500,8 +503,8 @@ def sent_together(
 
 
 # --- the compiler -------------------------------------------------------------------------------
-# torch.compile takes options for inductor, but tells nobody that it compiles; a backend of one's
-# own is told, and calls inductor by this name alone.
+# torch.compile takes options for inductor, but gives no notice of a compilation; a custom backend
+# is notified, and can call inductor only by this name.
 
 
 def run_inductor(
@@ -515,14 +518,14 @@ def run_inductor(
 
 @contextmanager
 def checkpoint_body(other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Within the block ``torch.utils.checkpoint.checkpoint`` calls another function.
+    """Let ``torch.utils.checkpoint.checkpoint`` call a replacement inside the block.
 
-    Scripts import ``checkpoint`` by name, so another one in its module would not be called. torch
-    wraps what it compiles nothing of, and keeps the wrapped function as an attribute of the inner
-    one. Without that attribute models with checkpoints are not cut.
+    Scripts import ``checkpoint`` by name, so replacing ``checkpoint`` in the module would have no
+    effect. torch wraps functions that must not be compiled, and keeps the wrapped function as an
+    attribute of the inner function. Without this attribute, models with checkpoints are not cut.
 
     Args:
-        other: is given the function that ``checkpoint`` wraps, and returns the other one.
+        other: receives the function wrapped by ``checkpoint``, and returns a replacement.
     """
     body: Any = inspect.unwrap(torch.utils.checkpoint.checkpoint)
     name, none = "__dynamo_disable", object()
@@ -539,7 +542,7 @@ def checkpoint_body(other: Callable[[Callable[..., Any]], Callable[..., Any]]) -
 
 @contextmanager
 def strict_compiler() -> Iterator[None]:
-    """Within the block what cannot be compiled is an error; the settings are the thread's.
+    """Turn failures to compile into errors inside the block; the settings are the thread's.
 
     ``torch.compile`` has no argument for the limits in torch 2.10 (``recompile_limit`` is younger).
     """
@@ -548,25 +551,25 @@ def strict_compiler() -> Iterator[None]:
 
     with ExitStack() as stack:
         limits = dynamo.patch(
-            # Past its limit it would go on without compiling: bits would depend on the order in
-            # which shapes came. Replicas share the limit, so it is above all of theirs.
+            # Past the limit, torch would go on without compiling: bits would depend on the order of
+            # shapes. Replicas share the limit, so it is above all of theirs.
             fail_on_recompile_limit_hit=True,
             recompile_limit=4096,
             accumulated_recompile_limit=4096,
         )
         stack.enter_context(limits)
-        # No processes that outlive the training; they start when it is imported.
+        # No processes that outlive the training; they start when inductor is imported.
         stack.enter_context(inductor.patch(compile_threads=1))
         yield
 
 
 @contextmanager
 def repeatable_compiler() -> Iterator[None]:
-    """Within the block ``torch.compile`` of user code makes the same code in every worker.
+    """Let ``torch.compile`` in user code make the same code in every worker inside the block.
 
-    What it makes of a shape must depend neither on the shapes that came before (dynamic shapes),
-    nor on measurements, and random numbers are drawn by the operators that draw them without it.
-    Options that user code gives to ``torch.compile`` take precedence.
+    The code for a shape must depend neither on earlier shapes (dynamic shapes) nor on measurements,
+    and random numbers are drawn by the operators of uncompiled code. Options that user code passes
+    to ``torch.compile`` take precedence.
     """
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
@@ -580,13 +583,13 @@ def repeatable_compiler() -> Iterator[None]:
 
 
 def never_compile(code: CodeType) -> bool:
-    """Have torch's compiler run a function, and all that it calls, as it is written.
+    """Let torch's compiler run a function, and all functions called inside, as written.
 
-    ``torch._dynamo.disable`` does the same, but has to be imported. torch that ignores the mark
-    compiles what watches operators: ``test_the_compiler_leaves_a_mode_alone`` notices.
+    ``torch._dynamo.disable`` does the same, but has to be imported. If torch ignores the mark,
+    watchers of operators are compiled: ``test_the_compiler_leaves_a_mode_alone`` notices.
 
     Returns:
-        Whether it is done; it is not where torch has no such mark.
+        Whether the mark is set; False for a torch without such a mark.
     """
     compiler: Any = getattr(_C, "_dynamo", None)  # the part in C++, which torch itself imports
     try:
@@ -599,10 +602,10 @@ def never_compile(code: CodeType) -> bool:
 
 
 def compiler_is_in_use() -> bool:
-    """Return whether this process has called ``torch.compile``, at any time.
+    """Return whether this process has ever called ``torch.compile``.
 
-    torch's compiler lists the backends that it was ever asked for. It is imported for other things
-    too, by optimizers say; without the list its import counts.
+    torch's compiler lists the backends requested so far. The compiler is imported for other
+    purposes too, for example by optimizers; without the list, the import counts.
     """
     module: Any = sys.modules.get("torch._dynamo.eval_frame")
     if module is None:
@@ -612,10 +615,10 @@ def compiler_is_in_use() -> bool:
 
 
 def tell_compilations(started: Callable[[object], None]) -> None:
-    """Have ``started`` called whenever torch's compiler begins, in the thread that compiles.
+    """Call ``started`` whenever torch's compiler begins, in the compiling thread.
 
-    May be called again: ``torch._dynamo.reset()`` forgets it. What ``started`` raises comes out of
-    the call that was to be compiled.
+    May be called again: ``torch._dynamo.reset()`` drops the callback. An error raised by
+    ``started`` leaves the call that was to be compiled.
     """
     dynamo: Any = sys.modules["torch._dynamo"]
     if started not in dynamo.callback_handler.start_callbacks:
@@ -623,7 +626,7 @@ def tell_compilations(started: Callable[[object], None]) -> None:
 
 
 def compiled_original(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the module that ``model = torch.compile(original)`` wraps; None for others."""
+    """Return the original of a module made by ``torch.compile``; None for all other modules."""
     if not hasattr(type(model), "_opt_mod_attributes"):
         return None
     original = parts_of(model).get("_orig_mod")
@@ -631,7 +634,7 @@ def compiled_original(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def compiled_function(function: Any) -> Any:
-    """Return the function that ``torch.compile(original)`` made a function of; None for others."""
+    """Return the original of a function made by ``torch.compile``; None for all other functions."""
     return getattr(function, "_torchdynamo_orig_callable", None)
 
 
@@ -647,10 +650,10 @@ def is_call_compiled(module: torch.nn.Module) -> bool:
 
 
 def compile_call_as(module: torch.nn.Module, copied: torch.nn.Module) -> bool:
-    """Compile a copy's call as ``module.compile()`` did: ``copy.deepcopy`` leaves that out.
+    """Compile a copy's call as ``module.compile()`` did: ``copy.deepcopy`` omits this.
 
     Returns:
-        Whether it is done; it is not where torch does not tell the arguments of ``compile()``.
+        Whether this is done; False if torch does not tell the arguments of ``compile()``.
     """
     call: Any = module._compiled_call_impl
     if call is None:

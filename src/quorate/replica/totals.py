@@ -1,8 +1,8 @@
-"""Totals: what is summed over shards and not averaged, and what is made of the sum in the end.
+"""Totals: sums over shards that are not averaged, and the numbers computed from the sums.
 
-Intersection over union, BLEU, a median: none of them is a mean of what shards have. Each follows
-from counts, and counts add up: a confusion matrix, matching n-grams, a histogram. As integers they
-add up to the same total in any order, on any number of workers, to the last bit.
+Intersection over union, BLEU, a median: none of them is a mean of the shards' values. Each follows
+from counts, and counts add up: a confusion matrix, matching n-grams, a histogram. Sums of integers
+are the same in any order, on any number of workers, to the last bit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from quorate.replica.outputs.metric import Metric, is_metric
 
 Finish = Callable[[torch.Tensor], Any]  # from a total to a number, or to numbers by name
 Counts = dict[str, torch.Tensor]  # by name; int64, on the host
-# By name: what is collected in evaluations; None for counts.
+# By name: the collecting object for evaluations; None for counts.
 Wanted = Mapping[str, Collect | Metric | None]
 NONE: Wanted = MappingProxyType({})
 
-# Those that int64 holds. Not bool: whoever returns a mask wants its sum.
+# The dtypes within int64. Not bool: the sum of a mask has to be returned instead.
 DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8),
     *(torch.uint8, torch.uint16, torch.uint32),
@@ -34,14 +34,14 @@ DTYPES = (
 
 
 class Totals:
-    """What a user wants summed, and finished.
+    """The user's totals, and the functions that finish them.
 
     Args:
-        finish: by the name under which the loss function returns the counts: what makes a number
-            of their total, or several by names of their own; ``Collect``, or a metric.
+        finish: by name of the counts in the loss function's result: a function from their total to
+            a number, or to several numbers by name; ``Collect``, or a metric.
 
     Raises:
-        SettingError: it is no such mapping.
+        SettingError: the argument is no such mapping.
     """
 
     def __init__(self, finish: Mapping[str, Any] | None) -> None:
@@ -66,11 +66,12 @@ class Totals:
         self.wanted: Wanted = {name: self.kept.get(name) for name in listed}
 
     def finished(self, totals: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Return the numbers that follow from totals, by their names.
+        """Return the numbers computed from totals, by name.
 
         Raises:
-            LossError: a function returned something else, or two gave the same name.
-            Whatever the user's function raises, with a note that names the total.
+            LossError: a function returned something else than numbers, or two numbers have the same
+                name.
+            Exception: an error of the user's function, with a note that names the total.
         """
         found: dict[str, float] = {}
         for name, finish in self._finish.items():
@@ -87,14 +88,14 @@ class Totals:
 
 
 def numbers(name: str, returned: Any, taken: Collection[str] = ()) -> dict[str, float]:
-    """Return the numbers that were made of a total, by their names.
+    """Return the numbers computed from a total, by name.
 
     Args:
-        name: of the total; a list has numbers name_0, name_1, ...
-        taken: names that others have.
+        name: name of the total; a list yields numbers name_0, name_1, ...
+        taken: names in use.
 
     Raises:
-        LossError: it is something else, or one has a name that is taken.
+        LossError: the result is no number, or a name is in use.
     """
     if isinstance(returned, list):
         returned = {f"{name}_{at}": value for at, value in enumerate(returned)}
@@ -133,7 +134,7 @@ def counts(name: str, value: object) -> torch.Tensor:
     """Return a copy of one shard's counts, (any shape) int64 on the host.
 
     Raises:
-        LossError: they are no integers.
+        LossError: the counts are no integers.
     """
     try:
         tensor = torch.as_tensor(value).detach()
@@ -176,12 +177,12 @@ def add(left: Counts, right: Counts) -> None:
 
 
 def packed_totals(totals: Counts) -> dict[str, Any]:
-    """Return totals for a message: shape and bytes. Most of a large matrix is zeros."""
+    """Return totals for a message: shape and compressed bytes. A large matrix is mostly zeros."""
     return {n: [list(t.shape), zlib.compress(t.numpy().tobytes(), 1)] for n, t in totals.items()}
 
 
 def unpacked_totals(packed: Mapping[str, Any]) -> Counts:
-    """Return totals from what ``packed_totals`` returned."""
+    """Return totals from the result of ``packed_totals``."""
     return {
         name: torch.from_numpy(np.frombuffer(zlib.decompress(data), np.int64).copy()).view(shape)
         for name, (shape, data) in packed.items()

@@ -1,7 +1,8 @@
 """Transfers of batches to an accelerator: from page-locked memory, on a stream of their own.
 
-A copy from page-locked memory runs beside the kernels of the shard before it; from other memory the
-driver copies it on the host first, and the thread waits. Elsewhere a batch is moved as ever.
+A copy from page-locked memory runs beside the kernels of the previous shard; from other memory the
+driver first copies the batch on the host, and the thread waits. On other devices a batch is moved
+without a stream.
 """
 
 from __future__ import annotations
@@ -24,35 +25,35 @@ _DEVICE, _IS_INFERENCE = attrgetter("device"), torch.Tensor.is_inference
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Return the batch with every tensor in it on the device; those that are there stay."""
-    is_late = device.type != "cpu"  # the host would read memory before the copy has written it
+    """Return the batch with every tensor on the device; tensors already there are kept."""
+    is_late = device.type != "cpu"  # the host would read memory before the copy has arrived
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device == device else tensor.to(device, non_blocking=is_late)
 
-    if type(batch) is list and _is_of_tensors(batch):  # the usual one, without a walk
+    if type(batch) is list and _is_of_tensors(batch):  # the usual batch, without a walk
         return batch.copy() if {*map(_DEVICE, batch)} == {device} else [*map(moved, batch)]
     return mapped(batch, moved)
 
 
 def pinned(batch: Any, device: torch.device) -> Any:
-    """Return the batch in page-locked memory, if that helps a transfer to the device."""
+    """Return the batch in page-locked memory, if this speeds up a transfer to the device."""
     if not has_streams(device):
         return batch
-    with current(device):  # or another GPU may be given a context for it
+    with current(device):  # otherwise another GPU may get a context
         return mapped(batch, lambda t: t.pin_memory() if t.device.type == "cpu" else t)
 
 
 class Transfers:
-    """Transfers to one device, for one thread at a time that computes on its current stream."""
+    """Transfers to a device, for a computing thread and its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._has_streams = has_streams(device)
         self._side: torch.Stream | None = None
-        # By step and shard: rows that will be wanted once more in this step, as they were loaded.
+        # By step and shard: loaded rows that are needed again in the same step.
         self.kept: dict[tuple[int, int], Any] = {}
-        # Batches, what they become, and events: one that is taken at once, and the one after it.
+        # Batches, their moved copies, and events: of the batch to take now, and the next one.
         self._begun: deque[tuple[Any, Any, Any]] = deque(maxlen=2)
 
     def keep(self, ticket: tuple[int, int], batch: Any) -> None:
@@ -86,42 +87,42 @@ class Transfers:
         stream = torch.accelerator.current_stream(self._device)
         stream.wait_event(event)
         for tensor in tensors(moved):
-            tensor.record_stream(stream)  # its memory is the side stream's
+            tensor.record_stream(stream)  # its memory belongs to the side stream
         return moved
 
 
 class WrittenError(BaseException):
-    """A batch is to be computed from again, and user code has written it: load it anew.
+    """A written batch is needed again, and has to be loaded anew.
 
-    No ``Exception``: what repeats a computation must not take it for the user's.
+    Not an ``Exception``: code for repeated computations must not handle this as a user's error.
     """
 
 
 class FreshBatch:
-    """A batch that may be computed from several times, and is what it was each time.
+    """A batch for repeated computations, with the original content in each.
 
-    User code may take entries out of a batch, or write its tensors in place: mask labels, say.
-    Containers are new ones each time. Tensors are copied only if ``keeps`` is set; without it
-    nothing is copied, and what was written is found out when it is wanted again.
+    User code may take entries out of a batch, or write its tensors in place, for example to mask
+    labels. Containers are new each time. Tensors are copied only if ``keeps`` is set; otherwise
+    nothing is copied, and writes are detected when the batch is taken again.
 
     Args:
-        batch: as it was loaded.
-        move: returns it in new containers, with its tensors on the device.
-        keeps: whether to hand out copies.
+        batch: the batch as loaded.
+        move: returns a batch in new containers, with its tensors on the device.
+        keeps: whether ``take`` returns copies.
     """
 
     def __init__(self, batch: Any, move: Callable[[Any], Any], *, keeps: bool) -> None:
-        self.on_device = move(batch)  # for its shapes; not to be handed to user code
+        self.on_device = move(batch)  # for its shapes; not to be passed to user code
         self._batch = batch
         self._move = move
         self._keeps = keeps
         self._before: list[Hashable] | None = None
 
     def take(self) -> Any:
-        """Return the batch for one computation.
+        """Return the batch for a computation.
 
         Raises:
-            WrittenError: it is taken again, and the first computation has, or may have, changed it.
+            WrittenError: the batch was taken before, and may have been written since.
         """
         if self._keeps:
             return mapped_leaves(self.on_device, copied)
@@ -135,17 +136,17 @@ class FreshBatch:
 
 
 def copied(leaf: Any) -> Any:
-    """Return a leaf of a batch that nobody else writes: tensors with the strides they have."""
+    """Return a copy of a leaf, with the same strides if a tensor."""
     if _is_fixed(leaf):
         return leaf
     if not isinstance(leaf, torch.Tensor):
         try:
             return copy.deepcopy(leaf)
-        except Exception:  # an object of the user's that has no copy: then it is shared
+        except Exception:  # an object of the user that cannot be copied is shared
             return leaf
     if leaf.layout is not torch.strided or leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
         return leaf.clone()
-    # Kernels, and so bits, may go by strides; clone() keeps only those without gaps.
+    # Kernels, and so bits, may depend on strides; clone() keeps only strides without gaps.
     extent = sum((n - 1) * step for n, step in zip(leaf.shape, leaf.stride(), strict=True)) + 1
     if leaf.numel() == 0 or extent == leaf.numel() or extent > 2 * leaf.numel():
         return leaf.clone()
@@ -154,7 +155,7 @@ def copied(leaf: Any) -> Any:
 
 
 def _states(batch: Any) -> list[Hashable]:
-    """Return what is another list once something in a batch was written, or may have been."""
+    """Return a list that changes if a leaf of the batch was written, or may have been written."""
     if type(batch) is list and _is_of_tensors(batch) and not any(map(_IS_INFERENCE, batch)):
         return [*versions(batch)]
     return [_state(leaf) for leaf in leaves(batch)]
@@ -162,7 +163,7 @@ def _states(batch: Any) -> list[Hashable]:
 
 def _state(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
-        # Of a tensor of inference_mode torch does not count writes.
+        # torch does not count writes to tensors of inference_mode.
         return object() if leaf.is_inference() else version(leaf)
     return None if _is_fixed(leaf) else object()
 

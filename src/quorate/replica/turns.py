@@ -1,8 +1,8 @@
-"""Turns on what a process has once: Python's, NumPy's and torch's generator, and its switches.
+"""Turns on objects that a process has once: Python's, NumPy's and torch's generator, and switches.
 
-Python's ``random`` and NumPy's legacy functions cannot be given to a thread, as torch's generator
-can (``Stream``), nor can a default dtype. ``Turns`` notices code that uses such things, so that
-such code, and only such code, takes turns.
+Unlike torch's generator (``Stream``), Python's ``random`` and NumPy's legacy functions cannot be
+replaced per thread, and neither can a default dtype. ``Turns`` detects code with uses of such
+objects, and only this code takes turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quorate.replica.shared import generators, switches
 
 T = TypeVar("T")
 
-# The thread that computes has a stream of its own.
+# The computing thread has a stream of its own.
 RACE = (
     "the model starts threads that draw from torch's default generator, and the order of the draws "
     "depends on timing; draw the numbers before the threads start, and pass the numbers in"
@@ -29,41 +29,41 @@ Reseed = Callable[[Seed], None]
 
 
 class Turns:
-    """Lets code that uses what a process has once do so repeatably, whatever other threads do.
+    """Repeatable use of objects that a process has once, in the presence of any threads.
 
-    That is to draw from shared generators (Python's ``random``, NumPy's legacy functions, torch's
-    own in a thread without a ``Stream``), or to leave a switch in another place. One ``Turns``
-    watches one kind of code: a model, a dataset. Code that does nothing of the kind is left alone.
-    Once it is seen to, it is run again, and from then on always, with a seed of its own and while
-    nobody else has a turn.
+    Uses are draws from shared generators (Python's ``random``, NumPy's legacy functions, torch's
+    own in a thread without a ``Stream``), and switches left in a new position. A ``Turns`` object
+    watches a single kind of code: a model, a dataset. Code without such uses is left alone. Code
+    with such a use is run again, and from then on always in a turn, with a seed of its own and
+    exclusively.
 
     Args:
-        side_by_side: whether code that did nothing of the kind in its first run goes on outside of
-            turns. It is looked at around each run; if anything changed meanwhile, whoever did it,
-            the run does not count and is made once more, alone.
+        side_by_side: whether code without such uses in its first run goes on outside of turns. Each
+            run is then checked; if any thread changed a generator or switch meanwhile, the run does
+            not count and is repeated alone.
     """
 
     def __init__(self, *, side_by_side: bool = False) -> None:
-        self.draws = False  # whether it runs in turns, with seeds, from now on
-        self.reasons: list[str] = []  # why, where more is known than that it was seen to draw
+        self.draws = False  # whether the code runs in turns, with seeds, from now on
+        self.reasons: list[str] = []  # why, if more is known than a draw
         self.race: str | None = None  # why turns do not help
         self._side_by_side = side_by_side
-        # Where its code names a shared generator, if it does. Beside other code that draws in turns
-        # it could not be seen to draw.
+        # The place where the code names a shared generator, if any. Beside the draws of further
+        # code in turns, its own could not be detected.
         self.may_draw: str | None = None
         self._first = True
         self._is_said = False
         self._beside = _Beside() if side_by_side else None
 
     def require(self, reason: str) -> None:
-        """Take turns from now on: code is known to use what a process has once."""
+        """Take turns from now on: the code is known to use objects that a process has once."""
         self.draws = True
         if reason not in self.reasons:
             self.reasons.append(reason)
 
     def news(self) -> str | None:
-        """Return that code takes turns now, and why; None if that was said."""
-        if not self.draws or self._is_said:  # asked after every shard
+        """Return a line that code takes turns now, and why; None if already reported."""
+        if not self.draws or self._is_said:  # called after every shard
             return None
         self._is_said = True
         if self.reasons:
@@ -74,17 +74,17 @@ class Turns:
         )
 
     def tell(self, notes: Notes) -> None:
-        """Note that code takes turns, and where that does not help."""
+        """Note the turns of the code, and any race despite turns."""
         if (line := self.news()) is not None:
             notes.add(line)
         if self.race is not None:
             notes.doubt(self.race)
 
     def run(self, work: Callable[[Reseed], T]) -> T:
-        """Run ``work(reseed)``, which must give the same result when it is run again.
+        """Run ``work(reseed)``, which must give the same result when repeated.
 
-        ``reseed`` takes a 64-bit key and does nothing as long as nothing is drawn. The states of
-        the generators are afterwards what they were before.
+        ``reseed`` takes a 64-bit key and has no effect as long as nothing is drawn. The states of
+        the generators are restored afterwards.
         """
         if self.may_draw is not None and not self.draws and _turn.drawers:
             self.require(f"{self.may_draw} may draw from a generator that loading rows draws from")
@@ -95,14 +95,15 @@ class Turns:
         with _turn.lock, nobody:
             if self._beside is not None and self._beside.stand is not None:
                 switches.restore(self._beside.stand)
-            # A first run is a turn already: other code must not take its draws for its own.
+            # A first run is a turn already: its draws must not be attributed to further code.
             with _turn.taken() if self._first else nullcontext():
                 return self._alone(work)
 
     def together(self, work: Callable[[], T]) -> tuple[T] | None:
         """Run ``work()`` outside of turns, and return its result.
 
-        None: that cannot be, or somebody drew or set something meanwhile, and it does not count.
+        None: the code needs turns, or a generator or switch changed meanwhile, so the result does
+        not count.
         """
         if self._beside is None or self._first or self.draws:
             return None
@@ -110,7 +111,7 @@ class Turns:
             before = seen or _turn.look()
             result = work()
             after = _turn.look()
-        # What another thread has found out meanwhile holds for this run too.
+        # A use detected by another thread meanwhile counts for this run too.
         return (result,) if before == after and not self.draws else None
 
     def _alone(self, work: Callable[[Reseed], T]) -> T:
@@ -123,7 +124,7 @@ class Turns:
             if generators.mark() == mark and not names:
                 return result
             if not was_first:
-                _turn.disturbed += 1  # who runs beside it cannot see who did it
+                _turn.disturbed += 1  # runs beside it cannot know which code did it
             if generators.torch_mark() != drawn:
                 self.race = RACE
             self.draws = True
@@ -134,23 +135,23 @@ class Turns:
             try:
                 switches.restore(stand)
                 return work(generators.reseed)
-            finally:  # within the turn: after its end other threads read the generators' positions
+            finally:  # within the turn: afterwards, threads read the generators' positions
                 generators.restore(states)
                 switches.restore(stand)
 
 
 class _Beside:
-    """Runs outside of turns that are under way; within ``held_up`` there are none."""
+    """The runs outside of turns in progress; inside ``held_up`` there are none."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._runs = 0
         self._held_up = 0
-        self.stand: switches.Settings | None = None  # of the switches, when there was no run yet
+        self.stand: switches.Settings | None = None  # of the switches, before the first run
 
     def __enter__(self) -> _Seen | None:
-        """Return what was seen as it began, if no other run was under way."""
+        """Return the observation at the beginning, if no other run was in progress."""
         seen = None
         with self._lock:
             while self._held_up:
@@ -183,7 +184,7 @@ class _Beside:
 
 
 class _Seen(NamedTuple):
-    """What a process has once, as it was at some moment."""
+    """An observation of the objects that a process has once."""
 
     drawn: generators.Mark
     switches: switches.Settings
@@ -191,33 +192,33 @@ class _Seen(NamedTuple):
 
 
 class _Turn:
-    """The turn on what a process has once: there is one, as there is one of each of them."""
+    """The turn on objects that a process has once: a single object, like them."""
 
     def __init__(self) -> None:
         self._reset()
-        # A fork may come while another thread has its turn, which then never ends in the child.
+        # A fork may happen during another thread's turn, which then never ends in the child.
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self.lock = threading.RLock()
-        self.disturbed = 0  # runs that changed something outside of a turn, so far
+        self.disturbed = 0  # runs so far that changed an object outside of a turn
         self.drawers = 0  # kinds of code that were seen to draw
         self._begun = 0  # turns so far
-        self._active = 0  # of these, not yet ended: they may be within each other
-        # When the first of these began.
+        self._active = 0  # turns in progress: they may be nested
+        # The observation when the outermost of them began.
         self._at_rest: tuple[generators.Mark, switches.Settings] = ((), ())
         self._known: tuple[generators.Mark, generators.States] | None = None
 
     def look(self) -> _Seen:
-        """Return what differs if somebody who has no turn drew or set something in between."""
+        """Return an observation that changes with draws and switches outside of turns."""
         while True:
             begun = self._begun
             found = self._at_rest if self._active else (generators.mark(), switches.settings())
-            if self._begun == begun:  # else a turn began meanwhile
+            if self._begun == begun:  # otherwise a turn began meanwhile
                 return _Seen(*found, self.disturbed)
 
     def shared_mark(self) -> generators.Mark:
-        """Return what differs if somebody who has no turn drew from Python's or NumPy's."""
+        """Return a mark that changes with draws from Python or NumPy generators without a turn."""
         while True:
             begun = self._begun
             found = self._at_rest[0][:-1] if self._active else generators.shared_mark()
@@ -226,10 +227,10 @@ class _Turn:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Have the turn within the block; the lock must be held."""
+        """Have the turn inside the block; the lock must be held."""
         if not self._active:
             self._at_rest = (generators.mark(), switches.settings())
-        self._active += 1  # first: ``look`` of another thread may come between these two lines
+        self._active += 1  # first: another thread's ``look`` may come between these two lines
         self._begun += 1
         try:
             yield
@@ -248,14 +249,14 @@ _turn = _Turn()
 
 
 def drawn_outside() -> object:
-    """Return what differs if code that has no turn drew from Python's or NumPy's generator."""
+    """Return a mark that changes with draws from Python's or NumPy's generator outside of turns."""
     return _turn.shared_mark()
 
 
 def disturbances() -> int:
-    """Return how many runs, so far, drew outside of a turn: each was found out, and made again."""
+    """Return the number of runs with draws outside of turns: each was detected and repeated."""
     return _turn.disturbed
 
 
 def leave_alone(_seed: Seed) -> None:
-    """Seed nothing: nobody draws from what a process has once."""
+    """Seed nothing, for code that uses no objects of the process."""
