@@ -116,7 +116,11 @@ class Warm:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # A test may find the processes of its runs by their environment: this is none.
-            env={n: v for n, v in os.environ.items() if not n.startswith("QUORATE_TEST")},
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("QUORATE_TEST", "PYTEST_CURRENT_TEST"))
+            },
         )
         theirs.close()
         atexit.register(popen.wait)
@@ -208,6 +212,11 @@ def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
     tempfile.tempdir = None  # it is the environment's to say
     os.environ.clear()
     os.environ.update(request["env"])
+    if "coverage" in sys.modules:  # tests/mutants.py records which test executes which line
+        from coverage import Coverage
+
+        if (running := Coverage.current()) is not None:
+            running.switch_context(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
     os.chdir(request["folder"])
     arguments: list[str] = request["arguments"]
     return arguments

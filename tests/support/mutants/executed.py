@@ -35,8 +35,14 @@ class Executed(NamedTuple):
     times_s: dict[str, float]  # by id of a test
 
     def by(self, file: str, line: int) -> list[str]:
-        """Return the tests that execute a line, the fastest first."""
-        found = self.tests.get(file, {}).get(line, [])
+        """Return the tests that execute a line, the fastest first.
+
+        Of a line that is executed by an import alone: those that execute any line of the file.
+        """
+        lines = self.tests.get(file, {})
+        found = lines.get(line, [])
+        if not found and line in lines:
+            found = [*{test: None for tests in lines.values() for test in tests}]
         return sorted(found, key=lambda test: (self.times_s.get(test, 60.0), test))
 
 
@@ -56,7 +62,11 @@ def record(tree: Path, folder: Path, selection: Sequence[str]) -> None:
     env = environment(tree, Path(__file__).parent)
     junit = f"--junit-xml={times}"
     # Its exit code says whether tests failed; their lines count nevertheless.
-    subprocess.run([*coverage, "run", rc, "-m", "pytest", junit, *selection], cwd=tree, env=env)
+    subprocess.run(
+        [*coverage, "run", rc, "-m", "pytest", "-p", "contexts", junit, *selection],
+        cwd=tree,
+        env=env,
+    )
     subprocess.run([*coverage, "combine", rc, "--quiet"], cwd=tree, env=env, check=True)
     data = CoverageData(str(folder / "data"))
     data.read()
