@@ -42,9 +42,14 @@ NUMBER = struct.Struct("<q")  # the length of a request; in a report, the pid an
 
 
 class Warm:
-    """The side of the tests. Any thread may call ``run``, each at its own time."""
+    """The side of the tests. Any thread may call ``run``, each at its own time.
 
-    def __init__(self) -> None:
+    Args:
+        env: the environment that the process starts with; ``None``: this process's.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self._env = env
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -118,7 +123,7 @@ class Warm:
             # A test may find the processes of its runs by their environment: this is none.
             env={
                 name: value
-                for name, value in os.environ.items()
+                for name, value in (self._env or os.environ).items()
                 if not name.startswith(("QUORATE_TEST", "PYTEST_CURRENT_TEST"))
             },
         )

@@ -1,15 +1,21 @@
-"""Runs of the command ``quorate`` on simulated devices, each in a process of its own."""
+"""Runs of the command ``quorate`` on simulated devices, in forks of a process that has them."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
+from functools import cache
 
 from support.accelerator import environment
 from support.runs import Ended
+from support.warm import Warm
 
 LIMIT_S = 300
+
+
+@cache
+def warm(delays: tuple[float, int, int]) -> Warm:
+    """Return the process that is forked: it has the devices, and no stream before a fork."""
+    return Warm(environment(delays))
 
 
 class OnDevices:
@@ -22,7 +28,7 @@ class OnDevices:
 
     def __init__(self, *devices: str, delays: tuple[float, int, int] = (0.3, 300, 0)) -> None:
         self._devices = devices
-        self._env = environment(delays)
+        self._delays = delays
 
     def run(self, arguments: Sequence[str]) -> Ended:
         """Run the command to its end. Blocks."""
@@ -30,15 +36,7 @@ class OnDevices:
         for at, word in enumerate(words):
             if word == "--devices" and self._devices:
                 words[at + 1] = self._named(words[at + 1])
-        ended = subprocess.run(
-            [sys.executable, "-m", "quorate", *words],
-            env=self._env,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        return Ended(ended.returncode, ended.stdout, ended.stderr, [])
+        return Ended(*warm(self._delays).run(words, environment(self._delays), LIMIT_S))
 
     def _named(self, value: str) -> str:
         if value == "cpu":  # as many workers as there are, or several on one
