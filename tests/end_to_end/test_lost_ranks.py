@@ -19,7 +19,6 @@ from support.heard import Heard
 from support.memory_group import inside, memory_group
 from support.references import References
 from support.runs import (
-    SCRIPTS,
     TOWER,
     command,
     inspected,
@@ -68,11 +67,14 @@ def of_torchrun(folder: Path, *words: str, restarts: int = 0) -> list[str]:
 
 
 @contextmanager
-def nothing_is_left(folder: Path, words: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Start a run; within a while of its end no process, file or memory of it is left."""
+def nothing_is_left(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a run; within a while of its end no process, file or memory of it is left.
+
+    Yields what ``started`` does.
+    """
     before = shared_memory()
     with started(folder, words) as (process, mark):
-        yield process
+        yield process, mark
         assert process.returncode is not None
         soon(lambda: not processes_of(mark), lambda: processes_of(mark))
         files = {p.name for p in (folder / "temporary").iterdir() if p.name.startswith("quorate")}
@@ -89,7 +91,7 @@ def shared_memory() -> set[str]:
 
 def lost(folder: Path, words: list[str]) -> Lost:
     """Run to the end of all processes."""
-    with nothing_is_left(folder, words) as process:
+    with nothing_is_left(folder, words) as (process, _):
         try:
             said, _ = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -145,7 +147,8 @@ def test_rank_0_is_killed_and_the_others_end(tmp_path: Path) -> None:
 
 def test_rank_0_is_stopped_and_may_go_on(tmp_path: Path, references: References) -> None:
     """By Ctrl-Z, which reaches it alone: the others wait for it."""
-    with nothing_is_left(tmp_path, of_ranks(tmp_path, "what=STOP", "at=forward,0,3")) as process:
+    words = of_ranks(tmp_path, "what=STOP", "at=forward,0,3")
+    with nothing_is_left(tmp_path, words) as (process, _):
         wait_for(tmp_path / "notes" / "happened")
         time.sleep(LOST_S + 2)
         os.kill(int((tmp_path / "notes" / "0").read_text()), signal.SIGCONT)
@@ -192,7 +195,7 @@ def test_random_ranks_are_killed_at_random_moments_and_torchrun_is_told_to_end(
     steps = ("steps=100", "pause=0.04")
     words = of_torchrun(tmp_path, *steps, "then=tells", restarts=60)
     notes, killed = tmp_path / "notes", 0
-    with nothing_is_left(tmp_path, words) as process:
+    with nothing_is_left(tmp_path, words) as (process, mark):
         said = Heard(process)
         at = 0
         until = time.monotonic() + LIMIT_S + 40 * KILLS
@@ -203,7 +206,7 @@ def test_random_ranks_are_killed_at_random_moments_and_torchrun_is_told_to_end(
             time.sleep(chance.uniform(0.0, 2.0))
             with suppress(OSError, ValueError):
                 pid = int((path := notes / str(chance.randrange(RANKS))).read_text())
-                if str(SCRIPTS / "ranks.py") in Path(f"/proc/{pid}/cmdline").read_text():
+                if pid in processes_of(mark):
                     os.kill(pid, signal.SIGKILL)
                     path.unlink()
                     killed += 1
