@@ -11,37 +11,47 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 from support.accelerator import build, environment
+from support.runs import Ended
+from support.warm import Warm
 
 import quorate
 
 HERE = Path(__file__).parent
 FILES = [*sorted(HERE.glob("on_device/*.py")), HERE.parent / "end_to_end" / "test_gpu.py"]
 LIMIT_S = 300
+DELAYS = (0.5, 300, 0)  # see ``environment``
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(build.lacking() is not None, reason=build.lacking() or ""),
 ]
 
 
-def run_alone(test: str | Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a test to its end. Blocks."""
+@cache
+def warm(*, has_devices: bool) -> Warm:
+    """Return a process whose forks run pytest: it has imported torch, and nothing of quorate."""
     build.library()
-    words = [sys.executable, "-m", "pytest", "-x", str(test), "-p", "no:cacheprovider"]
-    return subprocess.run(
-        words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+    return Warm(environment(DELAYS) if has_devices else None, ("torch._dynamo", "pytest"))
+
+
+def run_alone(test: str, source: Path | None = None) -> Ended:
+    """Run a test to its end, with quorate from another source folder if one is named. Blocks."""
+    has_devices = "on_device" in test or "test_gpu" in test
+    env = environment(DELAYS) if has_devices else {**os.environ}
+    if source is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), env.get("PYTHONPATH")]))
+    words = ["-x", test, "-p", "no:cacheprovider"]
+    return Ended(*warm(has_devices=has_devices).run(words, env, LIMIT_S, "pytest"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_the_device(file: Path) -> None:
-    ended = run_alone(file, environment((0.5, 300, 0)))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = run_alone(str(file))
+    assert ended.code == 0, ended.said
 
 
 @pytest.mark.parametrize("patch", sorted(HERE.glob("faults/*.patch")), ids=lambda path: path.stem)
@@ -50,6 +60,6 @@ def test_a_fault_is_reported(patch: Path, tmp_path: Path) -> None:
     head = dict(line.split(": ", 1) for line in lines if line.startswith(("test: ", "says: ")))
     shutil.copytree(Path(quorate.__file__).parent, tmp_path / "src/quorate")
     subprocess.run(["git", "apply", str(patch)], cwd=tmp_path, check=True)
-    ended = run_alone(HERE / head["test"], {**os.environ, "PYTHONPATH": str(tmp_path / "src")})
-    assert ended.returncode == 1, ended.stdout
-    assert head["says"] in ended.stdout, ended.stdout
+    ended = run_alone(str(HERE / head["test"]), tmp_path / "src")
+    assert ended.code == 1, ended.said
+    assert head["says"] in ended.out, ended.out

@@ -241,18 +241,14 @@ def test_torchrun_starts_the_ranks_and_starts_them_anew(
         assert "gloo listens on 127.0.0.1 (this machine alone)" in ended.out
 
 
-# What is another one, and what is said of it. A shell puts $RANK in.
+# What is another one, and what is said of it. A shell puts $RANK in, where it is.
 OTHERS = {
     "PYTHONPATH={folder}/$RANK:$PYTHONPATH {run} {script}": (
         "rank 1 differs from rank 0 in the torch build: got 2.99.0, expected"
     ),
     "{run} {folder}/ranks$RANK.py": "rank 1 differs from rank 0 in the script's text: got",
-    "{run} --workers 3 {script}": (
-        "workers: got 3, expected 2, as torchrun has started 2 ranks; leave it to"
-    ),
-    "{run} --engine towers {script}": (
-        "engine: got 'towers', expected collective, as torchrun has started 2"
-    ),
+    "--workers 3": ("workers: got 3, expected 2, as torchrun has started 2 ranks; leave it to"),
+    "--engine towers": ("engine: got 'towers', expected collective, as torchrun has started 2"),
 }
 
 
@@ -268,8 +264,12 @@ def test_ranks_of_torchrun_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
         "folder": tmp_path,
         "script": SCRIPTS / "ranks.py",
     }
-    shells = {line: ("sh", "-c", line.format(**places)) for line in OTHERS}
-    commands = {line: torchrun(2, "--no-python", *shell) for line, shell in shells.items()}
+    commands = {
+        line: torchrun(2, "--no-python", "sh", "-c", line.format(**places))
+        if "RANK" in line
+        else torchrun(2, *command("ranks.py", options=tuple(line.split()))[1:])
+        for line in OTHERS
+    }
     for line, ended in run_all(commands).items():
         assert ended.code == 1, ended.said  # torchrun's own
         assert "step 1/" not in ended.out

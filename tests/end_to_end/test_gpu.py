@@ -21,6 +21,7 @@ from support.runs import digests
 from support.scenarios import Here, Scenario, check
 from support.trainings.configuration import parse
 from support.warm import WARM
+from support.warm_child import WarmRuns
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -174,13 +175,16 @@ def test_a_memory_fraction_is_held(engine: str, workers: int) -> None:
 VERIFY = ("--devices", DEVICE, "--engine", "towers", "--workers", "1,2", "--updates", "2")
 
 
-def test_verify_names_an_operator_that_adds_with_atomics() -> None:
+def test_verify_names_an_operator_that_adds_with_atomics(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    verify = WarmRuns("verify", monkeypatch, capfd)
     if ON_CUDA:
-        said = run("verify", *VERIFY, str(SCRIPT), "--", "atomics", code=1)
+        said = verify(*VERIFY, str(SCRIPT), "--", "atomics", code=1)
         assert "aten.index_add" in said
         assert "returned different results for the same inputs" in said
         assert "on_gpu.py:" in said
-    assert "same bits on 1 worker, 2 workers" in run("verify", *VERIFY, str(SCRIPT), "clean")
+    assert "same bits on 1 worker, 2 workers" in verify(*VERIFY, str(SCRIPT), "clean", code=0)
 
 
 @pytest.mark.skipif(not ON_CUDA, reason="its identity is NVIDIA's")

@@ -49,10 +49,13 @@ class Warm:
 
     Args:
         env: the environment that the process starts with; ``None``: this process's.
+        imports: modules that it imports first.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        self._env = env
+    def __init__(
+        self, env: Mapping[str, str] | None = None, imports: Sequence[str] = IMPORTED_FIRST
+    ) -> None:
+        self._env, self._imports = env, imports
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -129,7 +132,7 @@ class Warm:
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         popen = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [sys.executable, __file__, str(theirs.fileno()), *self._imports],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # A test may find the processes of its runs by their environment: this is none.
@@ -256,6 +259,10 @@ def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
         if (running := Coverage.current()) is not None:
             running.switch_context(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
     os.chdir(request["folder"])
+    paths = [
+        str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(":") if path
+    ]
+    sys.path[1:1] = [path for path in paths if path not in sys.path]
     arguments: list[str] = request["arguments"]
     return arguments
 
@@ -292,14 +299,15 @@ def is_marked(process: Path, mark: str) -> bool:
 
 def main() -> None:
     """Be the process that is forked; in a fork, be the command."""
-    for name in IMPORTED_FIRST:
+    connection, *names = sys.argv[1:]
+    for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
     # Else each fork looks through torch's 300,000 objects as it ends, and copies the pages they are
     # in: 0.8 s of a core.
     gc.collect()
     gc.freeze()
-    begun = serve(socket.socket(fileno=int(sys.argv[1])))
+    begun = serve(socket.socket(fileno=int(connection)))
     code: object = 0
     try:
         run_program(begun)
