@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from quorate.engines.collective.heartbeat import Heartbeat
 from quorate.engines.messages import pack, unpack
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.worker_messages import (
@@ -20,6 +22,7 @@ from quorate.engines.processes.worker_messages import (
     ShardsDone,
     StartWorker,
 )
+from quorate.engines.worker_status import Doing
 from quorate.replica.sparse.rows import Rows
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.binary()
@@ -46,6 +49,18 @@ def test_tensors_arrive_in_aligned_memory(dtype: torch.dtype, shape: tuple[int, 
     assert torch.equal(arrived, sent)
     assert arrived.data_ptr() % 64 == 0
     arrived.zero_()  # its own memory, to write to
+
+
+def test_a_parameter_with_gaps_arrives_without_its_gradient() -> None:
+    sent = nn.Parameter(torch.arange(6.0))[::2]
+    assert unpack(pack(sent)).tolist() == [0.0, 2.0, 4.0]
+
+
+def test_a_rank_is_in_its_phase_for_as_long_by_the_clock_of_whoever_hears_it() -> None:
+    doing = Doing("forward", 7, 3, 50.0, {}, 1)
+    beat = Heartbeat(1, "node7", "mark", 9, "cpu", doing, is_late=False, sent_at=52.0)
+    assert beat.phase_s == 2.0
+    assert beat.status(1000.0, own_mark="mark", show_host=True).since == 998.0
 
 
 def test_exceptions_keep_their_type_and_notes_and_foreign_classes_are_refused() -> None:

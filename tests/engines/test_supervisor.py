@@ -245,6 +245,8 @@ class Group:
             assert (life.process.silent_since is not None) == process.is_cut
             # Nobody is forgotten: a worker that is waited for is so until a time.
             is_awaited = not process.is_at_loop or bool(process.invited)
+            if not (process.is_cut or process.is_placed):  # there may never be room
+                assert due == math.inf
             if process.is_cut or (is_awaited and not process.is_killed and process.is_placed):
                 assert due < math.inf
         given_up = [life.given_up is not None for life in self.supervisor.workers]

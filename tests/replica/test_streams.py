@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quorate.coordination.keys import key
+from quorate.engines.drawing import drawing
 from quorate.replica.host_draws import FUSED
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 from quorate.replica.turns import Turns, drawn_outside
@@ -136,6 +138,17 @@ def test_a_key_is_made_of_its_parts_when_it_is_wanted() -> None:
         assert torch.rand(3).equal(by_parts)
         stream.reseed(("update", 0, 8))
         assert not torch.rand(3).equal(by_parts)
+
+
+def test_draws_outside_shards_follow_from_what_draws_and_from_the_update() -> None:
+    plan: Any = SimpleNamespace(seed=3)
+
+    def drawn(what: str, n: int) -> float:
+        with drawing(what, plan, n):
+            return torch.rand(()).item()
+
+    keys = [("update", 1), ("update", 2), ("between", 1)]
+    assert len({drawn(*each) for each in [*keys, *keys]}) == 3
 
 
 def test_draws_in_turns_are_not_seen_from_other_threads() -> None:

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import quorate
 from quorate.services.tensorboard.event_file import drop_after
+from quorate.services.tensorboard.summaries import Summaries
 
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -179,6 +181,25 @@ def records(steps: Iterable[int]) -> bytes:
 def head(length: int) -> bytes:
     size = struct.pack("<Q", length)
     return size + struct.pack("<I", masked_crc32c(size))
+
+
+def test_an_update_waits_for_a_tick_that_begins_a_new_interval(tmp_path: Path) -> None:
+    late: list[bool] = []
+
+    def clock() -> float:  # which a tick reads between the points and the interval after them
+        if threads:
+            threads[0].start()
+            threads[0].join(0.2)
+            late.append(threads[0].is_alive())
+        return 1.0
+
+    threads: list[Thread] = []
+    told = Summaries(tmp_path, 60.0, status=list, global_step=0, clock=clock)
+    threads.append(Thread(target=told.evaluated, args=(1, {"loss": 0.5})))
+    told.tick()
+    threads[0].join()
+    told.close()
+    assert late == [True]
 
 
 HALF = records([2])[len(records([])) : -1]

@@ -122,6 +122,7 @@ def test_cells_of_the_table() -> None:
     idle = slower._replace(seconds=slower.seconds | {"waiting": 5.6})
     shown = [rows(each, table=table)[0][4:6] for each in (first, slower, idle)]
     assert shown == [("0.20 s", "33%"), ("1.20 s", "8%"), ("1.20 s", "100%")]
+    assert rows(status(0, since=60.0))[0][6] == "waiting for 40 s"
 
 
 # --- slow workers ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import quorate
 from quorate.errors import OutputError, SettingError, UserError
+from quorate.training.predicting.columns import in_memory
 
 ROWS, BATCH, V = 46, 12, 4
 DATA = TensorDataset(
@@ -261,3 +262,11 @@ def test_the_same_on_all_engines_and_with_a_kill(tmp_path: Path) -> None:
         assert are_same(found, expected), name
     assert (tmp_path / "processes" / "happened").exists()
     assert "killed by signal 9" in ended["processes"].said
+
+
+def test_items_of_lists_are_in_memory_of_their_own() -> None:
+    """And not in that of the message which they came in, or of whoever computed them."""
+    sink, parcel = in_memory(2), torch.zeros(2, 3)
+    sink.put([{"row": row} for row in parcel], 2)
+    parcel.fill_(1.0)
+    assert [item["row"].tolist() for item in sink.finish({})] == [[0.0] * 3] * 2

@@ -11,6 +11,8 @@ from support.fits import fit
 from support.value_mistakes import SCRIPTS, SGD, is_right, mlp, said_of, vectors
 from torch import nn
 
+from quorate.training.probing.summed_loss import Totals, Value, may_be_sum
+
 STRICT = ("sum of squares", "outside head", "untrained biases", "queue of columns in 2 shards")
 
 
@@ -28,6 +30,18 @@ def test_a_strict_run_refuses_what_is_said_of_values(name: str) -> None:
     in_doubt = line.replace(":", " are in doubt:", 1).replace(" in doubt", "", 1)
     assert error == f"strict: the {in_doubt}"
     assert about in error
+
+
+@pytest.mark.parametrize(("shares", "may_be"), [((0.0, 0.2), True), ((0.06, 0.14), False)])
+def test_a_loss_that_draws_may_be_a_sum_within_two_standard_errors(
+    shares: tuple[float, float], may_be: bool
+) -> None:
+    """The mean share is 0.1 of 0.2, and the errors are 0.1 and 0.04."""
+    found = []
+    for share in shares:
+        half, part = Value(1 - share / 2, 6.0), Value(0.5, 3.0)
+        found.append(Totals(Value(1.0, 12.0), [half] * 2, [half] * 2, [part] * 4))
+    assert may_be_sum(found) == may_be
 
 
 def test_looking_for_mistakes_leaves_no_trace() -> None:
