@@ -45,11 +45,7 @@ def parts_of(shards: Sequence[int], of: int) -> list[tuple[Node, str]]:
 
 
 @pytest.mark.parametrize(
-    ("shards", "expected"),
-    [
-        (1, "0.0"),
-        (7, "(((0.0+0.1)+(0.2+0.3))+((0.4+0.5)+0.6))"),
-    ],
+    ("shards", "expected"), [(1, "0.0"), (7, "(((0.0+0.1)+(0.2+0.3))+((0.4+0.5)+0.6))")]
 )
 def test_the_order_of_the_sum_is_this(shards: int, expected: str) -> None:
     parts = [((0, shard), leaf(0, shard)) for shard in range(shards)]

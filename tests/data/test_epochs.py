@@ -69,10 +69,7 @@ def test_each_epoch_has_the_updates_that_the_plan_says(way: str, update: str) ->
 
 @pytest.mark.parametrize(
     ("way", "others"),
-    [
-        ("weights", ["none", "balanced", "more", "once"]),
-        ("none", ["weights", "drop", "even"]),
-    ],
+    [("weights", ["none", "balanced", "more", "once"]), ("none", ["weights", "drop", "even"])],
 )
 def test_another_epoch_is_another_run(tmp_path: Path, way: str, others: list[str]) -> None:
     trainer(tmp_path, **WAYS[way]).fit(DATA, steps=2)

@@ -69,10 +69,7 @@ class Part(NamedTuple):
 
 
 def agrees_with_a_hand_computation(
-    parts: list[list[Part]],
-    states: list[list[float]],
-    reports: list[quorate.Report],
-    shards: int,
+    parts: list[list[Part]], states: list[list[float]], reports: list[quorate.Report], shards: int
 ) -> list[int]:
     """Check the parameters, metrics and counts of each update; return the staleness of each."""
     hand = Hand()

@@ -18,16 +18,7 @@ import torch.distributed
 from support.heard import Heard
 from support.memory_group import inside, memory_group
 from support.references import References
-from support.runs import (
-    TOWER,
-    command,
-    inspected,
-    processes_of,
-    run,
-    soon,
-    started,
-    torchrun,
-)
+from support.runs import TOWER, command, inspected, processes_of, run, soon, started, torchrun
 
 pytestmark = [
     pytest.mark.slow,

@@ -48,7 +48,7 @@ WORKERS = [
     # Shards that are short are dealt in runs.
     Scenario(
         "model=linear data=short shards=6 engine=processes:2 steps=30"
-        " fault=kill@worker:10+pause@worker:15+kill@worker:20",
+        " fault=kill@worker:10+pause@worker:15+kill@worker:20"
     ),
     # Whoever waits for it takes 3 s for each update.
     Scenario(
@@ -91,12 +91,12 @@ WORKERS = [
     # Models that take turns, and workers that are killed while their loaders start.
     Scenario(
         "model=phases optimizer=adam options=ema+clip+schedule data=short engine=processes:3"
-        " event=kill-worker at=5",
+        " event=kill-worker at=5"
     ),
     Scenario("model=phases options=ema+schedule data=short engine=ranks:2"),
     Scenario(
         "model=mlp data=loaded engine=processes:2 steps=16 pause=5"
-        " fault=kill@worker:2+kill@starting+kill@fetching",
+        " fault=kill@worker:2+kill@starting+kill@fetching"
     ),
 ]
 # Each update rule; of async and bounded each shard is an update.
@@ -110,7 +110,7 @@ RULES = [
     ),
     Scenario(
         "model=mlp data=short rule=bounded:4 steps=80 engine=processes:3 pause=3"
-        " fault=kill@forward+kill@backward",
+        " fault=kill@forward+kill@backward"
     ),
     Scenario(
         "model=mlp data=short rule=quorum:3 steps=20 engine=processes:3 pause=3"
@@ -196,10 +196,7 @@ MISTAKES = [
     Scenario(
         "model=sparse optimizer=adagrad data=short engine=ranks:2",
         codes=[2],
-        says=[
-            "expected one that hands over the gradient of",
-            "leave sparse=True out",
-        ],
+        says=["expected one that hands over the gradient of", "leave sparse=True out"],
     ),
     # Scripts that are not the same in workers.
     Scenario(

@@ -146,9 +146,7 @@ def test_fractions_that_can() -> None:
     assert said.startswith("memory_fraction=0.7 has no effect on cpu: ")
 
 
-def test_a_process_is_bounded_by_what_its_workers_may_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_is_bounded_by_what_its_workers_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds: list[Any] = []
     name = "set_per_process_memory_fraction"
     monkeypatch.setattr(torch.cuda, name, lambda *given: bounds.append(given))

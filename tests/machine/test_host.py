@@ -81,10 +81,7 @@ def found(folder: Path, membership: str, files: dict[str, str]) -> tuple[float |
     ids=["version 2", "version 1", "no limits"],
 )
 def test_what_control_groups_leave(
-    tmp_path: Path,
-    membership: str,
-    files: dict[str, str],
-    left: tuple[float | None, int | None],
+    tmp_path: Path, membership: str, files: dict[str, str], left: tuple[float | None, int | None]
 ) -> None:
     assert found(tmp_path, membership, files) == left
     assert resources.container_cores(tmp_path, tmp_path / "nothing") is None

@@ -59,11 +59,7 @@ class Mean:
     def state(self) -> dict[str, Any]:
         """Return numbers, and the digest of tensors."""
         tensors = [*self.teacher.state_dict().items(), ("last", self.values.last)]
-        return {
-            "weight": self.values.weight,
-            "text": self.values.text,
-            "digest": digest(tensors),
-        }
+        return {"weight": self.values.weight, "text": self.values.text, "digest": digest(tensors)}
 
 
 class Follows(quorate.Callback):

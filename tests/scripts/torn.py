@@ -50,10 +50,7 @@ def loss(model: Any, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 trainer: Any = quorate.Trainer(
-    Even,
-    loss,
-    optimizer=lambda params: torch.optim.SGD(params, lr=0.01 * SIZE),
-    batch_size=6,
+    Even, loss, optimizer=lambda params: torch.optim.SGD(params, lr=0.01 * SIZE), batch_size=6
 )
 states, staleness = [1.0], Counter[int]()
 x = torch.linspace(-1.0, 1.0, 60)

@@ -132,9 +132,7 @@ def _computing(operator: Any) -> Callable[..., Any]:
 
 
 def _copy_from(
-    source: torch.Tensor,
-    target: torch.Tensor,
-    non_blocking: bool = False,
+    source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
     def seen(tensor: torch.Tensor) -> torch.Tensor:
         return on_cpu(tensor) if tensor.device.type == NAME else tensor

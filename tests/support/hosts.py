@@ -44,10 +44,7 @@ class Host:
         self._processes: list[subprocess.Popen[str]] = []
 
     def start(
-        self,
-        words: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        out: IO[str] | None = None,
+        self, words: Sequence[str], env: Mapping[str, str] | None = None, out: IO[str] | None = None
     ) -> subprocess.Popen[str]:
         """Start a command there; what it prints goes to a pipe, or to a file."""
         inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]

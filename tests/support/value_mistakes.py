@@ -206,7 +206,7 @@ add(
             entropy,
             optimizer=lambda ps: torch.optim.AdamW([p for p in ps if p.dim() > 1]),
             names="0.bias",
-        ),
+        )
     },
 )
 

@@ -41,6 +41,7 @@ IMPORTED_FIRST = (
     *("torch._dynamo", "quorate.trainer", "quorate.commands.main", "quorate.commands.run"),
     *("quorate.commands.inspect", "quorate.engines.processes.process_start"),
 )
+OF_A_TEST = ("QUORATE_TEST", "PYTEST_CURRENT_TEST")  # variables
 NUMBER = struct.Struct("<q")  # the length of a request; in a report, the pid and then the status
 
 
@@ -50,21 +51,17 @@ class Warm:
     Args:
         env: the environment that the process starts with; ``None``: this process's.
         imports: modules that it imports first.
+        connection: to a process that is there; ``None``: one is started when it is needed.
     """
 
     def __init__(
-        self, env: Mapping[str, str] | None = None, imports: Sequence[str] = IMPORTED_FIRST
+        self,
+        env: Mapping[str, str] | None = None,
+        imports: Sequence[str] = IMPORTED_FIRST,
+        connection: socket.socket | None = None,
     ) -> None:
-        self._env, self._imports = env, imports
+        self._env, self._imports, self._socket = env, imports, connection
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-
-    @classmethod
-    def at(cls, connection: socket.socket) -> Warm:
-        """Return the process at the other end of a connection."""
-        found = cls()
-        found._socket = connection
-        return found
 
     def run(
         self,
@@ -136,11 +133,7 @@ class Warm:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # A test may find the processes of its runs by their environment: this is none.
-            env={
-                name: value
-                for name, value in (self._env or os.environ).items()
-                if not name.startswith(("QUORATE_TEST", "PYTEST_CURRENT_TEST"))
-            },
+            env={n: v for n, v in (self._env or os.environ).items() if not n.startswith(OF_A_TEST)},
         )
         theirs.close()
         atexit.register(popen.wait)
@@ -334,7 +327,7 @@ def run_program(begun: Begun) -> None:
         with fork_server_on_standby() if forks_workers(sys.argv) else nullcontext():
             sys.exit(run())
     if module == "torch.distributed.run":
-        fork_ranks(Warm.at(begun.forks))
+        fork_ranks(Warm(connection=begun.forks))
     sys.modules.pop(module, None)  # it is run as a program
     if module.endswith(".py"):
         sys.argv[0] = module

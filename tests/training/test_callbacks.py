@@ -83,9 +83,7 @@ class Keeping(quorate.Callback):
     kept: Any = None
 
     def __init__(
-        self,
-        make: Callable[[quorate.Run], Any],
-        change: Callable[[Keeping, quorate.Report], Any],
+        self, make: Callable[[quorate.Run], Any], change: Callable[[Keeping, quorate.Report], Any]
     ) -> None:
         self.make, self.change = make, change
 

@@ -106,12 +106,7 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     validation = quorate.Validation(small.DATA, every_steps=1, best="max:score")
     for steps in (4, 8):
         made = trainer(tmp_path, loss=scored, keep=2, save_every_steps=1)
-        made.fit(
-            small.DATA,
-            steps=steps,
-            validation=validation,
-            callbacks=[following],
-        )
+        made.fit(small.DATA, steps=steps, validation=validation, callbacks=[following])
         scores.append(0.0)
     facts = inspected(tmp_path)
     assert [one["global_step"] for one in facts["checkpoints"]] == [8, 7, 2]

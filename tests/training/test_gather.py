@@ -79,8 +79,7 @@ def batches(steps: int, dtype: torch.dtype = torch.float32) -> list[list[torch.T
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shards", "bound"),
-    [(torch.float32, 5, 1e-6), (torch.float64, 1, 1e-12)],
+    ("dtype", "shards", "bound"), [(torch.float32, 5, 1e-6), (torch.float64, 1, 1e-12)]
 )
 def test_value_and_gradient_are_those_of_one_whole_batch(
     dtype: torch.dtype, shards: int, bound: float
@@ -186,9 +185,7 @@ def test_a_loss_that_is_not_finite_makes_no_update(nonfinite: str) -> None:
         return returned
 
     ours = trainer(
-        loss=quorate.Gather(unit_vectors, contrast),
-        optimizer=torch.optim.Adam,
-        nonfinite=nonfinite,
+        loss=quorate.Gather(unit_vectors, contrast), optimizer=torch.optim.Adam, nonfinite=nonfinite
     )
     if nonfinite == "stop":
         with expect_error(NotFiniteError):

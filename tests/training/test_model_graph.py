@@ -128,10 +128,7 @@ def test_the_graph_is_that_of_the_forward_pass_as_it_ran(tmp_path: Path) -> None
     graph = shown(tmp_path / "run")
     found = edges(graph)
     assert {n: e for n, e in found.items() if n.startswith(("batch", "Branched"))} == BRANCHED
-    assert found["loss_function/cross_entropy"] == (
-        "cross_entropy",
-        ["Branched/matmul", "batch/1"],
-    )
+    assert found["loss_function/cross_entropy"] == ("cross_entropy", ["Branched/matmul", "batch/1"])
     assert found["results/loss"] == ("Result", ["loss_function/cross_entropy"])
     assert found["results/size"] == ("Result", ["loss_function/mean"])
     # Of a shard: half of the 8 rows.

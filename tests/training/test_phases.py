@@ -220,9 +220,7 @@ REFUSED: list[tuple[str, object, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "got", "options"),
-    REFUSED,
-    ids=[f"{n} {row[0]}" for n, row in enumerate(REFUSED)],
+    ("name", "got", "options"), REFUSED, ids=[f"{n} {row[0]}" for n, row in enumerate(REFUSED)]
 )
 def test_refused_in_one_line(name: str, got: object, options: dict[str, Any]) -> None:
     with expect_error(SettingError, name=name, got=got) as raised:

@@ -23,8 +23,7 @@ from quorate.training.predicting.columns import in_memory
 
 ROWS, BATCH, V = 46, 12, 4
 DATA = TensorDataset(
-    torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0)),
-    torch.arange(ROWS) % 3,
+    torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS) % 3
 )
 
 
