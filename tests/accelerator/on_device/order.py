@@ -81,21 +81,6 @@ def test_waits_go_on_from_stream_to_stream() -> None:
     assert made.sum().item() == 2 * SIZE
 
 
-def test_columns_of_one_storage_are_written_on_two_streams() -> None:
-    values = torch.zeros(64, 8, device="sim:0")
-    streams = [side(), side()]
-    for stream in streams:
-        stream.wait_stream(torch.accelerator.current_stream(0))
-    for column, stream in enumerate(streams):
-        with stream:
-            values[:, column::2].fill_(column)
-    with streams[0], pytest.raises(RuntimeError, match="unordered access"):
-        values[:, 1].add_(1)
-    for stream in streams:
-        torch.accelerator.current_stream(0).wait_stream(stream)
-    assert values.sum().item() == 64 * 4
-
-
 def test_a_copy_between_devices_is_in_order_with_both() -> None:
     for _ in range(ROUNDS):
         source = ones("sim:0")
@@ -172,11 +157,3 @@ def test_pinned_memory_that_is_written_too_early_shows() -> None:
         wrong += device[-1].item() != value
         del host, busy
     assert wrong > 0
-
-
-def test_pageable_memory_is_staged() -> None:
-    for value in range(ROUNDS):
-        host = torch.full((SIZE,), float(value))
-        device = host.to("sim:0", non_blocking=True)
-        host.fill_(-1)
-        assert device[-1].item() == value
