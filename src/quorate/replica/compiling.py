@@ -125,7 +125,7 @@ def _begun(*, may_compile: bool) -> Iterator[None]:
 
 
 class UserCompiles:
-    """Runs the shards of one replica whose user code may call ``torch.compile``."""
+    """The runner of a replica's shards with user code that may call ``torch.compile``."""
 
     def __init__(self) -> None:
         self._compiling = 0  # number of shards that have compiled code

@@ -51,7 +51,7 @@ class ShardSum:
         return {name: value / self.weight for name, value in self.metrics.items()}
 
     def computed_by(self, worker: int, shard: int) -> ShardSum:
-        """Return self, the sum of a single shard, after noting its worker."""
+        """Note the worker of a shard in this sum, and return the sum."""
         self.shares = [Share(shard, worker, self.metrics["loss"], self.weight)]
         return self
 

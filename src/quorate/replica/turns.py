@@ -29,7 +29,7 @@ Reseed = Callable[[Seed], None]
 
 
 class Turns:
-    """Repeatable use of objects that a process has once, in the presence of any threads.
+    """Repeatable use of objects that a process has once, independent of concurrent threads.
 
     Uses are draws from shared generators (Python's ``random``, NumPy's legacy functions, torch's
     own in a thread without a ``Stream``), and switches left in a new position. A ``Turns`` object
@@ -74,7 +74,7 @@ class Turns:
         )
 
     def tell(self, notes: Notes) -> None:
-        """Note the turns of the code, and any race despite turns."""
+        """Report that the code takes turns, and any race that remains."""
         if (line := self.news()) is not None:
             notes.add(line)
         if self.race is not None:

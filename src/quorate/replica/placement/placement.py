@@ -129,7 +129,7 @@ class Placement:
 
 
 def check(computing: Computing, devices: Sequence[torch.device]) -> None:
-    """Refuse settings without a combined effect.
+    """Refuse settings that cannot be combined.
 
     Raises:
         SettingError: compiled operators cannot be placed separately.

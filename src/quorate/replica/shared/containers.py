@@ -1,6 +1,6 @@
 """Containers reached by globals and closures of code: all towers share them.
 
-A hook with an activation in a global dict stores the activation for every tower. Writes to a
+A hook that stores an activation in a global dict stores it for every tower. Writes to a
 container are detected around a shard that is computed alone.
 """
 

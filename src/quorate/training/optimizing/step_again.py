@@ -26,7 +26,7 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 
 
 class StepAgain:
-    """Makes the workers of a training loop compute a step once more.
+    """The repetition of a step by the workers of a training loop.
 
     Args:
         transport: the transport of the loop.
