@@ -44,7 +44,7 @@ class Process(WorkerHandle):
     def __init__(self, number: int, group: Group) -> None:
         super().__init__(number)
         self.group = group
-        self.tells_exit, self.is_placed = group.tells_exit, group.elastic is None
+        self.is_placed = group.elastic is None
         self.messages: list[WorkerMessage] = []
         self.is_at_loop = self.is_killed = False
         self.code: int | None = None
@@ -90,7 +90,6 @@ class Group:
 
     Args:
         workers: how many.
-        tells_exit: whether a process's exit is reported without asking for it.
         stubborn: whether a process lives on for a while after it was killed.
         gather_s: how long the first ones wait for the others, in the first job.
         least: with how many it begins, if it grows: processes wait for room then.
@@ -103,14 +102,13 @@ class Group:
         self,
         workers: int = 1,
         *,
-        tells_exit: bool = True,
         stubborn: bool = False,
         gather_s: float | None = None,
         least: int | None = None,
     ) -> None:
         self.now = 100.0
         self.elastic = None if least is None else ElasticSize(least, "there is room")
-        self.tells_exit, self.stubborn, self.gather_s = tells_exit, stubborn, gather_s
+        self.stubborn, self.gather_s = stubborn, gather_s
         self.processes: dict[int, Process] = {}
         self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a worker is gone
         self.cannot_start = False
@@ -257,7 +255,7 @@ class Group:
 
     def check_that_time_goes_on(self) -> None:
         """What is due is done: it is not due at the same time again."""
-        if self.error is None and self.tells_exit:
+        if self.error is None:
             happen(self, ("pass_time", 0.0))
             assert self.error is not None or self.supervisor.due() > self.now
 
@@ -297,9 +295,9 @@ def happen(group: Group, event: Event) -> None:
     group.check()
 
 
-def sequences(first: list[Event], depth: int, **options: bool) -> Iterator[list[Event]]:
+def sequences(first: list[Event], depth: int) -> Iterator[list[Event]]:
     """All orders of events of a length, after some first ones."""
-    group = Group(1, **options)  # type: ignore[arg-type]
+    group = Group(1)
     for event in first:
         happen(group, event)
     events = list(possible(group, times=(TIMEOUT_S,)))
@@ -310,10 +308,9 @@ def sequences(first: list[Event], depth: int, **options: bool) -> Iterator[list[
     for event in events:
         if event in (("open", SECOND), ("close", SECOND)):
             continue
-        yield from sequences([*first, event], depth - 1, **options)
+        yield from sequences([*first, event], depth - 1)
 
 
-@pytest.mark.parametrize("tells_exit", [True, False])
 @pytest.mark.parametrize(
     ("first", "depth"),
     [
@@ -325,15 +322,14 @@ def sequences(first: list[Event], depth: int, **options: bool) -> Iterator[list[
     ],
     ids=["start", "here", "joined", "silent", "lost"],
 )
-def test_every_short_order_of_events(first: list[Event], depth: int, tells_exit: bool) -> None:
-    count = sum(1 for _ in sequences(first, depth, tells_exit=tells_exit))
+def test_every_short_order_of_events(first: list[Event], depth: int) -> None:
+    count = sum(1 for _ in sequences(first, depth))
     assert count > 50
 
 
 @given(
     st.data(),
     st.integers(1, 3),
-    st.booleans(),
     st.booleans(),
     st.sampled_from([None, FIRST_WORKERS_S]),
     st.sampled_from([None, 1, 2]),
@@ -342,13 +338,12 @@ def test_every_short_order_of_events(first: list[Event], depth: int, tells_exit:
 def test_long_histories_of_several_workers(
     data: st.DataObject,
     workers: int,
-    tells_exit: bool,
     stubborn: bool,
     gather_s: float | None,
     least: int | None,
 ) -> None:
-    told = {"tells_exit": tells_exit, "stubborn": stubborn}
-    group = Group(workers, gather_s=gather_s, least=least and min(least, workers), **told)
+    least = least and min(least, workers)
+    group = Group(workers, gather_s=gather_s, least=least, stubborn=stubborn)
     for _ in range(60):
         events = list(possible(group, times=(0.0, 0.3, WORKER_SILENCE_S, TIMEOUT_S)))
         if not events:

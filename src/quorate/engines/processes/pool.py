@@ -41,7 +41,6 @@ class WorkerHandle(ABC):
         host: the name of the worker's host, where there are several.
         is_elsewhere: whether the worker is on a different host, or in a different container.
         is_placed: whether a machine has room for the worker; else a message "placed" follows.
-        tells_exit: whether ``look`` is called at the end of the process.
         place: where results of several workers are added: see ``Joined``.
     """
 
@@ -51,7 +50,7 @@ class WorkerHandle(ABC):
         self.comparison = Comparison()
         self.host: str | None = None
         self.is_elsewhere = False
-        self.is_placed = self.tells_exit = True
+        self.is_placed = True
         self.place = ""
         self._is_cut = False  # where there is no line
         self._sent_changes = 0  # the number of the newest ``ModelChanges`` that were sent
@@ -196,7 +195,6 @@ class WorkerProcess(WorkerHandle):
             with closing(theirs):
                 self._process = starter.start(theirs, self._output, environment)
             undo.callback(self._end_process)
-            self.tells_exit = self.exit is not None
             self.post(messages.StartWorker(number, script, place, facts_of_own_process()))
             undo.pop_all()
 
@@ -208,8 +206,7 @@ class WorkerProcess(WorkerHandle):
         """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
         self._selector = selector
         self.line.watch(selector, hear)
-        if self.exit is not None:
-            selector.register(self.exit, EVENT_READ, look)
+        selector.register(self.exit, EVENT_READ, look)
 
     def cancel(self, ticket: int) -> None:
         """Do nothing: the worker reads the arena."""
@@ -220,8 +217,8 @@ class WorkerProcess(WorkerHandle):
         return self._process.pid
 
     @property
-    def exit(self) -> int | None:
-        """A descriptor, readable when ``has_ended`` knows more; None on some systems."""
+    def exit(self) -> int:
+        """A descriptor, readable when ``has_ended`` knows more."""
         return self._process.exit
 
     def has_ended(self) -> bool:
@@ -248,7 +245,7 @@ class WorkerProcess(WorkerHandle):
         Blocks for at most ``KILLED_EXIT_S``: a process hung in the kernel (on a network disk,
         say) ends when the kernel returns, and runs no code until then.
         """
-        if self._selector is not None and self.exit is not None:
+        if self._selector is not None:
             self._selector.unregister(self.exit)
         self._end_process()
         self.line.close()

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -140,10 +141,8 @@ class SpawnedProcess:
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
         self.pid: int | None = popen.pid
-        self.exit: int | None = None
         # The wire tells of the end too, unless the process has children that inherited the wire.
-        with suppress(AttributeError, OSError):  # another system, an old kernel, a sandbox
-            self.exit = os.pidfd_open(popen.pid)
+        self.exit = _exit_of(popen)
 
     def has_ended(self) -> bool:
         """Return whether the process is gone. Does not block."""
@@ -161,9 +160,24 @@ class SpawnedProcess:
 
     def close(self) -> None:
         """Close the descriptor. The process must have ended."""
-        if self.exit is not None:
-            os.close(self.exit)
-            self.exit = None
+        os.close(self.exit)
+
+
+def _exit_of(popen: subprocess.Popen[bytes]) -> int:
+    """Return a descriptor, readable after the end of a child."""
+    with suppress(AttributeError, OSError):  # another system, an old kernel, a sandbox
+        return os.pidfd_open(popen.pid)
+    readable, written = os.pipe()
+
+    def wait() -> None:
+        popen.wait()
+        # A close would tell nothing while a fork of this process has a copy of the descriptor.
+        with suppress(BrokenPipeError):
+            os.write(written, b"!")
+        os.close(written)
+
+    threading.Thread(target=wait, name=f"quorate-waits-for-{popen.pid}", daemon=True).start()
+    return readable
 
 
 class ForkedProcess:
@@ -183,7 +197,7 @@ class ForkedProcess:
         self._code: int | None = None
         self._handle: int | None = None  # no other process gets the pid while this is open
         self.pid: int | None = None  # None: not forked yet
-        self.exit: int | None = report.socket.fileno()  # readable when ``has_ended`` knows more
+        self.exit = report.socket.fileno()  # readable when ``has_ended`` knows more
         self.error: str | None = None  # why there is no process, if the fork failed
 
     def has_ended(self) -> bool:
@@ -231,7 +245,7 @@ class ForkedProcess:
         self._report.close()
         if self._handle is not None:
             os.close(self._handle)
-        self._handle = self.exit = None
+        self._handle = None
 
     def _is_gone(self, timeout_s: float) -> bool:
         return self._handle is None or any_readable(self._handle, timeout_s=timeout_s)

@@ -500,10 +500,7 @@ class Supervisor:
         if process is None:
             return math.inf if life.restart_at is None else life.restart_at
         if process.silent_since is not None:
-            # Where nobody reports the end of a process the process is looked at again and again.
-            return process.silent_since + (
-                limits.WORKER_SILENCE_S if process.handle.tells_exit else 0.0
-            )
+            return process.silent_since + limits.WORKER_SILENCE_S
         waits_for_room = self._elastic is not None and not process.handle.is_placed
         if process.kill_reason is not None or life.number in computing or waits_for_room:
             return math.inf
@@ -519,22 +516,12 @@ class Supervisor:
             stages = {"is_placed": process.handle.is_placed, "is_at_loop": process.is_at_loop}
             self.kill(life.number, endings.overdue(self._timeout_s, **stages))
         else:
-            if not process.handle.tells_exit:
-                if self._ends_soon(life, process):
-                    return
-                now = self._clock()
-            if now >= process.silent_since + limits.WORKER_SILENCE_S:
-                if process.kill_reason is None:
-                    self.kill(life.number, endings.SOCKET_CLOSED)
-                process.silent_since = now
-                self._ends_soon(life, process)  # the fork server may hang, and report no end ever
-
-    def _ends_soon(self, life: WorkerLife, process: ProcessLife) -> bool:
-        """Wait a moment for the end of a process; return whether the process has ended."""
-        has_ended = process.handle.wait(limits.WORKER_EXIT_S)
-        if has_ended:
-            self._ended(life, process)
-        return has_ended
+            if process.kill_reason is None:
+                self.kill(life.number, endings.SOCKET_CLOSED)
+            process.silent_since = now
+            # The fork server may hang, and report no end ever.
+            if process.handle.wait(limits.WORKER_EXIT_S):
+                self._ended(life, process)
 
     # --- the group --------------------------------------------------------------------------------
 
