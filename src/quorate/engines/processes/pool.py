@@ -198,10 +198,6 @@ class WorkerProcess(WorkerHandle):
             self.post(messages.StartWorker(number, script, place, facts_of_own_process()))
             undo.pop_all()
 
-    def arrived(self) -> list[messages.WorkerMessage]:
-        """Return all arrived messages. Does not block."""
-        return self.line.arrived()
-
     def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
         """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
         self._selector = selector

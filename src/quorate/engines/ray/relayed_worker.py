@@ -117,7 +117,7 @@ class RelayedWorker:
         if process.pid is not None and not self._is_forked:
             self._is_forked = True
             self._relay.say(self, messages.WorkerForked(process.pid))
-        for message in process.arrived():
+        for message in process.line.arrived():
             if isinstance(message, messages.ShardsDone) and message.memory is not None:
                 message.memory = message.memory.map[:]  # another host cannot map it
             self._take_message(message)
