@@ -171,8 +171,8 @@ class NodeRelay:
                 del ref, image  # the object: its memory is for the next one
         except Exception as error:  # the edge of the thread
             ending = self._pool.node.ending_of(error, "its relay")
+        self.kill()  # the actor may go on after an exception
         with self._lock:
-            self.is_lost = True
             workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.call(partial(worker.end, ending))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from quorate.engines.processes.endings import Ending
 from quorate.engines.ray.images import Ref
@@ -116,12 +116,10 @@ class OwnNode:
             return Ending(-signal.SIGKILL, is_out_of_memory=True)
         if not isinstance(error, RayError):
             return Ending(1, f"{type(error).__name__}: {error}")
-        text = " ".join(str(error).split())
-        is_preempted = False
-        if isinstance(error, ActorDiedError):
-            if error.actor_init_failed:
-                return Ending(1, cut(text[:MOST_SAID]))
-            is_preempted = error.preempted
+        text, is_dead = " ".join(str(error).split()), isinstance(error, ActorDiedError)
+        if isinstance(error, RayTaskError) or (is_dead and error.actor_init_failed):
+            return Ending(1, cut(text[:MOST_SAID]))
+        is_preempted = is_dead and error.preempted
         if NODE_DIED in text:
             actor = "its node, which was preempted" if is_preempted else "its node"
         return Ending(-signal.SIGKILL, lost=actor)

@@ -72,7 +72,7 @@ class RelayActor:
         self._alarm = Alarm(self._selector)
         self._pool = LocalPool(script, 1, told.threads)
         self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
-        self._servers = len(servers)
+        self.servers = len(servers)  # that receive gradients
         self._slicing: VectorSlices | None = None
         self._told: dict[int, Order] = {}  # by number
         self._taken = 0  # the number of the next order
@@ -83,11 +83,6 @@ class RelayActor:
         # Ray's own handler ends the process at once, but workers first hand over, when their own
         # actors are asked to end.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    @property
-    def has_servers(self) -> bool:
-        """Whether gradients travel to servers."""
-        return self._pusher is not None
 
     def __repr__(self) -> str:
         """Return the text that Ray writes before each line that a worker prints."""
@@ -183,8 +178,8 @@ class RelayActor:
         own = sizes._replace(slots=2 * sizes.workers + sizes.snapshots, again=False)
         self.arena = Arena.like(description._replace(sizes=own))
         self._description = self.arena.handed_over()
-        if self._servers:
-            self._slicing = VectorSlices(self.arena.parameters.layout, self._servers)
+        if self.servers:
+            self._slicing = VectorSlices(self.arena.parameters.layout, self.servers)
 
     def _write(self, parts: list[Part], images: tuple[Image, ...]) -> list[Segment]:
         """Write images to the arena; return segments with the images that have no place there.

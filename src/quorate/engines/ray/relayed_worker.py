@@ -212,7 +212,7 @@ class RelayedWorker:
 
     def _order_of(self, message: messages.ComputeShards) -> ShardOrder:
         order = self._jobs[message.job].order(message)
-        return order._replace(shards=1) if self._relay.has_servers else order  # servers add
+        return order._replace(shards=1) if self._relay.servers else order  # servers add
 
     def _carry_out_orders(self) -> None:
         """Carry out waiting orders, as far as the worker is free."""
