@@ -81,6 +81,21 @@ def test_waits_go_on_from_stream_to_stream() -> None:
     assert made.sum().item() == 2 * SIZE
 
 
+def test_columns_of_one_storage_are_written_on_two_streams() -> None:
+    values = torch.zeros(64, 8, device="sim:0")
+    streams = [side(), side()]
+    for stream in streams:
+        stream.wait_stream(torch.accelerator.current_stream(0))
+    for column, stream in enumerate(streams):
+        with stream:
+            values[:, column::2].fill_(column)
+    with streams[0], pytest.raises(RuntimeError, match="unordered access"):
+        values[:, 1].add_(1)
+    for stream in streams:
+        torch.accelerator.current_stream(0).wait_stream(stream)
+    assert values.sum().item() == 64 * 4
+
+
 def test_a_copy_between_devices_is_in_order_with_both() -> None:
     for _ in range(ROUNDS):
         source = ones("sim:0")

@@ -1,4 +1,4 @@
-"""What torch offers for accelerators: memory, precision, no forks."""
+"""What torch offers for accelerators: memory, precision, errors, no forks."""
 
 from __future__ import annotations
 
@@ -47,6 +47,23 @@ def test_memory_is_counted_and_limited() -> None:
     finally:
         torch.sim.limit_memory(3, None)
     assert torch.accelerator.max_memory_allocated(3) >= 4 * MIB
+
+
+def test_devices_are_not_mixed() -> None:
+    one, other = torch.ones(2, device="sim:0"), torch.ones(2, device="sim:1")
+    for stranger in (other, torch.ones(2)):
+        with pytest.raises(RuntimeError, match="same device"):
+            one + stranger
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(2, device="sim:9")
+
+
+def test_what_a_kernel_raises_comes_with_the_next_synchronisation() -> None:
+    table = torch.ones(3, 2, device="sim:2")
+    made = nn.functional.embedding(torch.tensor([7], device="sim:2"), table)
+    with pytest.raises(IndexError):
+        torch.accelerator.synchronize(2)
+    del made
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
