@@ -56,6 +56,8 @@ class OpenStep:
     @property
     def assignments(self) -> list[Assignment]:
         """The assignments of workers computing shards of the step, sorted by worker."""
+        if not self.computing:  # so there are no copies either
+            return []
         assignments = {*self.computing.values(), *self.copies.values()}
         return sorted(assignments, key=lambda assignment: assignment.worker)
 

@@ -105,7 +105,8 @@ class StepSums:
             if not self._kept:
                 return False
             step, node, result = self._kept.popleft()
-            (self._sums.get(step) or self._sum_of(step)).put(node, result)
+            sums = self._sums.get(step) or self._sum_of(step)
+            sums.put(node, result)
             return True
 
     def add_kept(self) -> None:
