@@ -14,14 +14,8 @@ from torch import nn
 
 from quorate.engines.collective.heartbeat import Heartbeat
 from quorate.engines.messages import pack, unpack
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.worker_messages import (
-    READER,
-    OwnProcess,
-    ShardResult,
-    ShardsDone,
-    StartWorker,
-)
 from quorate.engines.worker_status import Doing
 from quorate.replica.sparse.rows import Rows
 
@@ -79,13 +73,15 @@ def test_exceptions_keep_their_type_and_notes_and_foreign_classes_are_refused() 
 
 def test_messages_arrive_as_objects_of_their_classes_whatever_the_texts() -> None:
     rows = {"embedding": Rows(torch.tensor([3]), torch.ones(1, 2))}
-    done = ShardsDone([ShardResult(2.0, {"loss": 3.0}, None, {}, rows=rows)], job=1, ticket=7)
-    arrived = READER.unpack(pack(done))
-    assert isinstance(arrived, ShardsDone)
+    done = messages.ShardsDone(
+        [messages.ShardResult(2.0, {"loss": 3.0}, None, {}, rows=rows)], job=1, ticket=7
+    )
+    arrived = messages.READER.unpack(pack(done))
+    assert isinstance(arrived, messages.ShardsDone)
     assert torch.equal(arrived.results[0].rows["embedding"].values, torch.ones(1, 2))
     # A path that is no UTF-8, and a seed beyond 64 bits.
     script = Script("/\udc80.py", None, ("a",), "/", {"seed": 2**80})
-    start = StartWorker(1, script, None, OwnProcess(False, [(1, 2)]))
-    assert READER.unpack(pack(start)) == start
+    start = messages.StartWorker(1, script, None, messages.OwnProcess(False, [(1, 2)]))
+    assert messages.READER.unpack(pack(start)) == start
     with pytest.raises(msgspec.ValidationError):
-        READER.unpack(pack({"kind": "none"}))
+        messages.READER.unpack(pack({"kind": "none"}))

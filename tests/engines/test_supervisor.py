@@ -14,18 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, WorkerHandle
 from quorate.engines.processes.supervisor import ElasticSize, RestartBudget, Supervisor
-from quorate.engines.processes.worker_messages import (
-    JobReady,
-    ReachedLoop,
-    ScriptRefused,
-    ShardsDone,
-    WorkerLeaves,
-    WorkerMessage,
-    WorkerPlaced,
-)
 from quorate.engines.worker_status import PHASES, Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine.limits import FIRST_WORKERS_S, WORKER_SILENCE_S
@@ -45,7 +37,7 @@ class Process(WorkerHandle):
         super().__init__(number)
         self.group = group
         self.is_placed = group.elastic is None
-        self.messages: list[WorkerMessage] = []
+        self.messages: list[messages.WorkerMessage] = []
         self.is_at_loop = self.is_killed = False
         self.code: int | None = None
         self.invited: set[int] = set()  # jobs that it has not answered
@@ -54,9 +46,9 @@ class Process(WorkerHandle):
     def watch(self, selector: SelectSelector, hear: Callback, look: Callback) -> None:  # type: ignore[override]
         self.hear, self.look = hear, look
 
-    def arrived(self) -> list[WorkerMessage]:
-        messages, self.messages = self.messages, []
-        return messages
+    def arrived(self) -> list[messages.WorkerMessage]:
+        arrived, self.messages = self.messages, []
+        return arrived
 
     def cut(self) -> None:
         self._is_cut = True
@@ -145,7 +137,7 @@ class Group:
         assert self.processes[worker.number].is_at_loop
         self.processes[worker.number].invited.add(job)
 
-    def accepts(self, worker: WorkerHandle, answer: JobReady) -> bool:
+    def accepts(self, worker: WorkerHandle, answer: messages.JobReady) -> bool:
         return True
 
     def joined(self, worker: WorkerHandle, job: int) -> None:
@@ -187,13 +179,15 @@ class Group:
             process.invited.remove(job)
         match kind:
             case "ready":
-                message: WorkerMessage = JobReady(job or 0)
+                message: messages.WorkerMessage = messages.JobReady(job or 0)
             case "done":
-                message = ShardsDone([], job=0, ticket=0)
+                message = messages.ShardsDone([], job=0, ticket=0)
             case "leaves" | "refuses":
-                message = (WorkerLeaves if kind == "leaves" else ScriptRefused)("a reason")
+                message = (messages.WorkerLeaves if kind == "leaves" else messages.ScriptRefused)(
+                    "a reason"
+                )
             case _:
-                message = ReachedLoop() if kind == "here" else WorkerPlaced()
+                message = messages.ReachedLoop() if kind == "here" else messages.WorkerPlaced()
         process.messages.append(message)
         process.hear()
         if kind == "leaves":

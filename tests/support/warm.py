@@ -6,8 +6,6 @@ environment, folder and output, and its workers are processes as ever. Runs that
 ``subprocess`` have all of it from nothing, and so have those of ``Warm.start`` their whole end: one
 of ``Warm.run`` ends as the interpreter does, but for taking all of its modules apart.
 
-Ranks of torchrun are such forks too, where torchrun is one and has no other program to start.
-
 The kernel keeps the environment that a process was started with: that of a fork is the one of this
 process. A run that is to be found by a mark in it has a page of memory named after the mark, which
 its forks have too.
@@ -33,7 +31,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 # Imported before the forks: it saves each of them that time. Nothing else knows these names, and
 # one that there is no more is passed over. (torch imports dynamo with the first optimizer.)
@@ -51,17 +49,14 @@ class Warm:
     Args:
         env: the environment that the process starts with; ``None``: this process's.
         imports: modules that it imports first.
-        connection: to a process that is there; ``None``: one is started when it is needed.
     """
 
     def __init__(
-        self,
-        env: Mapping[str, str] | None = None,
-        imports: Sequence[str] = IMPORTED_FIRST,
-        connection: socket.socket | None = None,
+        self, env: Mapping[str, str] | None = None, imports: Sequence[str] = IMPORTED_FIRST
     ) -> None:
-        self._env, self._imports, self._socket = env, imports, connection
+        self._env, self._imports = env, imports
         self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
 
     def run(
         self,
@@ -78,7 +73,7 @@ class Warm:
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             outputs = [out.fileno(), err.fileno()]
-            forked = Forked(self.begun(module, arguments, env, outputs, mark, ends_soon=True))
+            forked = Forked(self._begun(module, arguments, env, outputs, mark, ends_soon=True))
             try:
                 return forked.wait(timeout_s), _text(out), _text(err)
             except subprocess.TimeoutExpired as late:
@@ -100,11 +95,11 @@ class Warm:
         With a mark, see above, it leads a process group too.
         """
         ours, theirs = os.pipe()
-        report = self.begun(module, arguments, env, [theirs, theirs], mark)
+        report = self._begun(module, arguments, env, [theirs, theirs], mark)
         os.close(theirs)
         return Forked(report, ours)
 
-    def begun(
+    def _begun(
         self,
         module: str,
         arguments: Sequence[str],
@@ -193,44 +188,23 @@ class Forked(subprocess.Popen[str]):
         return self.returncode if self._has_ended(0.0) else None
 
 
-class Begun(NamedTuple):
-    """What a fork is to be."""
-
-    words: list[str]  # a module, or the path of a script, and its arguments
-    ends_soon: bool
-    forks: socket.socket  # by which it has others forked
-
-
-def serve(requests: socket.socket) -> Begun:
-    """Return what a fork is to be, and there alone."""
+def serve(requests: socket.socket) -> tuple[list[str], bool]:
+    """Return, in a fork alone, a module with its arguments, and whether ``Warm.run`` asked."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks but themselves
-    asking = [requests]
     while True:
-        for asker in select.select(asking, [], [])[0]:
-            header, fds, *_ = socket.recv_fds(asker, NUMBER.size, 3)
-            if not header:
-                if asker is requests:
-                    os._exit(0)
-                asking.remove(asker)
-                asker.close()
-                continue
-            request = json.loads(asker.recv(*NUMBER.unpack(header), socket.MSG_WAITALL))
-            name = request["arguments"][0]
-            if not name.endswith(".py"):
-                importlib.import_module(name)  # what others of its kind have then too
-            ours, theirs = socket.socketpair()
-            if os.fork() == 0:
-                for each in (*asking, ours):
-                    each.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                if (pid := os.fork()) == 0:
-                    return Begun(_begin(request, fds), request["ends_soon"], theirs)
-                theirs.close()
-                _report_end(pid, request["mark"], *fds)
-            theirs.close()
-            asking.append(ours)
-            for fd in fds:
-                os.close(fd)
+        header, fds, *_ = socket.recv_fds(requests, NUMBER.size, 3)
+        if not header:
+            os._exit(0)
+        request = json.loads(requests.recv(*NUMBER.unpack(header), socket.MSG_WAITALL))
+        importlib.import_module(request["arguments"][0])  # what others of its kind have then too
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if (pid := os.fork()) == 0:
+                return _begin(request, fds), request["ends_soon"]
+            _report_end(pid, request["mark"], *fds)
+        for fd in fds:
+            os.close(fd)
 
 
 def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
@@ -300,15 +274,15 @@ def main() -> None:
     # in: 0.8 s of a core.
     gc.collect()
     gc.freeze()
-    begun = serve(socket.socket(fileno=int(connection)))
+    words, ends_soon = serve(socket.socket(fileno=int(connection)))
     code: object = 0
     try:
-        run_program(begun)
+        run_program(*words)
     except SystemExit as end:
         code = end.code or 0
-        if not (begun.ends_soon and isinstance(code, int)):
+        if not (ends_soon and isinstance(code, int)):
             raise
-    if begun.ends_soon:
+    if ends_soon:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -316,9 +290,9 @@ def main() -> None:
         os._exit(code)
 
 
-def run_program(begun: Begun) -> None:
-    """Be the command, a module, or a script."""
-    module, *sys.argv[1:] = begun.words
+def run_program(module: str, *arguments: str) -> None:
+    """Be the command, or a module."""
+    sys.argv[1:] = arguments
     if module == "quorate":
         from quorate.__main__ import main as run
         from quorate.engines.processes.process_start import fork_server_on_standby
@@ -326,40 +300,8 @@ def run_program(begun: Begun) -> None:
         # Without a fork server that is ready a run that forks workers takes 4 s of a core more.
         with fork_server_on_standby() if forks_workers(sys.argv) else nullcontext():
             sys.exit(run())
-    if module == "torch.distributed.run":
-        fork_ranks(Warm(connection=begun.forks))
     sys.modules.pop(module, None)  # it is run as a program
-    if module.endswith(".py"):
-        sys.argv[0] = module
-        sys.path.insert(0, str(Path(module).parent))
-        runpy.run_path(module, run_name="__main__")
-    else:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def fork_ranks(warm: Warm) -> None:
-    """Have torchrun's agent, which this process is to be, fork the ranks that run Python."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-    handler: Any = subprocess_handler.SubprocessHandler
-    start = handler._popen
-
-    def popen(self: Any, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-        program, *arguments = words
-        if program != sys.executable:
-            started: subprocess.Popen[str] = start(self, words, env)
-            return started
-        flag, *arguments = arguments
-        assert flag == "-u"
-        if arguments[0] == "-m":
-            del arguments[0]
-        outputs = [getattr(self, f"_{name}") or getattr(sys, name) for name in ("stdout", "stderr")]
-        fds = [output.fileno() for output in outputs]
-        # It leads a process group, by which torchrun ends it.
-        mark = f"QUORATE_TEST={env['QUORATE_TEST']}" if "QUORATE_TEST" in env else "rank"
-        return Forked(warm.begun(arguments[0], arguments[1:], env, fds, mark))
-
-    handler._popen = popen
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def forks_workers(words: Sequence[str]) -> bool:
