@@ -1,1 +1,1 @@
-"""Training on a collective: rank 0 leads, the others follow, and all make each update together."""
+"""Training on a collective: rank 0 leads, all ranks follow, and all ranks make updates together."""

@@ -1,4 +1,4 @@
-"""Asked to end: the signals of a rank other than 0, which rank 0 hears of."""
+"""The request to end a rank other than 0 by a signal, passed on to rank 0."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from quorate.machine.dies_with_parent import JOB_SIGNALS
 
 
 def end_by_signals() -> None:
-    """Until the ranks have met, a signal ends this process: nobody waits for it."""
+    """Let signals end this process until the ranks have met: no rank waits for an update yet."""
     if threading.current_thread() is threading.main_thread():
         for number in JOB_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
 
 class Asked:
-    """Whether this rank was asked to end by SIGTERM; other signals reach rank 0 too.
+    """A request to end this rank by SIGTERM; rank 0 receives the remaining signals itself.
 
-    Python calls a handler when the main thread is back from what it calls, and that may be an
-    evaluation of rank 0 that it waits for. So a thread reads the pipe that the interpreter writes
-    the numbers of signals to, as they come.
+    Python calls a signal handler only when the main thread returns from C code, and the main thread
+    may wait there for a long evaluation on rank 0. So a thread reads the pipe to which the
+    interpreter writes the numbers of signals at once.
 
     Args:
-        tell: is told, in that thread, by which signal.
+        tell: called in the reading thread, with the name of the signal.
+
+    Attributes:
+        by: the name of the received signal; None without a request.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.by: str | None = None
         self._tell = tell
         if threading.current_thread() is not threading.main_thread():
-            return  # a script that trains in another thread has no signals
+            return  # only the main thread can install signal handlers
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -50,6 +53,6 @@ class Asked:
 
 
 def _leave_pipe_to_rank() -> None:
-    """In a fork of user code: the pipe is the rank's, which would end as if asked to."""
-    with suppress(ValueError):  # another thread than the main one forked
+    """Detach a fork of user code from the pipe: a signal to the fork would end the rank."""
+    with suppress(ValueError):  # a thread besides the main thread forked
         signal.set_wakeup_fd(-1)

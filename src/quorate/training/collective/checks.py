@@ -1,4 +1,4 @@
-"""Spot checks over ranks: all compute one and the same shard twice, between two updates."""
+"""Spot checks on ranks: all ranks compute the same shard twice, between two updates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from quorate.replica.streams import Stream
 from quorate.training.collective.member import Member
 from quorate.training.state import State
 
-CHECK = "check"  # the kind of a record: all ranks call ``checked``
+CHECK = "check"  # kind of the record after which all ranks call ``checked``
 
 
 def ask(ranks: RankControl, member: Member, job: SpotCheck) -> Mapping[int, SpotCheckResult]:
-    """Have all ranks compute a check, and return what they found. Rank 0 calls it. Blocks."""
+    """Let all ranks compute a spot check; return the results by rank. Rank 0 calls. Blocks."""
     ranks.tell({"kind": CHECK, **job.options()})
     return checked(ranks, member, job)
 
@@ -27,13 +27,16 @@ def ask(ranks: RankControl, member: Member, job: SpotCheck) -> Mapping[int, Spot
 def check_asked(
     record: Record, ranks: RankControl, member: Member, state: State, source: Source
 ) -> None:
-    """Compute the check that a record of rank 0 asks for. Blocks."""
+    """Compute the spot check described in a record of rank 0. Blocks."""
     options: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
     checked(ranks, member, SpotCheck(source, state.parameters, range(0), **options))
 
 
 def checked(ranks: RankControl, member: Member, job: SpotCheck) -> dict[int, SpotCheckResult]:
-    """Compute a check, and return what each rank found that could. All ranks call it. Blocks."""
+    """Compute a spot check, and return the results by rank. All ranks call. Blocks.
+
+    A rank with an error of user code has no result.
+    """
 
     def at(phase: str) -> None:
         member.sheet.tell(phase, *job.ticket(0, 0))
@@ -47,7 +50,7 @@ def checked(ranks: RankControl, member: Member, job: SpotCheck) -> dict[int, Spo
 
     try:
         own = member.beside(computed)
-    except Exception:  # of user code: in its shard it is reported
+    except Exception:  # an error of user code is reported when training computes the shard
         own = None
     found = enumerate(ranks.gather(own))
     return {rank: SpotCheckResult.from_fields(fields) for rank, fields in found if fields}

@@ -1,13 +1,15 @@
-"""The loss over a whole batch, on ranks: rank 0 computes it, of what all of them represent.
+"""The loss over a whole batch on ranks: rank 0 computes the loss from all representations.
 
-    each rank    its shards: forward                                        OwnShards.represented
-    to rank 0    what they represent; headers to all, as they are small
-    rank 0       the loss of all rows, its gradient by representations      Contrast
-    from rank 0  each rank's part of that; to all the loss, and what it gives parameters itself
-    each rank    its shards again, backward of its part; the exchange as ever
+    each rank    forward of the rank's shards                      OwnShards.represented
+    to rank 0    all representations; small headers to all ranks
+    rank 0       loss of all rows, gradient by representations     Contrast
+    from rank 0  to each rank, the gradient by representations of the rank's shards;
+                 to all ranks, the loss and the loss's own gradient by parameters
+    each rank    forward again, backward from the received gradient; the usual exchange
 
-One rank computes it, and not each: what user code keeps beside its model, and callbacks change, is
-rank 0's alone, and a batch's representations cross the network once in each direction.
+Rank 0 alone computes the loss: state that user code keeps beside the model, and that callbacks
+change, exists on rank 0 only. And the representations of a batch cross the network only once, as
+do their gradients.
 """
 
 from __future__ import annotations
@@ -41,32 +43,32 @@ from quorate.training.whole_batch.whole_batch import (
     with_loss,
 )
 
-CONTRASTED = "contrasted"  # the kind of a record: the loss, or what was raised in its place
+CONTRASTED = "contrasted"  # kind of the record with the loss, or with an error in place of the loss
 
 T = TypeVar("T")
 
 
 class Beside(Protocol):
-    """Has user code called in the thread that computes shards."""
+    """A function to run user code in the thread that computes shards."""
 
     def __call__(
         self, work: Callable[[Replica, Stream], T], at: tuple[str, int, int] | None = None
     ) -> T:
-        """Return what it returns. Blocks; see ``Member.beside``."""
+        """Return the result of ``work``. Blocks; see ``Member.beside``."""
 
 
 class Through(NamedTuple):
-    """What a rank computes the second pass of a step from, and what becomes of its sum."""
+    """The input of a rank's second pass over a step, with the loss to add to the step's sum."""
 
-    gradients: dict[int, Tensors]  # by shard of this rank, with respect to what it represents
-    contrasted: Contrasted  # without its gradients by shard
+    gradients: dict[int, Tensors]  # by shard of this rank, by representations of the shard
+    contrasted: Contrasted  # without the gradients by shard
     rows: int  # of the batch
 
     def add_to(self, own: Flat, slices: RankSlices) -> None:
-        """Add what the loss gives parameters to this rank's slices of the sum."""
+        """Add the loss's own gradient by parameters to this rank's slices of the sum."""
         for name, gradient in self.contrasted.of_parameters.items():
             section = slices.whole.sections[name]
-            # As it lies in the whole vector, with zeros in its gap.
+            # The gradient as laid out in the whole vector, with zeros in the gap.
             values = gradient.new_zeros(section.span)
             lies = values.as_strided(section.shape, section.stride)
             lies.copy_(weighted(gradient, self.rows))
@@ -76,19 +78,19 @@ class Through(NamedTuple):
                 own.vectors[section.vector][at : at + length].add_(part.to(own.device))
 
     def made_whole(self, parts: Sequence[Part], shards: int) -> list[Part]:
-        """Return the sum of a step's parts, with the loss of the batch in it."""
+        """Return the sum of a step as its only part, with the loss of the whole batch."""
         total = tree_sum(parts, shards, ShardSum.add)
         return at_root(with_loss(total, self.contrasted), shards)
 
 
 class Contrasting:
-    """This rank's part in computing the loss over a batch.
+    """The part of this rank in the computation of the loss over a batch.
 
     Args:
-        ranks: all of them.
-        plan: of the loop.
-        parameters: of this rank, whose layout all have.
-        contrast: computes the loss; rank 0 alone calls it.
+        ranks: the connections to all ranks.
+        plan: the plan of the loop.
+        parameters: this rank's parameters; all ranks have the same layout.
+        contrast: computes the loss; called on rank 0 alone.
     """
 
     def __init__(
@@ -108,16 +110,16 @@ class Contrasting:
         represent: Callable[[int, range, Stream], list[Represented]],
         beside: Beside,
     ) -> Through:
-        """Return what the second pass of a step needs. All ranks call it. Blocks.
+        """Return the input of the second pass over a step. All ranks call. Blocks.
 
         Args:
-            shards: of this rank.
-            represent: computes what they represent.
-            beside: has user code called in the thread that computes shards.
+            shards: the shards of this rank.
+            represent: computes the representations of shards.
+            beside: runs user code in the thread that computes shards.
 
         Raises:
-            RankError: another rank is gone.
-            Whatever was raised on the lowest rank that raised, on all ranks.
+            RankError: another rank is lost.
+            Exception: the error of the lowest rank with an error; the same on all ranks.
         """
         own: list[Represented] = []
         error: Exception | None = None
@@ -125,7 +127,7 @@ class Contrasting:
             own = beside(lambda _, stream: represent(step, shards, stream))
         except RankError:
             raise
-        except Exception as raised:  # of user code: on every rank it is raised as one
+        except Exception as raised:  # an error of user code: all ranks raise the same error
             error = raised
         header = _header(shards, own, error)
         given = [_Given(**each) for each in self._ranks.gather(header)]
@@ -139,7 +141,7 @@ class Contrasting:
     def _lead(
         self, step: int, given: Sequence[_Given], own: Sequence[Represented], beside: Beside
     ) -> Through:
-        """Take what the others represent, compute the loss, and send each what is its."""
+        """Receive all representations, compute the loss, and send each rank its gradients."""
         ranks, rows = self._ranks, self._plan.batch_rows(step)
         represented = dict(zip(given[0].shards, own, strict=True))
         takes: list[tuple[int, torch.Tensor]] = []
@@ -153,11 +155,11 @@ class Contrasting:
         try:
             found = beside(
                 lambda _replica, _stream: self._contrast(step, shards, rows, training=True),
-                at=("forward", step, 0),  # where it may hang, as a shard may
+                at=("forward", step, 0),  # phase for the status: user code may hang, as in a shard
             )
         except RankError:
             raise
-        except Exception as raised:  # of user code, too
+        except Exception as raised:  # also an error of user code
             ranks.tell({"kind": CONTRASTED, "error": raised})
             raise
         ranks.tell({"kind": CONTRASTED, **_described(found)})
@@ -175,7 +177,7 @@ class Contrasting:
         return Through(mine, found._replace(gradients=[]), rows)
 
     def _follow(self, step: int, given: _Given, own: Sequence[Represented]) -> Through:
-        """Send what this rank represents, and take what rank 0 has computed of it."""
+        """Send this rank's representations, and receive the loss and gradients from rank 0."""
         ranks, views = self._ranks, self._parameters.views
         ranks.swap([(0, part) for each in own for part in self._parts(each.tensors)], [])
         record = ranks.hear()
@@ -195,7 +197,7 @@ class Contrasting:
         return Through(gradients, contrasted, self._plan.batch_rows(step))
 
     def _parts(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return tensors as bytes, which every backend sends: their own memory, where it can be."""
+        """Return tensors as bytes, which every backend can send; as views if possible."""
         return [
             tensor.to(self._ranks.device).contiguous().reshape(-1).view(torch.uint8)
             for tensor in tensors.values()
@@ -203,15 +205,15 @@ class Contrasting:
 
 
 class _Given(NamedTuple):
-    """What a rank says of what its shards represent."""
+    """A header: the shards of a rank, and the forms of the shards' representations."""
 
     shards: list[int]
-    kinds: list[str]  # by place in ``shards``, as of ``Represented``
-    tensors: list[list[tuple[str, str, list[int]]]]  # likewise: names, dtypes, shapes
-    error: BaseException | None  # what it has raised instead
+    kinds: list[str]  # by index in ``shards``; see ``Represented``
+    tensors: list[list[tuple[str, str, list[int]]]]  # by index in ``shards``: names, dtypes, shapes
+    error: BaseException | None  # raised in place of representations
 
     def memory(self, device: torch.device) -> dict[int, Represented]:
-        """Return memory for what the shards represent."""
+        """Return new memory for the representations of the shards."""
         return {
             shard: Represented(
                 kind,
@@ -225,7 +227,7 @@ class _Given(NamedTuple):
 
 
 def _header(shards: range, own: Sequence[Represented], error: Exception | None) -> dict[str, Any]:
-    """Return the fields of a ``_Given`` in another process."""
+    """Return the message from which every rank makes a ``_Given``."""
     return {
         "shards": [] if error is not None else [*shards],
         "kinds": [each.kind for each in own],
@@ -241,7 +243,7 @@ def _header(shards: range, own: Sequence[Represented], error: Exception | None) 
 
 
 def _described(found: Contrasted) -> dict[str, Any]:
-    """Return all of a loss that is no tensor."""
+    """Return a message with everything in a computed loss except tensors."""
     return {
         "metrics": found.outcome.metrics,
         "weight": found.outcome.weight,
@@ -260,10 +262,10 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
 def contrasting_of(
     ranks: RankControl, crew: Crew, state: State, source: Source
 ) -> Contrasting | None:
-    """Return this rank's part in the loss over whole batches; None if the loss is another.
+    """Return this rank's part in a loss over whole batches; None without such a loss.
 
     Raises:
-        SettingError: the optimizer asks for a step's gradient again.
+        SettingError: the optimizer needs a step's gradient again.
     """
     contrast = contrast_of(crew, state, source)
     if contrast is None:

@@ -1,4 +1,4 @@
-"""Filling: all ranks write what they own of the optimizer's state into one file."""
+"""Filling a file: all ranks write their parts of the optimizer's state into the same file."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def fill(
     rows: Sequence[Row],
     writes: Sequence[bool],
 ) -> tuple[File, list[tuple[int, str]]]:
-    """Write, and send to rank 0, what this rank has of some rows. All ranks call it. Blocks.
+    """Write this rank's part of some rows, or send the part to rank 0. All ranks call. Blocks.
 
     Args:
-        folder: of the file, which is there in its full size.
-        writes: whether each rank sees it.
+        folder: directory of the file; the file exists at full size.
+        rows: the rows to write; the same on all ranks.
+        writes: whether each rank can write to the file, by rank.
 
     Returns:
-        The file, and what is wrong, if something is: see ``require_done``. The same on all ranks.
+        The file, and the errors of all ranks for ``require_done``; the same errors on all ranks.
     """
     me, layout = ranks.rank, optimizer.flat_parameters.layout
     sections = [[layout.sections[name] for name in names] for names in optimizer.held]
     file = File(folder / OPTIMIZER)
-    # Of each tensor by rank: for several entries.
+    # Cached by tensor and rank, because the entries of a tensor have the same runs.
     found = cache(optimizer.runs_of)
 
     def runs_of(rank: int) -> Callable[[Row], list[Run]]:
@@ -51,13 +52,13 @@ def fill(
         whole = optimizer.values_of(part.row.number, part.row.entry)[part.run.piece]
         return whole[part.run.start : part.run.start + part.run.length]
 
-    # 1. What this rank writes itself.
+    # 1. Write from this rank: whole blocks of the file; rank 0 also writes parts of blocks.
     if writes[me]:
         own = parts(rows, runs_of(me), sections, blocks=True, beside=ranks.leads)
         for part in own:
             file.write(values(part), part.at)
-    ranks.arrive()  # one's disk may be much slower, and exchanges have a bound
-    # 2. What rank 0 writes for the others.
+    ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
+    # 2. Send to rank 0: parts of blocks, and everything from ranks that cannot write.
     theirs = {
         rank: chunks(
             parts(rows, runs_of(rank), sections, blocks=not writes[rank], beside=True),
@@ -73,7 +74,7 @@ def fill(
         ranks.swap([], [(rank, taken)])
         for part, piece in zip(chunk, torch.split(taken, sizes), strict=True):
             file.write(piece, part.at)
-    # 3. What does not lie row by row in memory, a parameter at a time.
+    # 3. Collect on rank 0, by parameter, the entries not stored row by row in memory.
     for row in rows:
         for which, section in enumerate(sections[row.number]):
             if not is_by_rows(section):
@@ -93,7 +94,7 @@ def _whole(
     runs_of: Callable[[int], Callable[[Row], list[Run]]],
     values: Callable[[Part], torch.Tensor],
 ) -> torch.Tensor:
-    """Return an entry of a parameter as it lies in memory, on rank 0. Blocks."""
+    """Return an entry of a parameter in the order of memory; empty except on rank 0. Blocks."""
     numel = _numel(section) if ranks.leads else 0
     whole = torch.empty(numel, dtype=getattr(torch, row.dtype), device=ranks.device)
     for rank in range(ranks.size) if ranks.leads else [ranks.rank]:
@@ -116,20 +117,23 @@ def _numel(section: Section) -> int:
 
 
 class File:
-    """A file that is open for writing. After the first fault nothing more is written.
+    """A file open for writing. After the first error nothing more is written.
 
-    Others wait for what this rank sends, or takes: so a fault is told when all is exchanged.
+    All ranks wait for tensors from each other, so a rank reports an error only after all exchanges.
+
+    Attributes:
+        error: the first error; None without an error.
     """
 
     def __init__(self, path: Path) -> None:
         self.error: OSError | None = None
-        self.nbytes = 0  # that were written
+        self.nbytes = 0  # bytes written so far
         self._path = path
         self._stack = ExitStack()
         self._descriptor: int | None = None
 
     def write(self, values: torch.Tensor, at: int) -> None:
-        """Write the elements of a tensor from a byte of the file on."""
+        """Write the elements of a tensor to the file, from byte ``at`` on."""
         if self.error is not None:
             return
         try:
@@ -142,21 +146,21 @@ class File:
             self.error = error
 
     def flush(self) -> None:
-        """Bring all to the disk, and close it."""
+        """Flush the file to disk, and close the file."""
         try:
             if self._descriptor is not None:
                 os.fsync(self._descriptor)
             self.close()
-        except OSError as error:  # some systems say only now that a disk is full
+        except OSError as error:  # some systems report a full disk only now
             self.error = error
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self._stack.close()
 
 
 def answer(rank: int, error: Exception | None, nbytes: int = 0) -> dict[str, Any]:
-    """Return what a rank says to the others of what it has done."""
+    """Return the message of a rank after its work: the bytes written, and the error if any."""
     told: dict[str, Any] = {"nbytes": nbytes}
     if error is not None:
         why = getattr(error, "strerror", None) or error
@@ -166,22 +170,22 @@ def answer(rank: int, error: Exception | None, nbytes: int = 0) -> dict[str, Any
 
 
 def require_done(wrong: Sequence[tuple[int, str]], path: Path) -> None:
-    """Raise if something is wrong.
+    """Raise the first of some errors, if there is any.
 
     Raises:
-        OSError: it is what the first rank says.
+        OSError: the error of the lowest rank with an error.
     """
     for number, text in wrong:
         raise OSError(number, text, str(path))
 
 
 def wrong_in(answers: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-    """Return what ranks could not do, as ``require_done`` takes it."""
+    """Return the errors of ranks as pairs of errno and text, for ``require_done``."""
     return [(each["errno"], each["error"]) for each in answers if "error" in each]
 
 
 def _wrong(ranks: RankControl, file: File, nbytes: int) -> list[tuple[int, str]]:
-    """Return what is wrong, of all ranks: a fault, or bytes that nobody has written. Blocks."""
+    """Return the errors of all ranks, or an error if ranks have not written all bytes. Blocks."""
     answers = ranks.gather(answer(ranks.rank, file.error, file.nbytes))
     if wrong := wrong_in(answers):
         return wrong

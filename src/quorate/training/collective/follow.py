@@ -1,4 +1,4 @@
-"""Ranks other than 0: they run the script up to the training loop, and then follow rank 0."""
+"""The ranks other than 0: run the script up to the training loop, and then follow rank 0."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ MakeState = Callable[[Source], State]
 
 
 def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
-    """Compute what rank 0 asks for, and end this process when it says so.
+    """Carry out the records of rank 0, and end this process after the last record.
 
-    Nothing of the script runs after this: what follows a training loop is rank 0's.
+    Nothing of the script runs afterwards: code after a training loop runs on rank 0 alone.
     """
     assert crew.rank_group is not None
     code, why = 1, "its loop is over"
@@ -51,7 +51,7 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
         code = _follow(crew, dataset, make_state)
     except RankError as error:
         named = crew.rank_group.named(error)
-        if here() is None:  # else whoever started it says so
+        if here() is None:  # else rank 0 has started this process, and prints the line
             print(named.line, file=Steady(sys.stderr))
         why = str(named)
     except QuorateError as error:
@@ -60,12 +60,12 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
             worker.refuse(error)  # rank 0 prints the message
         else:
             print(f"quorate: {error}", file=Steady(sys.stderr))
-    except SystemExit as error:  # another rank of this host says why
+    except SystemExit as error:  # another rank of this host prints the reason
         code, why = error.code if isinstance(error.code, int) else 1, "ranks do not fit together"
     except BaseException as error:  # the edge of the process
-        if (refusal := refused_call(error)) is not None:  # rank 0 makes the same call, and says so
+        if (refusal := refused_call(error)) is not None:  # rank 0 is refused too, and prints a line
             code, why = refusal.exit_code, str(refusal)
-            told_torchrun(refusal.line)  # which ends rank 0, maybe before that has said it
+            told_torchrun(refusal.line)  # torchrun may end rank 0 before rank 0 prints the line
         else:
             sys.excepthook(*sys.exc_info())
             why = type(error).__name__
@@ -75,7 +75,7 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
 
 
 def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
-    """Return the exit code that rank 0 says."""
+    """Follow rank 0 until the last record, and return the exit code for this process."""
     assert crew.rank_group is not None
     ranks = crew.rank_group.meet(crew.master_device, crew.timeout_s)
     asked = Asked(ranks.monitor.request_stop)
@@ -95,7 +95,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
     state, source = _opened(crew, dataset, plan, record, make_state)
     optimizer = state.optimizer
     misfits = ranks.gather(share.misfit(ranks, record["state"], state))
-    if any(misfits):  # rank 0 says which
+    if any(misfits):  # rank 0 prints the first misfit
         return 2
     share.take(ranks, record["state"], state)
     if isinstance(optimizer, SlicedOptimizer) and optimizer.is_sharded:
@@ -119,7 +119,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
         if (worker := here()) is not None:
             for line in worker.found():
                 crew.replicas.notes.add(line)
-            worker.show()  # before, whoever started it shows what it said, if it ends
+            worker.show()  # so far rank 0 shows the output only if this process fails
         state.user_changes.settle()
         between = crew.replicas.between(state)
         notes = crew.replicas.notes
@@ -142,7 +142,7 @@ def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
             elif record["kind"] == STEP:
                 _step(ranks, state, member, record, shared, between, tell)
     if has_streams(crew.master_device):
-        # What rank 0 still takes from this rank may not have run, and ends with this process.
+        # Transfers from this rank to rank 0 may not have run yet, and would end with this process.
         torch.accelerator.synchronize(crew.master_device)
     return int(record["code"])
 
@@ -161,7 +161,7 @@ def _opened(
             fix="install a compiler on every host, or on none",
         )
     crew.replicas.compute_as(decided)
-    state.average = None  # rank 0's alone
+    state.average = None  # rank 0 alone averages parameters
     state.update.leave_average()
     state.update.leave_schedule()
     return state, source
@@ -176,7 +176,7 @@ def _step(
     between: Between,
     tell: Callable[[StepContribution], StepContribution],
 ) -> None:
-    """Make a step, or leave it where rank 0 hears what was raised."""
+    """Make the update of a step; after an error of all ranks, return without an update."""
     if "buckets" in record:
         member.exchange.order = record["buckets"]
     if "groups" in record:
@@ -191,12 +191,12 @@ def _step(
         applied = member.applied(parts, step, step + 1)
     except RankError:
         raise
-    except NotFiniteError:  # where an optimizer moved to: all ranks have looked together
+    except NotFiniteError:  # a gradient in a closure was not finite; all ranks raise
         return
     except Exception as error:
         if error is not member.raised:
-            raise  # here alone, maybe: the others notice that this rank has ended
+            raise  # maybe on this rank alone: all ranks notice the end of this process
         member.restore()
-        return  # on every rank the same: rank 0 decides
+        return  # all ranks have raised the same error: rank 0 decides how to go on
     if applied.not_finite is None:
         state.global_step = step + 1

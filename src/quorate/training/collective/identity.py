@@ -1,4 +1,4 @@
-"""What has to be the same on all ranks, before the first step."""
+"""The identity of a rank: facts that must be equal on all ranks before the first step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quorate.training.collective.member import Member
 from quorate.training.crew import Crew
 from quorate.training.optimizing.optimize import Optimize
 
-_KEPT = "kept"  # not compared: the names in it say why something else differs
+_KEPT = "kept"  # not compared: explains a difference in a compared fact
 MOST_NAMED = 3
 
 
 def identity(member: Member, source: Source, crew: Crew) -> dict[str, Any]:
-    """Return what has to be the same on all ranks, in words and hashes."""
+    """Return the facts that must be equal on all ranks, as text and hashes."""
     workers, optimize = crew.recipe.workers, crew.recipe.optimize
     facts = {
         **crew.recipe.facts(),
@@ -35,13 +35,14 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, Any]:
 
 
 def compare(given: list[dict[str, Any]], reads: Sequence[str] = ()) -> None:
-    """Compare what each rank gave, by rank.
+    """Compare the identities of all ranks.
 
     Args:
-        reads: what code is known to read that is another on each rank, in words.
+        given: the identity of each rank, by rank.
+        reads: lines about user code that reads values different on each rank.
 
     Raises:
-        UserError: one differs from rank 0.
+        UserError: a rank differs from rank 0.
     """
     fix = "start the same script with the same arguments, data and packages on every rank"
     for name in given[0]:
@@ -51,7 +52,7 @@ def compare(given: list[dict[str, Any]], reads: Sequence[str] = ()) -> None:
 
 
 def _why(first: dict[str, Any], other: dict[str, Any], reads: Sequence[str]) -> str:
-    """Return which values that code reads two ranks differ in, in words; nothing if in none."""
+    """Return why a rank may differ from rank 0, in words; an empty text for no known reason."""
     names = changed(first[_KEPT], other[_KEPT])
     if not names:
         return f"; {reads[0]}" if reads else ""

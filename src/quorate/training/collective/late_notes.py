@@ -1,7 +1,8 @@
-"""Late notes: what other ranks note after their last sum, which rank 0 asks for at the end.
+"""Late notes: notes of ranks after their last sum, collected by rank 0 at the end of a loop.
 
-Notes travel with a step's sum. What comes after it (shards that an optimizer's closure computes
-again, a spot check) goes with that of the next step, and after the last one there is none.
+Notes travel with the sum of a step. Notes made after a sum (in shards computed again for an
+optimizer's closure, or in a spot check) travel with the sum of the next step, and the last step has
+no next step.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from quorate.engines.collective.rank_control import RankControl
 from quorate.replica.notes import Note, Notes
 
-NOTES = "notes"  # the kind of a record: all ranks call ``gathered``
+NOTES = "notes"  # kind of the record after which all ranks call ``gathered``
 
 
 def ask(ranks: RankControl, notes: Notes) -> None:
-    """Take in what the other ranks note, to be said and kept. Rank 0 calls it. Blocks."""
+    """Collect the notes of all ranks, to be shown and saved. Rank 0 alone calls. Blocks."""
     ranks.tell({"kind": NOTES})
     for rank, found in enumerate(gathered(ranks, [])):
         for note in found:
@@ -21,5 +22,5 @@ def ask(ranks: RankControl, notes: Notes) -> None:
 
 
 def gathered(ranks: RankControl, own: list[Note]) -> list[list[Note]]:
-    """Return what each rank gives. All ranks call it. Blocks."""
+    """Return the notes passed by all ranks, by rank. All ranks call. Blocks."""
     return [[Note(*note) for note in notes] for notes in ranks.gather(own)]

@@ -1,4 +1,4 @@
-"""Rank 0: it decides what comes next, and tells the others; the updates all make together."""
+"""Rank 0 of a loop: sends records to all ranks; all ranks make each update together."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def leading(
     stops: Stops,
     say: Callable[[str], None],
 ) -> Iterator[Loop]:
-    """Open a loop on all ranks, and end them afterwards.
+    """Open a loop on all ranks inside the block, and end all ranks but rank 0 afterwards.
 
     Raises:
-        UserError: a rank computes something else, or has other data.
-        RankError: a rank is gone.
+        UserError: a rank computes different gradients, or has different settings or data.
+        RankError: a rank is lost.
     """
     state, plan, rank_group = loop.state, loop.plan, crew.rank_group
     assert rank_group is not None
@@ -96,7 +96,7 @@ def leading(
 
 @contextmanager
 def _in_step(ranks: RankControl) -> Iterator[None]:
-    """Within the block the others wait for an exchange, and not for what comes next."""
+    """Break off if the block raises: the other ranks wait for an exchange, not for a record."""
     try:
         yield
     except BaseException:
@@ -107,7 +107,11 @@ def _in_step(ranks: RankControl) -> Iterator[None]:
 def _opened(
     loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], shared_values: share.Sender
 ) -> Member:
-    """Give the other ranks the state, and return what this one is in each step."""
+    """Send the state to all ranks, and return the ``Member`` of rank 0.
+
+    Raises:
+        UserError: a rank has a different model.
+    """
     state, ranks = loop.state, shared_values.ranks
     optimizer = state.optimizer_of_ranks
     given = shared(state, facts, moments=not optimizer.is_sharded)
@@ -142,14 +146,14 @@ def _opened(
 
 
 def _asked(stops: Stops, why: str) -> None:
-    """Stop, as a rank was asked to."""
+    """Request a stop because a rank has received a signal to end."""
     if stops.exit_code is None:
         stops.exit_code = STOP_CODE
     stops.ask(why)
 
 
 def _lost(stops: Stops, member: Member, why: str) -> None:
-    """Have the main thread come out of whatever it waits in: a shard, an evaluation."""
+    """Stop the loop, and interrupt a wait of the main thread for a shard: a rank is lost."""
     stops.ask(why)
     member.leave(RankError(why))
 
@@ -157,7 +161,7 @@ def _lost(stops: Stops, member: Member, why: str) -> None:
 def _leave(
     crew: Crew, rank_group: RankGroup, state: State, stops: Stops, say: Callable[[str], None]
 ) -> None:
-    """End the other ranks; what they have of the state comes here first."""
+    """Gather the state on rank 0, and end all other ranks."""
     is_whole = False
 
     def take_all() -> None:
@@ -166,7 +170,8 @@ def _leave(
         is_whole = True
 
     if state.update.under_way and rank_group.ranks is not None:
-        # It raised in the middle of an update, maybe here alone: the others wait for another word.
+        # An error in the middle of an update, maybe on rank 0 alone: ranks wait for an exchange,
+        # and not for the record of the end.
         rank_group.ranks.break_off()
     try:
         rank_group.leave(take_all, stops.exit_code or 0)
@@ -174,7 +179,7 @@ def _leave(
         say(f"{error}: resume from the newest checkpoint")
     state.saves = None
     if not is_whole:
-        state.update.under_way = True  # a part of the optimizer's state is lost
+        state.update.under_way = True  # the state of the lost ranks is missing
     crew.stay_alone(
         "this training loop computes on towers (threads), because the ranks ended with the first "
         "loop"
@@ -182,7 +187,7 @@ def _leave(
 
 
 class _Lead:
-    """The steps of a loop, as rank 0 makes them."""
+    """The steps of a loop on rank 0."""
 
     begun_at: float | None = None
 
@@ -200,7 +205,7 @@ class _Lead:
         self.first_step = state.global_step
         self.reason = "all steps are done"
         self._member, self._ranks, self._updates, self._stops = member, ranks, updates, stops
-        self._groups: list[dict[str, Any]] | None = None  # as the others have them
+        self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         self._mark = share.mark(state)
         self._optimizer = state.optimizer_of_ranks
         self._optimizer.note_state()
@@ -208,11 +213,11 @@ class _Lead:
         self._shared = shared_values
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
-        """Yield the updates, until there are enough or somebody wants to stop."""
+        """Yield the updates up to the last step, or up to a request to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
             with self._rank_group.naming():
-                self._ranks.require_all()  # else the reason to stop is that one is gone
+                self._ranks.require_all()  # a lost rank also requests a stop: raise the error first
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
                 break
@@ -238,15 +243,15 @@ class _Lead:
         _, end_rest = self._updates.rests
 
         def tell(own: StepContribution) -> StepContribution:
-            # Before the others hear of this rank's shards: they make the update then, and ranks of
-            # a host may have one memory for the parameters.
+            # Check the parameters before the contribution of this rank is sent: afterwards all
+            # ranks make the update, and ranks of a host may share the memory of the parameters.
             end_rest()
             return own
 
         try:
             with self._rank_group.naming():
                 if self._optimizer.is_lent:
-                    self._optimizer.scatter()  # user code may have changed it
+                    self._optimizer.scatter()  # user code may have changed the state
                 self._ranks.tell(record)
                 if "amendments" in record:
                     for value in share.values(state):
@@ -259,7 +264,8 @@ class _Lead:
         except RankError:
             raise
         except BaseException as error:
-            # What a shard raises is raised on all ranks, and they wait for what comes next.
+            # All ranks raise the error of a shard, and wait for the next record. Any other error
+            # leaves ranks in the middle of an exchange.
             if state.update.under_way or not isinstance(error, Exception):
                 self._ranks.break_off()
             if not state.update.under_way:
@@ -277,7 +283,7 @@ class _Lead:
         self._mark = share.mark(self._state)
 
     def _hear(self, rank: int, handed: StepContribution) -> None:
-        """Hear what a rank has to say beside its gradient."""
+        """Handle the parts of a rank's contribution besides sums: spans, a stop, notes."""
         self._member.take_spans(rank, handed)
         if handed.stop is not None:
             _asked(self._stops, f"rank {rank}: {handed.stop}")

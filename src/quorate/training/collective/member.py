@@ -1,4 +1,4 @@
-"""A member of a collective: what every rank does of a step, whoever leads."""
+"""A member of a collective: the part in a step that is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
 
 T = TypeVar("T")
-_Done = tuple[object, BaseException | None]  # the result, or what was raised
+_Done = tuple[object, BaseException | None]  # the result, or the raised error
 
 
 class Member:
-    """This rank's part in every step of a loop. ``close`` it.
+    """The part of this rank in every step of a loop. Close the object at the end.
 
     Args:
-        ranks: all of them.
-        state: of this rank.
-        make_replica: from what sets its buffers, which computes with the state's model itself.
-        source: of the rows.
-        steps: that the loop may make.
-        contrasting: this rank's part in the loss, if that is over whole batches.
-        loader_workers: processes that load rows.
-        threads: intra-op threads of whatever loads or computes.
+        ranks: the connections to all ranks.
+        state: the state on this rank.
+        make_replica: makes the replica from a function to set buffers; the replica computes with
+            the model of the state, and not with a copy.
+        source: the source of the rows.
+        steps: all steps that the loop may make.
+        contrasting: this rank's part in a loss over whole batches; None without such a loss.
+        loader_workers: number of processes to load rows.
+        threads: intra-op threads of each loader, and of the thread that computes.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class Member:
         self._contrasting = contrasting
         self._replica = replica = make_replica(self._set_buffers)
         self._keep_buffers()
-        self.raised: Exception | None = None  # in shards, on all ranks alike
+        self.raised: Exception | None = None  # an error in a shard, raised on all ranks
         assert state.exchange is not None
         self.exchange = state.exchange
-        # What forward writes is put there by all ranks, whoever owns it; so is what an optimizer
-        # makes of parameters that every rank has the whole state of.
+        # Ranks write the slices of all owners if forward writes parameters, or if each rank has the
+        # whole state of the optimizer.
         by_owners = state.optimizer_of_ranks.is_sharded and not state.written
         self.exchange.open(state.parameters, by_owners=by_owners)
         self._written = writes.layout(state.parameters.views, state.written)
@@ -86,35 +87,36 @@ class Member:
         self.sheet.tell("waiting")
 
     def close(self) -> None:
-        """End the thread and the feed."""
+        """End the compute thread and the feed."""
         self._thread.close()
         self._shards.close()
 
     def leave(self, error: BaseException) -> None:
-        """Have whoever waits for a shard not wait for it any more: it raises. Any thread."""
+        """Raise an error in the thread that waits for a shard. Any thread may call."""
         self._thread.leave(error)
         self.exchange.gradient_buckets.leave(error)
 
     def read(self, values: Values) -> None:
-        """Have the next shards read these values of ``Shared``."""
+        """Set the values of ``Shared`` for the next shards."""
         self._replica.called.shared.take(values)
 
     def take_spans(self, rank: int, handed: StepContribution) -> None:
-        """Take what a rank was at into the trace, if there is one."""
+        """Add the activities of a rank to the trace, if the run is traced."""
         if handed.spans is not None:
             self._shards.take_spans(rank, handed.spans)
 
     def fingerprint(self) -> str:
-        """Return a hash over what shard 0 of step 0 yields: is every rank's the same? Blocks."""
+        """Return a hash over the sums of shard 0 of step 0, to compare ranks. Blocks."""
         return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
 
     def beside(
         self, work: Callable[[Replica, Stream], T], at: tuple[str, int, int] | None = None
     ) -> T:
-        """Return what ``work`` computes with the replica beside the training. Blocks.
+        """Return the result of ``work`` with the replica, outside of training steps. Blocks.
 
         Args:
-            at: phase, step and shard to tell of it.
+            work: called in the compute thread.
+            at: phase, step and shard to show in the status.
         """
         self._keep_buffers()
         self._shards.note_other_spans()
@@ -133,20 +135,20 @@ class Member:
         tell: Callable[[StepContribution], StepContribution] = lambda own: own,
         hear: Callable[[int, StepContribution], None] = lambda _rank, _handed: None,
     ) -> list[Part]:
-        """Compute what this rank owns of a step, and exchange it. Blocks.
+        """Compute this rank's shards of a step, and exchange the sums. All ranks call. Blocks.
 
         Args:
-            tell: called when it has computed: adds what others are to hear of.
-            hear: hears what each rank has handed over.
+            tell: called when the shards are computed; adds messages to this rank's contribution.
+            hear: called with the number and the contribution of each rank.
 
         Raises:
-            RankError: another rank is gone.
-            Whatever user code raised on any rank: on every rank.
+            RankError: another rank is lost.
+            Exception: an error of user code on any rank; the same on all ranks.
         """
         own, exchange, ask, through = StepContribution(), self.exchange, None, None
         self._keep_buffers()
         v, shards = self.shards_of(step), self._shards.of(step)
-        if self._contrasting is not None and v > 1:  # one shard is a whole batch
+        if self._contrasting is not None and v > 1:  # a single shard is a whole batch
             through = self._through(self._contrasting, step, shards)
         if shards:
             exchange.gradient_buckets.clear()
@@ -157,9 +159,9 @@ class Member:
                 own = StepContribution(*ask())
             except RankError:
                 raise
-            except Exception as error:  # of user code: on every rank it is raised as one
+            except Exception as error:  # an error of user code: all ranks raise the same error
                 own = StepContribution(error=error)
-        self.restore()  # first of all: others are about to look at the model
+        self.restore()  # first of all: ``tell`` and user code look at the model
         self.sheet.tell("pushing")
         try:
             own = tell(own)._replace(
@@ -184,7 +186,7 @@ class Member:
             self.sheet.tell("waiting")
             self._shards.recycle()
         _, leftmost = min(parts, key=lambda part: leaves(part[0], v).start)
-        leftmost.gradient = gradient  # in whose memory the others are added
+        leftmost.gradient = gradient  # a tree sum adds all parts to the leftmost part
         return parts if through is None else through.made_whole(parts, v)
 
     def _sum(self, shards: int, through: Through | None, *, waits: bool = True) -> Flat:
@@ -194,7 +196,7 @@ class Member:
         return gradient
 
     def _through(self, contrasting: Contrasting, step: int, shards: range) -> Through:
-        """Make the first pass of a step with all other ranks. Blocks."""
+        """Make the first pass over a step together with all ranks. Blocks."""
         try:
             return contrasting(step, shards, self._shards.represented, self.beside)
         except RankError:
@@ -204,7 +206,7 @@ class Member:
             raise
 
     def applied(self, parts: list[Part], step: int, n: int) -> Applied:
-        """Make update number n of a step with all other ranks. Blocks."""
+        """Make update number n, of a step, together with all ranks. Blocks."""
         shards = self._source.plan.shards_of(step)
         takes_closure = self._state.optimizer.takes_closure and self._contrasting is None
         again = partial(self._again, step) if takes_closure else None
@@ -213,28 +215,29 @@ class Member:
             return self._state.update.apply(parts, shards, n, shards, again)
 
     def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
-        """Hand the step's sum at the parameters as they now are to ``take``. Blocks.
+        """Compute the step's sum at the present parameters, and pass the sum to ``take``. Blocks.
 
-        All ranks do so in lockstep: an optimizer has the same gradients on each, to the bit, and so
-        asks for the next one on all of them or on none.
+        All ranks call in lockstep: an optimizer receives the same gradients on all ranks, to the
+        bit, and so needs the next gradient on all ranks or on none.
         """
         self._shards.take_parameters()
         parts = self.parts(step)
         take(tree_sum(parts, self.shards_of(step), ShardSum.add))
 
     def shards_of(self, step: int) -> int:
-        """Return V of a step."""
+        """Return the number V of shards of a step."""
         return self._source.plan.shards_of(step)
 
     def slowest_factor(self, shards: int) -> float:
-        """Return how many times an equal part of a step's shards the busiest rank has."""
+        """Return the shards of the busiest rank, as a multiple of an equal share of V shards."""
         return slowest_factor(self.exchange.dealt(shards), shards)
 
     def restore(self) -> None:
-        """Give the model what it had before its forward passes, which is what the state has."""
+        """Restore the model after forward passes: buffers and parameters are the state's again."""
         self._set_buffers(self._state.buffers)
         trained = self._state.user_changes.trained()
-        # Forward has left private copies in their places; or all are in another dtype meanwhile.
+        # Forward has left private copies of written parameters in the model; a replica in another
+        # dtype has replaced all parameters.
         for name in trained if self._replica.moves_parameters else self._state.written:
             trained[name].data = self._state.parameters.views[name]
         self._state.user_changes.overlook()
@@ -247,36 +250,36 @@ class Member:
         buffers.set(*self._buffers)
 
     def _released(self, step: int, shards: range, through: Through | None, stream: Stream) -> Part:
-        """Return the sum of some shards; its gradient goes to the gradient buckets instead."""
+        """Return the sum of some shards, without the gradient: the gradient buckets receive it."""
         gradients = None if through is None else through.gradients
         try:
             return self._shards.summed(step, shards, gradients, stream)
         finally:
-            # Not the time of its shards: whoever is slow is found by those.
+            # The time of shards shows slow ranks, so the wait for the exchange must not count.
             self.sheet.tell("waiting")
-            # Also after an error: other ranks wait for buckets.
+            # Also after an error: all ranks wait for the buckets.
             self.exchange.gradient_buckets.release()
 
 
 class _Own:
-    """A thread for user code: what the script has around its loop reaches no shard.
+    """A thread for user code, so that settings of the script around its loop reach no shard.
 
-    It is a daemon: user code that hangs does not hold up the end of the process.
+    The thread is a daemon: user code that hangs does not delay the end of the process.
     """
 
     def __init__(self, name: str, threads: int, device: torch.device) -> None:
         self._threads, self._device = threads, device
         self._asked: queue.SimpleQueue[Callable[[Stream], None] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[_Done] | None = None  # what is waited for
+        self._done: queue.SimpleQueue[_Done] | None = None  # the result that a caller waits for
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def do(self, work: Callable[[Stream], T]) -> T:
-        """Return what ``work`` returns in the thread. Blocks."""
+        """Return the result of ``work``, called in the thread. Blocks."""
         return self.begin(work)()
 
     def begin(self, work: Callable[[Stream], T]) -> Callable[[], T]:
-        """Begin to work in the thread. What is returned returns what ``work`` does, and blocks."""
+        """Start ``work`` in the thread. The returned function returns the result, and blocks."""
         done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         self._done = done
 
@@ -291,18 +294,18 @@ class _Own:
             self._done = None
             if error is not None:
                 raise error
-            return cast(T, result)  # nothing was raised
+            return cast(T, result)  # without an error there is a result
 
         self._asked.put(answer)
         return ask
 
     def leave(self, error: BaseException) -> None:
-        """Have whoever waits for the thread raise. Any thread."""
+        """Raise an error in the caller that waits for the thread. Any thread may call."""
         if (done := self._done) is not None:
             done.put((None, error))
 
     def close(self) -> None:
-        """End the thread, if it is not in user code."""
+        """End the thread. Blocks for ``THREAD_EXIT_S`` at most, because user code may hang."""
         self._asked.put(None)
         self._thread.join(THREAD_EXIT_S)
 

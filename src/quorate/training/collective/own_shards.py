@@ -1,4 +1,4 @@
-"""Own shards: those of each step that a rank computes, one subtree of the tree of shards."""
+"""Own shards: the shards of a step computed by a rank, a subtree of the tree of shards."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from quorate.training.whole_batch.jobs import BackThrough, Representing
 
 
 class OwnedTraining(Training):
-    """Gradients of the shards that a rank owns.
+    """A job for the gradients of the shards owned by each rank.
 
     Args:
-        dealt: from V to the node that each rank owns.
+        dealt: returns for V the node owned by each rank.
     """
 
     def __init__(
@@ -42,29 +42,29 @@ class OwnedTraining(Training):
         self._dealt = dealt
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
-        """Return the shards of a step that a rank owns: those of one subtree."""
+        """Return the shards of a step owned by a rank: the shards of a subtree."""
         (rank, _), shards = rank_of, self.plan.shards_of(step)
         node = self._dealt(shards)[rank]
         return range(0) if node is None else leaves(node, shards)
 
 
 class OwnedRepresenting(OwnedTraining, Representing):
-    """What the shards represent that a rank owns."""
+    """A job for the representations of the shards owned by each rank."""
 
 
 class OwnShards:
-    """Computes this rank's shards, in the thread that it is called in. ``close`` it.
+    """The computation of this rank's shards, in the calling thread. Close the object at the end.
 
     Args:
-        rank_of: this rank, and how many there are.
-        replica: of this rank.
-        exchange: takes the gradients.
-        source: of the rows.
-        parameters: that are computed from.
-        steps: that the loop may make.
+        rank_of: this rank, and the number of ranks.
+        replica: the replica of this rank.
+        exchange: receives the gradients.
+        source: the source of the rows.
+        parameters: the parameters to compute from.
+        steps: all steps that the loop may make.
         represents: whether the loss is over the whole batch: see ``represented``.
-        loader_workers: processes that load rows.
-        threads: intra-op threads of whatever loads.
+        loader_workers: number of processes to load rows.
+        threads: intra-op threads of each loader.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class OwnShards:
     ) -> None:
         self._rank_of, self._replica, self._exchange = rank_of, replica, exchange
         self._source, self._threads = source, threads
-        self.sheet = Timesheet()  # what this rank is at
+        self.sheet = Timesheet()  # activities of this rank
         self._runner = ShardRunner(rank_of[0], replica, self.sheet)
         self._parameters = parameters
         self._make_job = partial(
@@ -96,10 +96,10 @@ class OwnShards:
         )
         self._job: Training = self._make_job()
         self._feed: Feed | None = None
-        self._before: list[ShardSum] = []  # of all shards but the last
+        self._before: list[ShardSum] = []  # sums of all shards but the last
 
     def close(self) -> None:
-        """End the feed."""
+        """Close the feed."""
         if self._feed is not None:
             self._feed.close()
 
@@ -108,37 +108,37 @@ class OwnShards:
         return self._job.home_shards(self._rank_of, step)
 
     def take_parameters(self) -> None:
-        """Have the next shards computed from the parameters as they are now, within a step."""
-        self._job = self._make_job()  # they are taken anew for each job
+        """Compute the next shards from the present parameters, also within a step."""
+        self._job = self._make_job()  # a replica reads the parameters anew for each job
 
     def recycle(self) -> None:
-        """Take back the memory of what was summed: nobody reads it any more."""
+        """Reuse the memory of sums that nobody reads any more."""
         for each in self._before:
             self._replica.recycle(each)
 
     def spans(self) -> Batch | None:
-        """Return what this rank was at since the last call; None: nobody wants to know."""
+        """Return the activities of this rank since the last call; None without a trace."""
         trace, found = self._job.trace, self.sheet.recorded(cuts=False)
         if trace is None or found is None:
             return None
-        # Evaluations have workers of the same numbers, which are threads of rank 0.
+        # Workers of evaluations, threads of rank 0, have the same numbers as ranks.
         found["spans"] = [span._replace(track="rank") for span in found["spans"]]
-        if self._rank_of[0] > 0:  # rank 0 has its own trace
+        if self._rank_of[0] > 0:  # on rank 0 the trace of the run has these spans
             found["spans"] += trace.take_own("main thread")
         return found
 
     def take_spans(self, rank: int, spans: Batch) -> None:
-        """Take what a rank was at into the trace of this one, which is rank 0's."""
+        """Add the activities of a rank to the trace of this process, rank 0."""
         if self._job.trace is not None:
             self._job.trace.take_batch(rank, spans)
 
     def note_other_spans(self) -> None:
-        """Have what follows be noted as what it is, until the next of these shards."""
+        """Note further activities as "beside training", until the next shard of training."""
         if self._job.trace is not None and self._job.trace.is_on:
             self.sheet.record("beside training")
 
     def represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
-        """Return what some shards represent; their rows are kept for ``summed``. Blocks."""
+        """Return the representations of shards, and keep the rows for ``summed``. Blocks."""
         found: list[Represented] = []
         for shard in shards:
             found += self._computed(self._job, step, shard, stream).represented
@@ -151,10 +151,10 @@ class OwnShards:
         gradients: Mapping[int, Tensors] | None,
         stream: Stream,
     ) -> Part:
-        """Return the sum of some shards; its gradient goes to the gradient buckets instead.
+        """Return the sum of some shards, without the gradient: the gradient buckets receive it.
 
         Args:
-            gradients: by shard, with respect to what it represents, if it was represented.
+            gradients: by shard, with respect to its representations; None without representations.
         """
         job, buckets = self._job, self._exchange.gradient_buckets
         if gradients is not None:
@@ -166,7 +166,7 @@ class OwnShards:
         tree: TreeSum[ShardSum] = TreeSum(self._source.plan.shards_of(step), replica.add)
         for shard in shards:
             is_last = shard == shards[-1]
-            if is_last:  # the exchange adds the others to it, bucket by bucket
+            if is_last:  # the exchange adds the earlier sums, bucket by bucket
                 before = [part for _, part in sorted(tree.parts.items())]
                 self._before = [replace(part) for part in before]
                 for part in before:

@@ -1,7 +1,7 @@
-"""Reading: each rank takes what it owns of the optimizer's state from a checkpoint's file.
+"""Reading a checkpoint's file: each rank reads its own part of the optimizer's state.
 
-Whoever sees the file reads its own stretches of it. For the others rank 0 does, and sends them: a
-piece at a time.
+A rank that sees the file reads its stretches of the file. For each of the other ranks, rank 0
+reads the stretches and sends them, piece by piece.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from quorate.training.optimizing.runs import Run, is_by_rows
 
 
 class Unread(NamedTuple):
-    """The file of an optimizer's state that nobody has read yet."""
+    """The file of an optimizer's state, not read yet."""
 
     path: Path
 
     def rows(self, held: Sequence[Sequence[str]], entries: Sequence[tuple[int, str]]) -> list[Row]:
-        """Return where it has some entries of the optimizer's tensors.
+        """Return the places of some entries of the optimizer's tensors in the file.
 
         Args:
             held: the names of the parameters in each tensor.
-            entries: by the numbers of tensors.
+            entries: pairs of a tensor's number and the name of an entry.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the file cannot be read.
         """
         with _readable(self.path):
             stored = tensor_file.header(self.path).tensors
@@ -55,14 +55,18 @@ class Unread(NamedTuple):
         ]
 
     def mark(self) -> str:
-        """Return what tells this file from all others: it has the checksum of its record."""
+        """Return a hash of the file's header; the record's checksum in the header makes it unique.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
         with _readable(self.path), open_regular(self.path) as file:
             length = int.from_bytes(file.read(8), "little")
             return hashlib.sha256(file.read(min(length, tensor_file.MOST_HEADER_BYTES))).hexdigest()
 
 
 def sees(path: Path, mark: str) -> bool:
-    """Return whether this rank sees the file that rank 0 does."""
+    """Return whether this rank sees the same file as rank 0, by rank 0's ``mark`` of the file."""
     try:
         return Unread(path).mark() == mark
     except CheckpointError:
@@ -76,13 +80,14 @@ def read(
     rows: Sequence[Row],
     reads: Sequence[bool],
 ) -> None:
-    """Take what this rank has of some rows. All ranks call it. Blocks.
+    """Read this rank's part of some rows into the optimizer. All ranks call. Blocks.
 
     Args:
-        reads: whether each rank sees the file.
+        rows: the rows to read; the same on all ranks.
+        reads: whether each rank sees the file, by rank.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     me, layout = ranks.rank, optimizer.flat_parameters.layout
     sections = [[layout.sections[name] for name in names] for names in optimizer.held]
@@ -106,14 +111,14 @@ def read(
         return parts(rows, runs_of(rank), sections, blocks=True, beside=True)
 
     with _opened(path if reads[me] else None) as file:
-        # 1. What this rank reads itself.
+        # 1. Read the part of this rank, if this rank sees the file.
         if reads[me]:
             for part in all_parts(me):
                 read_at(file, into(part.row, part.run), part.at)
             for row, run, section in strided(me):
                 into(row, run).copy_(_by_memory(file, row, run, section))
-        ranks.arrive()  # one's disk may be much slower, and exchanges have a bound
-        # 2. What rank 0 reads for others.
+        ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
+        # 2. Read on rank 0, and send, the parts of ranks that do not see the file.
         blind = [r for r in range(ranks.size) if not reads[r] and (ranks.leads or r == me)]
         for rank, chunk in in_turns({rank: chunks(all_parts(rank)) for rank in blind}):
             sizes = [part.nbytes for part in chunk]
@@ -137,10 +142,10 @@ def read(
 
 
 def read_whole(path: Path, row: Row, section: Section, which: int, into: torch.Tensor) -> None:
-    """Read an entry of a parameter into memory that may have any strides.
+    """Read an entry of a parameter into memory with any strides.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     with _opened(path) as file:
         data = torch.empty(section.shape, dtype=getattr(torch, row.dtype))
@@ -149,7 +154,7 @@ def read_whole(path: Path, row: Row, section: Section, which: int, into: torch.T
 
 
 def _by_memory(file: int, row: Row, run: Run, section: Section) -> torch.Tensor:
-    """Return a run of a parameter that does not lie row by row, as it lies in memory."""
+    """Return a run in the order of memory, of a parameter not stored row by row in memory."""
     dtype = getattr(torch, row.dtype)
     by_rows = torch.empty(section.shape, dtype=dtype)
     read_at(file, by_rows, row.starts[run.name])
@@ -160,7 +165,7 @@ def _by_memory(file: int, row: Row, run: Run, section: Section) -> torch.Tensor:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[int]:
-    """Open a file within the block, if there is one."""
+    """Open a file inside the block, and yield the descriptor; -1 without a path."""
     if path is None:
         yield -1
         return
@@ -170,10 +175,10 @@ def _opened(path: Path | None) -> Iterator[int]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Have what reading raises be one line.
+    """Replace a read error in the block by an error of one line.
 
     Raises:
-        CheckpointError: it was raised.
+        CheckpointError: the block raised OSError or EOFError.
     """
     try:
         yield

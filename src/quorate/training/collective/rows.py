@@ -1,7 +1,7 @@
-"""Rows: where a file has the state of a sliced optimizer, and what of it each rank writes.
+"""Rows: the places of a sliced optimizer's state in a file, and the part written by each rank.
 
-A rank's part of an entry of a parameter is a stretch of the file, as slices are stretches of
-vectors; but for a parameter that does not lie row by row in memory (channels_last, say).
+Slices are stretches of vectors, so a rank's part of an entry of a parameter is a stretch of the
+file. The exception is a parameter not stored row by row in memory (channels_last, for example).
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ T = TypeVar("T")
 
 OPTIMIZER = "optimizer.safetensors"
 
-# Bytes of parameters above which the state is not gathered on rank 0. With Adam that takes five
-# times as much: twice for its moments, and three times for a copy of all, so that training goes on.
-# Up to here this is less than what a process takes that has imported torch (0.3 GiB).
+# Bytes of parameters above which the state is not gathered on rank 0. With Adam, gathering takes
+# five times as much: twice for the moments, and three times for a copy of everything, so that
+# training continues. Up to this limit, gathering takes less memory than a process with torch
+# imported (0.3 GiB).
 GATHERED_BYTES = 64 << 20
 
-# Several clients of a network file system that write to one page may undo each other's writes, and
-# pages have at most so many bytes. So a block of the file has one writer.
+# Clients of a network file system that write to the same page may undo each other's writes, and no
+# page is larger than a block. So each block of the file has a single writer.
 BLOCK_BYTES = 1 << 16
-PIECE_BYTES = 16 << 20  # that are sent at a time: rank 0 has memory for so much
+PIECE_BYTES = 16 << 20  # size of a transfer; rank 0 has memory for a single transfer
 
 
 def is_large(layout: Layout) -> bool:
-    """Return whether no rank is to have all of the state of parameters."""
+    """Return whether the state of parameters is too large for a single rank."""
     return layout.nbytes > GATHERED_BYTES
 
 
 class Row(NamedTuple):
-    """One entry of one of the optimizer's tensors, and where the file has it."""
+    """An entry of a tensor of the optimizer, with the places in the file."""
 
-    number: int  # of the tensor
+    number: int  # number of the tensor
     entry: str
     dtype: str
-    starts: list[int]  # by the tensor's parameters: bytes from the beginning of the file
+    starts: list[int]  # by parameter of the tensor: bytes from the beginning of the file
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The size of an element, in bytes."""
         size: int = getattr(torch, self.dtype).itemsize
         return size
 
 
 class Part(NamedTuple):
-    """What is written, or sent, at a time."""
+    """A stretch of the file, written or sent at once."""
 
     row: Row
     run: Run
@@ -58,7 +59,7 @@ class Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it."""
+        """The size of the stretch, in bytes."""
         return self.run.length * self.row.itemsize
 
 
@@ -70,13 +71,13 @@ def parts(
     blocks: bool,
     beside: bool,
 ) -> Iterator[Part]:
-    """Yield what of some rows a rank has that lies row by row.
+    """Yield a rank's parts of some rows, without parameters not stored row by row in memory.
 
     Args:
-        runs_of: gives the rank's runs of a row.
-        sections: of the parameters, by the optimizer's tensors.
-        blocks: whether whole blocks of the file are wanted.
-        beside: whether what shares a block with others' is.
+        runs_of: returns the rank's runs of a row.
+        sections: sections of the parameters, by tensor of the optimizer.
+        blocks: whether to yield whole blocks of the file.
+        beside: whether to yield parts of blocks, which ranks may share.
     """
     for row in rows:
         size = row.itemsize
@@ -100,7 +101,7 @@ def parts(
 
 
 def chunks(of: Iterator[Part]) -> Iterator[list[Part]]:
-    """Yield parts that are sent together."""
+    """Yield lists of parts to send together, of ``PIECE_BYTES`` at most in all."""
     chunk: list[Part] = []
     nbytes = 0
     for part in of:
@@ -114,7 +115,7 @@ def chunks(of: Iterator[Part]) -> Iterator[list[Part]]:
 
 
 def in_turns(of: Mapping[int, Iterator[T]]) -> Iterator[tuple[int, T]]:
-    """Yield one of each rank's, and so on until there are no more: so none of them waits long."""
+    """Yield an item of each rank in turn, until all items are yielded: no rank waits for long."""
     left = {**of}
     while left:
         for rank in [*left]:

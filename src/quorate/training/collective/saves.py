@@ -1,11 +1,14 @@
-"""Saves: a checkpoint of a state that lies on all ranks, written by all of them at once.
+"""Saves: a checkpoint of a state spread over all ranks, written by all ranks at once.
 
-1. Rank 0 asks what entries there are, and makes the files in their full size, see ``draft``.
-2. Each rank writes what it owns to its places, straight from where it is: nothing is copied, and no
-   rank has the state of another. What shares a block of the file with others' goes to rank 0, which
-   writes it, and so does everything of ranks that do not see the directory: a piece at a time.
-3. Training goes on, and a thread of each rank brings the file to the disk. When all are there, rank
-   0 reads the files for their checksums, and gives the checkpoint its place and its marker.
+1. Rank 0 collects the descriptions of all entries, and creates the files at full size: see
+   ``draft``.
+2. Each rank writes its own part of the state to its places in the file, directly from the memory of
+   the optimizer: nothing is copied, and no rank holds the state of another rank. Ranks send rank 0
+   their parts of shared blocks of the file, or all of their state if they do not see the directory;
+   rank 0 writes the received parts, piece by piece.
+3. Training continues, and a thread of each rank flushes the file to disk. After all ranks have
+   flushed, rank 0 reads the files for the checksums, writes the marker, and renames the checkpoint
+   into place.
 """
 
 from __future__ import annotations
@@ -29,16 +32,18 @@ from quorate.training.collective.filling import File, answer, fill, require_done
 from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, is_large
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
 
-# Kinds of records: the others hear of them by ``Saves.hear``.
+# Kinds of records: ``Saves.hear`` handles them on all ranks but rank 0.
 OUTLINE, FOLDER, SAVE = KINDS = ("outline", "folder", "save")
 
 
 class Saves:
-    """This rank's part in saves. All ranks have one.
+    """The part of this rank in saves. Every rank has one object.
 
     Args:
-        say: shows a line to the user; rank 0's.
-        naming: a context in which an error says which rank is gone.
+        ranks: the connections to all ranks.
+        optimizer: this rank's optimizer.
+        say: shows a line to the user; used on rank 0.
+        naming: a context in which errors name the lost rank.
     """
 
     def __init__(
@@ -50,19 +55,19 @@ class Saves:
     ) -> None:
         self._ranks, self._optimizer = ranks, optimizer
         self._say, self._naming = say, naming
-        self._writes: list[bool] | None = None  # whether each rank can; None: not known yet
+        self._writes: list[bool] | None = None  # whether each rank can write; None: not known yet
 
     @property
     def are_by_all(self) -> bool:
-        """Whether all ranks are to write the state."""
+        """True if all ranks are to write the state together."""
         return self._optimizer.is_spread and is_large(self._optimizer.flat_parameters.layout)
 
     # --- rank 0 -----------------------------------------------------------------------------------
 
     def rehearse(self, run_dir: Path) -> None:
-        """Find out which ranks can write checkpoints of a run. Others ``hear`` of it. Blocks.
+        """Test which ranks can write checkpoints of a run; other ranks call ``hear``. Blocks.
 
-        If this one cannot, it is found out when there is something to save.
+        An error of rank 0 itself is ignored: the first save raises the error.
         """
         folder = run_dir / "checkpoints"
         with suppress(OSError):
@@ -74,7 +79,11 @@ class Saves:
                 shutil.rmtree(own, ignore_errors=True)
 
     def _rehearse(self, folder: Path) -> list[bool]:
-        """Have each rank write to a file what no other file has, and see whether it is there."""
+        """Let each rank sign a new file; return by rank whether rank 0 sees the signature.
+
+        A rank reads a new random token from the file, and writes the token in reverse: a rank that
+        sees a different file finds no such token.
+        """
         token, path = secrets.token_bytes(16), folder.resolve() / "token"
         with path.open("xb") as file:
             file.write(token)
@@ -101,10 +110,10 @@ class Saves:
 
     @contextmanager
     def outlined(self) -> Iterator[Callable[[Draft], Callable[[Flush], None]]]:
-        """Within the block the optimizer's state is that of all ranks, what is large on "meta".
+        """Put the state of all ranks into the optimizer inside the block; large entries on "meta".
 
         Yields:
-            What fills a draft of it; see ``Contents.fill``.
+            A function to fill a draft with the state; see ``Contents.fill``.
         """
         with self._naming():
             self._ranks.tell({"kind": OUTLINE})
@@ -131,26 +140,30 @@ class Saves:
             try:
                 file, wrong = fill(self._ranks, self._optimizer, folder, rows, writes)
             except BaseException:
-                self._ranks.break_off()  # the others are in the midst of it
+                self._ranks.break_off()  # all ranks are in the middle of the exchange
                 raise
         file.close()  # all files of the draft are flushed later
         require_done(wrong, draft.folder)
         return partial(self._flush_all, draft.folder)
 
     def _flush_all(self, folder: Path, flush: Flush) -> None:
-        """Return when the files are on the disk, from whichever rank."""
+        """Flush the files of this process; return when all ranks have flushed. Blocks.
+
+        Raises:
+            OSError: a rank cannot flush.
+        """
         error: Exception | None = None
         try:
             flush()
-        except Exception as raised:  # the others wait for a word, whatever it is
+        except Exception as raised:  # an error of any kind: all ranks wait for an answer
             error = raised
         answers = self._ranks.gather(answer(self._ranks.rank, error), beside=True)
         require_done(wrong_in(answers), folder)
 
-    # --- the others -------------------------------------------------------------------------------
+    # --- ranks other than 0 -----------------------------------------------------------------------
 
     def hear(self, record: Record) -> None:
-        """Do what a record of rank 0 asks for. Blocks."""
+        """Carry out a record of rank 0. Blocks."""
         ranks = self._ranks
         if record["kind"] == OUTLINE:
             ranks.gather(self._optimizer.described())
@@ -164,12 +177,12 @@ class Saves:
             if wrong:
                 file.close()
                 return
-            # A disk that hangs does not hold up the end of the process.
+            # A daemon: a disk that hangs does not delay the end of the process.
             name = "quorate-checkpoints"
             flushing = threading.Thread(target=self._flush, args=(file,), name=name, daemon=True)
             try:
                 flushing.start()
-            except RuntimeError:  # the system starts none at present
+            except RuntimeError:  # the system starts no thread at present
                 self._flush(file)
 
     def _flush(self, file: File) -> None:
@@ -177,14 +190,14 @@ class Saves:
         try:
             file.flush()
             error = file.error
-        except Exception as raised:  # the edge of the thread: rank 0 waits for a word
+        except Exception as raised:  # the edge of the thread: rank 0 waits for an answer
             error = raised
-        with suppress(Exception):  # a rank is gone: the main thread hears of it
+        with suppress(Exception):  # a rank is lost: the main thread raises the error
             self._ranks.gather(answer(self._ranks.rank, error), beside=True)
 
 
 def _signed(path: Path, token: bytes, rank: int) -> str:
-    """Write to the file with a token that rank 0 has made; return why that cannot be."""
+    """Sign the token file of rank 0 for this rank; return the reason for a failure, if any."""
     who = f"rank {rank} on {this_host.name()}"
     try:
         with path.open("r+b", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""What rank 0 shares with the others: its state when a loop begins, and what user code changed."""
+"""Sharing: rank 0 sends its state when a loop begins, and the changes by user code later."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quorate.training.saved_state import Loadable, load
 from quorate.training.state import State
 
 OPTIMIZER = "optimizer.safetensors"
-SHARED = "shared"  # an entry of records: values of ``Shared``
-_PIECE = 4 << 20  # elements that are sent at a time
+SHARED = "shared"  # a key of records, for the values of ``Shared``
+_PIECE = 4 << 20  # elements sent at a time
 _ROW = 1024  # words of a sum
-_AT_A_TIME = 16 << 20  # bytes: what is in between takes memory on a GPU
+_AT_A_TIME = 16 << 20  # bytes: intermediate results take memory on a GPU
 
 
 def header(shared: Contents, state: State) -> Record:
-    """Return what of a state goes into a record: all but the values of its tensors."""
+    """Return the record of a state: everything except the values of tensors."""
     flat = _in_vectors(shared, state)
     return {
         "files": {
@@ -33,17 +33,18 @@ def header(shared: Contents, state: State) -> Record:
                 for key, value in part.items()
             }
             for name, part in shared.files.items()
-            if not name.startswith("averaged")  # the others need no average
+            if not name.startswith("averaged")  # rank 0 alone needs an average
         },
         "record": shared.record,
     }
 
 
 def send(ranks: RankControl, shared: Contents, state: State) -> None:
-    """Send the tensors of a state to all other ranks. Blocks.
+    """Send the tensors of a state to all ranks. Blocks.
 
-    Parameters are sent from the vectors that they lie in, and arrive in the others' own. Of what an
-    optimizer keeps for each element a rank gets what it owns: see ``SlicedOptimizer.scatter``.
+    Parameters are sent from the flat vectors of rank 0, and received in the flat vectors of each
+    rank. Of entries with a value per element, each rank receives only its own part: see
+    ``SlicedOptimizer.scatter``.
     """
     others, flat = range(1, ranks.size), _in_vectors(shared, state)
     for vector in state.parameters.vectors:
@@ -58,7 +59,7 @@ def send(ranks: RankControl, shared: Contents, state: State) -> None:
 
 
 def misfit(ranks: RankControl, described: Record, state: State) -> str:
-    """Return how this rank's model is another than rank 0's, or nothing."""
+    """Return how this rank's model differs from rank 0's, in words; an empty text if equal."""
     model, own = described["files"]["model.safetensors"], state.tensors()
     for key in [*own, *(model.keys() - own.keys())]:
         here = _described(own.get(key))
@@ -72,7 +73,7 @@ def misfit(ranks: RankControl, described: Record, state: State) -> str:
 
 
 def take(ranks: RankControl, described: Record, state: State) -> None:
-    """Bring a state to what rank 0 sends. Blocks."""
+    """Receive the state of rank 0, and load the state. Blocks."""
     for vector in state.parameters.vectors:
         for piece in torch.split(vector, _PIECE):
             ranks.swap([], [(0, piece)])
@@ -99,19 +100,19 @@ def take(ranks: RankControl, described: Record, state: State) -> None:
 
 
 class Sender:
-    """Rank 0's end of ``Shared``: what user code set goes with the next step.
+    """The sender of ``Shared`` on rank 0: values set by user code travel with the next step.
 
     Args:
-        ranks: all of them.
+        ranks: the connections to all ranks.
     """
 
     def __init__(self, ranks: RankControl) -> None:
         self.ranks = ranks
         self._sent = NO_VALUES
-        self._vectors: list[torch.Tensor] = []  # that the others wait for
+        self._vectors: list[torch.Tensor] = []  # to be sent: all ranks wait for these tensors
 
     def put(self, values: Values, record: Record) -> None:
-        """Put what changed into a record; ``send`` is to be called after that is told."""
+        """Put changed values into a record; call ``send`` after the record is sent."""
         before, self._sent = self._sent, values
         if values.number != before.number:
             is_stored = values.stored != before.stored
@@ -119,7 +120,7 @@ class Sender:
             self._vectors = [v for v in values.tensors.vectors if is_stored and v.numel()]
 
     def send(self) -> None:
-        """Send the tensors that were put. Blocks."""
+        """Send the tensors of the values in the last record. Blocks."""
         while self._vectors:
             on = self._vectors.pop(0).to(self.ranks.device)
             for rank in range(1, self.ranks.size):
@@ -127,10 +128,10 @@ class Sender:
 
 
 class Taker:
-    """The end of ``Shared`` of every other rank.
+    """The receiver of ``Shared`` on all ranks but rank 0.
 
     Args:
-        ranks: all of them.
+        ranks: the connections to all ranks.
     """
 
     def __init__(self, ranks: RankControl) -> None:
@@ -138,10 +139,10 @@ class Taker:
         self.values = NO_VALUES
 
     def take(self, record: Record) -> Values:
-        """Take what a record has, and the tensors that come after it. Blocks.
+        """Receive the values in a record, and the tensors sent after the record. Blocks.
 
         Returns:
-            The values as they now are.
+            The present values.
         """
         if SHARED in record:
             sent = record[SHARED]
@@ -155,7 +156,7 @@ class Taker:
 
 
 def take_changes(ranks: RankControl, sent: Record, state: State) -> None:
-    """Bring a model to what user code made of rank 0's between two updates. Blocks."""
+    """Receive and apply the changes of user code to rank 0's model between two updates. Blocks."""
     for value in values(state):
         taken = value.contiguous()
         ranks.swap([], [(0, taken)])
@@ -165,9 +166,9 @@ def take_changes(ranks: RankControl, sent: Record, state: State) -> None:
 
 
 def values(state: State) -> list[torch.Tensor]:
-    """Return what user code may have changed in a model that other ranks have copies of.
+    """Return the tensors of a model that user code may have changed, and that ranks have copies of.
 
-    Parameters and buffers; but not the parameters that all ranks have in one memory.
+    The tensors are parameters and buffers, without parameters shared by all ranks in memory.
     """
     is_one = state.exchange is not None and state.exchange.has_one_copy
     vectors = [] if is_one else state.parameters.vectors
@@ -176,12 +177,12 @@ def values(state: State) -> list[torch.Tensor]:
 
 
 def mark(state: State) -> list[bytes]:
-    """Return what differs if any of them was changed, or exchanged: one pass over memory."""
+    """Return checksums of ``values``, to find changed or replaced tensors: a pass over memory."""
     return [_sums(value) for value in values(state)]
 
 
 def groups(state: State) -> list[dict[str, Any]]:
-    """Return the values of the optimizer's groups that JSON can hold; tensors as numbers."""
+    """Return the values in the optimizer's groups that JSON can hold; tensors as numbers."""
     listed = []
     for group in state.optimizer.param_groups:
         kept: dict[str, Any] = {}
@@ -195,7 +196,7 @@ def groups(state: State) -> list[dict[str, Any]]:
 
 
 def take_groups(state: State, listed: list[dict[str, Any]]) -> None:
-    """Give the optimizer's groups the values that rank 0's have."""
+    """Set the values of rank 0 in the optimizer's groups."""
     for group, kept in zip(state.optimizer.param_groups, listed, strict=True):
         for name, value in kept.items():
             there = group.get(name)
@@ -210,7 +211,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _sums(value: torch.Tensor) -> bytes:
-    """Return a sum for each row of memory, in which each word has a weight of its own."""
+    """Return a weighted sum for each row of memory; each word of a row has its own weight."""
     plain = flat_bytes(value.detach())
     if plain.data_ptr() % 4:
         plain = plain.clone()
@@ -221,7 +222,7 @@ def _sums(value: torch.Tensor) -> bytes:
     found = []
     for stretch in (*torch.split(plain[:cut], _AT_A_TIME), rest):
         rows = stretch.view(torch.int32).view(-1, _ROW)
-        # It wraps around. GPUs have no product of a matrix and a vector of integers.
+        # The sum wraps around. GPUs cannot multiply an integer matrix by an integer vector.
         of_cpu = plain.device.type == "cpu"
         found.append(rows @ weights if of_cpu else (rows * weights).sum(1, dtype=torch.int32))
     return torch.cat(found).cpu().numpy().tobytes()
@@ -229,15 +230,15 @@ def _sums(value: torch.Tensor) -> bytes:
 
 @cache
 def _weights(device: torch.device) -> torch.Tensor:
-    """Return odd numbers, so that whatever is changed in one word changes a sum."""
+    """Return odd weights: with an odd weight, any change of a single word changes the sum."""
     numbers = torch.arange(_ROW, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
     return (numbers & 0x7FFFFFFF).to(device, torch.int32)
 
 
 def _in_vectors(shared: Contents, state: State) -> dict[str, set[int]]:
-    """Return the addresses of those tensors of a file that the flat vectors have already."""
+    """Return for each file the addresses of tensors that lie in the flat vectors."""
     found = {view.data_ptr() for view in state.parameters.views.values() if view.numel()}
-    if state.optimizer.has_modes:  # the file of the model has others than those
+    if state.optimizer.has_modes:  # the file of the model has different tensors
         found = set()
     return {name: set() if name == OPTIMIZER else found for name in shared.files}
 

@@ -1,4 +1,4 @@
-"""The status of ranks: what takes the place of a transport in their loop."""
+"""The status of ranks, in the place of a transport in their loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quorate.errors import RankError
 
 
 class Status:
-    """The transport of the loop: what all ranks are at. It computes no other job."""
+    """The transport of a loop on ranks: has the status of all ranks, and computes no more jobs."""
 
     can_replace = False
     takes_runs = False
@@ -19,15 +19,19 @@ class Status:
         self._monitor = monitor
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
-        """Return whether its workers have this dataset: they compute nothing but the loop's."""
+        """Return whether the ranks can compute with a dataset: no, ranks compute the loop alone."""
         return False
 
     def open(self, job: Job) -> Channel:
-        """Refuse: see ``can_compute``."""
+        """Refuse a job: see ``can_compute``.
+
+        Raises:
+            RankError: always.
+        """
         raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
 
     def status(self) -> list[WorkerStatus]:
-        """Return what all ranks are at, the others as of their last beat."""
+        """Return the status of all ranks; of the other ranks, as of the last heartbeat."""
         return self._monitor.status()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Visits of user code between two updates: to look for what it changed is a pass over memory."""
+"""Visits of user code between two updates: each visit costs a pass over memory for changes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 class Visits:
-    """Whether user code has run since the last update.
+    """A record of whether user code has run since the last update.
 
-    Who says nothing may run some at any time: a loop of one's own, say. ``fit`` knows its callbacks
-    and evaluations, and says so before each.
+    Without announcements, user code may run at any time, as in a user's own loop over updates.
+    ``fit`` knows its callbacks and evaluations, and announces each of them.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Visits:
 
     @contextmanager
     def announced(self) -> Iterator[None]:
-        """Within the block ``announce`` is called before any user code runs between updates."""
+        """Promise, inside the block, to call ``announce`` before user code runs between updates."""
         self._are_announced = True
         try:
             yield
@@ -37,8 +37,8 @@ class Visits:
         """Note that an update was made.
 
         Args:
-            before: called before the first user code that runs from now on: at once, if nobody
-                announces it.
+            before: called before the first user code after the update; at once, without
+                announcements.
         """
         self._before, self._has_come = before, False
         if not self._are_announced:
@@ -46,5 +46,5 @@ class Visits:
 
     @property
     def has_come(self) -> bool:
-        """Whether some may have run since the last update, or since the loop began."""
+        """True if user code may have run since the last update, or since the loop began."""
         return self._has_come
