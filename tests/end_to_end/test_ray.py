@@ -116,7 +116,8 @@ def test_the_same_bits_whoever_is_killed(
             time.sleep(chance.uniform(0.0, 1.0))
             servers = cluster.processes("fork_server")
             forks = [pid for pid in servers if psutil.Process(pid).ppid() in servers]
-            victims = (forks, cluster.processes("WorkerLease"), cluster.processes("RelayActor"))
+            relays = {psutil.Process(psutil.Process(pid).ppid()).ppid() for pid in forks}
+            victims = (forks, cluster.processes("WorkerLease"), relays)
             os.kill(chance.choice([*victims[kill % 3]]), signal.SIGKILL)
             at = said.wait_for("another is starting", at)
             at = said.wait_for("2 take part", at)

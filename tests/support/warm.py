@@ -226,10 +226,8 @@ def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
         if (running := Coverage.current()) is not None:
             running.switch_context(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
     os.chdir(request["folder"])
-    paths = [
-        str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(":") if path
-    ]
-    sys.path[1:1] = [path for path in paths if path not in sys.path]
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
+    sys.path[1:1] = [p for path in paths if (p := str(Path(path).resolve())) not in sys.path]
     arguments: list[str] = request["arguments"]
     return arguments
 
@@ -285,8 +283,9 @@ def main() -> None:
     if ends_soon:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if not stream.closed:  # a library may have closed it
+                stream.flush()
         os._exit(code)
 
 

@@ -26,6 +26,7 @@ from quorate.engines.collective.heartbeat import MOST_BYTES, Heartbeat
 from quorate.engines.messages import MessageReader, pack, unpack
 from quorate.engines.two_copies import TwoCopies
 
+LAST_TRIES = 5  # to publish the last heartbeat, which may say why the rank leaves
 _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
 _HEARTBEATS: MessageReader[Heartbeat] = MessageReader(Heartbeat)
 
@@ -130,17 +131,19 @@ class StoreHeartbeats:
         self._thread.join(3 * self._limits.beat_s)  # the daemon may be blocked in the store
 
     def _run(self) -> None:
-        beat_s, is_last = self._limits.beat_s, False
-        while not is_last:
-            is_last = self._is_closed  # then the newest heartbeat is there, and is published now
+        beat_s, left = self._limits.beat_s, LAST_TRIES
+        while left:
+            is_closed = self._is_closed  # then the newest heartbeat is there, and no other follows
             # A failure may pass: the monitor compares ``_reached_at`` with the clock.
             with suppress(Exception):
                 self._exchange()
                 self._reached_at = time.monotonic()
+                left = 0 if is_closed else left
+            left -= is_closed and left > 0
             heard = self._beats if self._rank == 0 else self._beats[:1]
             has_met = self.session != "" and None not in heard
-            if not is_last:
-                self._wake.wait(beat_s if has_met else beat_s / 5)
+            if left:
+                self._wake.wait(beat_s if has_met and not is_closed else beat_s / 5)
                 self._wake.clear()
 
     def _exchange(self) -> None:
