@@ -91,6 +91,15 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     return References.of_this_test_run(tmp_path_factory)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One intra-op thread, as a worker on a CPU and kernels of simulated devices have it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, an open file or a segment."""

@@ -183,9 +183,8 @@ class Group:
             case "done":
                 message = messages.ShardsDone([], job=0, ticket=0)
             case "leaves" | "refuses":
-                message = (messages.WorkerLeaves if kind == "leaves" else messages.ScriptRefused)(
-                    "a reason"
-                )
+                of_kind = messages.WorkerLeaves if kind == "leaves" else messages.ScriptRefused
+                message = of_kind("a reason")
             case _:
                 message = messages.ReachedLoop() if kind == "here" else messages.WorkerPlaced()
         process.messages.append(message)

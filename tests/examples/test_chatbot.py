@@ -6,7 +6,6 @@ import io
 import os
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from support.example_modules import EXAMPLES, example_modules
 from support.warm import WARM
 
 FOLDER = EXAMPLES / "chatbot"
+pytestmark = pytest.mark.usefixtures("one_thread")  # the networks are too small for more
 
 with example_modules(FOLDER) as example:
     answers, bleu, chat, data = example.answers, example.bleu, example.chat, example.data
@@ -49,15 +49,6 @@ def random_rows(count: int, size: int) -> list[Any]:
         data.Row(*map(torch.tensor, (some(1, 9), some(2, 20), [1, *some(3, 12), 2])))
         for _ in range(count)
     ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These networks are too small for more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- batches and the loss -------------------------------------------------------------------------

@@ -151,6 +151,18 @@ def test_draws_outside_shards_follow_from_what_draws_and_from_the_update() -> No
     assert len({drawn(*each) for each in [*keys, *keys]}) == 3
 
 
+def test_no_shard_runs_while_the_turn_is_held() -> None:
+    turns, ran = Turns(side_by_side=True), list[object]()
+    turns.require("it writes to what towers share")
+    thread = Thread(target=turns.run, args=(ran.append,))
+    with turns.held():
+        thread.start()
+        thread.join(0.1)
+        assert not ran
+    thread.join()
+    assert ran
+
+
 def test_draws_in_turns_are_not_seen_from_other_threads() -> None:
     turns = Turns()
 
@@ -158,11 +170,8 @@ def test_draws_in_turns_are_not_seen_from_other_threads() -> None:
         for _ in range(1500):
             turns.run(lambda reseed: (reseed(5), random.random()))
 
-    thread, before, interval_s = (
-        Thread(target=draw_in_turns),
-        drawn_outside(),
-        sys.getswitchinterval(),
-    )
+    thread, before = Thread(target=draw_in_turns), drawn_outside()
+    interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         thread.start()

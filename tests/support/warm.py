@@ -283,9 +283,9 @@ def main() -> None:
     if ends_soon:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            if not stream.closed:  # a library may have closed it
-                stream.flush()
+        with suppress(ValueError):  # a library has closed one
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 

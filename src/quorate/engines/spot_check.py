@@ -154,8 +154,10 @@ class SpotCheck(Job):
         seed = shard_seed(self.plan, *self._ticket)
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
-        once, twice = (_computed(replica, shard, task, into) for shard in shards)
-        found = doubts(replica, once, twice, shards[0])
+        # A tower may still compute a shard that was cancelled, and write to common objects.
+        with replica.alone.turns.held():
+            once, twice = (_computed(replica, shard, task, into) for shard in shards)
+            found = doubts(replica, once, twice, shards[0])
         result = SpotCheckResult(data, twice.result, found)
         if through:
             found = [*found, *_doubts_of_stages(through, twice.result, has_doubts=bool(found))]

@@ -91,8 +91,7 @@ class Turns:
         beside = self.together(partial(work, leave_alone))
         if beside is not None:
             return beside[0]
-        nobody = nullcontext() if self._beside is None else self._beside.held_up()
-        with _turn.lock, nobody:
+        with self._exclusive():
             if self._beside is not None and self._beside.stand is not None:
                 switches.restore(self._beside.stand)
             # A first run is a turn already: its draws must not be attributed to further code.
@@ -113,6 +112,20 @@ class Turns:
             after = _turn.look()
         # A use detected by another thread meanwhile counts for this run too.
         return (result,) if before == after and not self.draws else None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the turn within the block, if the code takes turns: no other shard runs meanwhile.
+
+        Rows have to be loaded before: the loader may have to wait for the turn.
+        """
+        with self._exclusive() if self.draws else nullcontext():
+            yield
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with _turn.lock, nullcontext() if self._beside is None else self._beside.held_up():
+            yield
 
     def _alone(self, work: Callable[[Reseed], T]) -> T:
         states, stand = _turn.states(), switches.settings()
