@@ -95,7 +95,7 @@ class WorkerHandle(ABC):
         return self._is_cut if self.line is None else self.line.is_cut
 
     def deaf(self) -> None:
-        """Stop watching the socket, after a cut or a handover."""
+        """Stop watching the socket, after a cut."""
         if self.line is not None:
             self.line.deaf()
 
