@@ -30,23 +30,23 @@ from quorate.replica.witness.witness import Witness
 from quorate.training.optimizing.update import Update
 from quorate.training.user_changes import UserChanges
 
-# (depth, what it is, owner, name)
+# (depth, label, owner, name)
 TIMED: list[tuple[int, str, Any, str]] = [
-    (0, "the shards of a run, and what is around them", TowersChannel, "receive"),
-    (1, "computing what was dealt", ShardRunner, "run"),
+    (0, "the shards of a run, and the frame around them", TowersChannel, "receive"),
+    (1, "computing the dealt shards", ShardRunner, "run"),
     (2, "rows", Feed, "take_run"),
     (2, "a shard", Job, "_computed"),
     (3, "forward, backward and their frame", Replica, "_run"),
     (4, "a shard's beginning", Replica, "_begin"),
-    (4, "the loss function, and reading it", Replica, "_read"),
+    (4, "the loss function, and reading the loss", Replica, "_read"),
     (5, "the loss function", overhead, "loss"),
     (4, "backward", torch_calls, "derive"),
     (3, "the gradient into its vector", Flat, "fill"),
-    (3, "has it written what it must not?", Witness, "end"),
+    (3, "the look for forbidden writes", Witness, "end"),
     (0, "the coordinator", Coordinator, "handle"),
     (0, "sums of shards", StepSums, "add_kept"),
     (0, "the update", Update, "apply"),
-    (0, "what user code changed in the model", UserChanges, "look"),
+    (0, "the look for changes of the model by user code", UserChanges, "look"),
 ]
 
 

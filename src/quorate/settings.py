@@ -1,4 +1,4 @@
-"""Settings: fields of frozen dataclasses, each declared once with its help, its flag and its check.
+"""Settings: fields of frozen dataclasses, each declared once with the help, flag and check.
 
 A value typed at the command has priority over the script's argument of ``Trainer``: ``resolved``
 replaces each field that has a flag. The command's flags, the comparison at a resume and the answers

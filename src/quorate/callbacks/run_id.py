@@ -1,4 +1,4 @@
-"""Ids of runs at external loggers, stored in the run directory so that a resumed run continues.
+"""Ids of runs at external loggers, stored in the run directory for resumed runs.
 
 The ids lie beside the logs and are moved aside together with them: a fresh run begins a new run at
 the logger.

@@ -1,1 +1,1 @@
-"""The ``quorate`` command: one module or folder per subcommand."""
+"""The ``quorate`` command: a module or folder per subcommand."""

@@ -1,4 +1,4 @@
-"""The newest metrics of a run, from the end of its metrics.jsonl, without torch."""
+"""The newest metrics of a run, from the end of metrics.jsonl, without torch."""
 
 from __future__ import annotations
 

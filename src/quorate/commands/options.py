@@ -1,4 +1,4 @@
-"""Options of the commands, derived from the settings that the options override."""
+"""Options of the commands, derived from the overridden settings."""
 
 from __future__ import annotations
 

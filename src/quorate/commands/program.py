@@ -1,4 +1,4 @@
-"""The program for a command: a script by its path, or a module by its name."""
+"""The program for a command: a script by path, or a module by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that the coordinator receives, and effects that the coordinator requests.
+"""Events received by the coordinator, and effects requested by the coordinator.
 
 A run of consecutive shards of one step, s to s + count - 1, may be dealt at once. The worker
 answers once for the whole run: with ``Done``, or with ``Failed`` or ``Cancelled``, after which none

@@ -1,4 +1,4 @@
-"""A sample of rows: detects whether a resumed run has the dataset that the run began with.
+"""A sample of rows: detects whether a resumed run has the dataset from the start of the run.
 
 A different dataset with equally many rows would train without error, and the change would go
 unnoticed.

@@ -1,1 +1,1 @@
-"""The machine: its devices, memory, cores, processes and environment."""
+"""The machine: devices, memory, cores, processes and environment."""

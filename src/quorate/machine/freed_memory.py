@@ -1,4 +1,4 @@
-"""Freed memory: a process that computes shards keeps its memory, to use it again at once.
+"""Freed memory: a process that computes shards keeps freed memory, to use the memory again.
 
 By default glibc returns large blocks to the system when they are freed: activations and gradients,
 in every shard. Each page of the next blocks is then a page fault, and is zeroed: a tenth of the

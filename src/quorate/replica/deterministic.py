@@ -1,4 +1,4 @@
-"""Kernels that give the same bits each time: choices that torch leaves open on a GPU.
+"""Kernels with the same bits each time: choices left open by torch on a GPU.
 
 cuDNN has several algorithms for a convolution. Some add with atomics, in the order of thread
 timing; and with ``benchmark`` the fastest is chosen by a measurement, in each process anew.

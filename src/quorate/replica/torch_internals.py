@@ -1,4 +1,4 @@
-"""All uses of torch's private parts in the package, each under a name that tells its purpose.
+"""All uses of torch's private parts in the package, each under a name for the purpose.
 
 A private part may disappear or change with any version of torch. So each is used only in this
 module, a test checks the behaviour of each, and missing parts are detected when this module is

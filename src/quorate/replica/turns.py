@@ -1,4 +1,4 @@
-"""Turns on objects that a process has once: Python's, NumPy's and torch's generator, and switches.
+"""Turns on the single objects of a process: Python's, NumPy's and torch's generator, and switches.
 
 Unlike torch's generator (``Stream``), Python's ``random`` and NumPy's legacy functions cannot be
 replaced per thread, and neither can a default dtype. ``Turns`` detects code with uses of such

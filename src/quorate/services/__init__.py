@@ -1,4 +1,4 @@
-"""Services: background work beside training, each with a thread and a clock of its own.
+"""Services: background work beside training, each with a separate thread and clock.
 
 The training loop reports events to a service by calls that must take no time. Slow work, such as
 writing to a disk, is done in ``tick``, on the service's thread, and so never delays training.

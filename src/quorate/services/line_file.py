@@ -1,4 +1,4 @@
-"""A file of lines in the run directory that a run appends to while it trains."""
+"""A file of lines in the run directory, extended by a run during training."""
 
 from __future__ import annotations
 

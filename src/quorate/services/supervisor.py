@@ -1,4 +1,4 @@
-"""The supervisor: runs services beside training, each in a thread and on a clock of its own.
+"""The supervisor: runs services beside training, each in a separate thread and on a separate clock.
 
 The same task as TF1's Supervisor. A failing service is reported, and training continues.
 """

@@ -1,4 +1,4 @@
-"""An event queue in virtual time: what happens next, and a clock that jumps to the time of it."""
+"""An event queue in virtual time: the next event, and a clock that jumps to its time."""
 
 from __future__ import annotations
 

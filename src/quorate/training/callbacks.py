@@ -1,4 +1,4 @@
-"""Callbacks: user code that ``fit`` calls after updates, evaluations and checkpoints."""
+"""Callbacks: user code called by ``fit`` after updates, evaluations and checkpoints."""
 
 from __future__ import annotations
 

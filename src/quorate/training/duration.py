@@ -1,4 +1,4 @@
-"""The settings that limit a training loop: epochs, updates, seconds."""
+"""The limits of a training loop: epochs, updates, seconds."""
 
 from __future__ import annotations
 

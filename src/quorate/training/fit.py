@@ -1,4 +1,4 @@
-"""Fit: a training loop, and the services that run beside the loop.
+"""Fit: a training loop, and the services beside the loop.
 
 Checkpoints, evaluations, summaries, the display, signals and callbacks all run between two updates,
 or in threads of their own.

@@ -1,4 +1,4 @@
-"""Preparation: a plan, a state tried on one shard and restored, and a loop over updates."""
+"""Preparation: a plan, a state tried on a shard and restored, and a loop over updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prepared parts of a trainer, and the plan that follows from them.
+"""The prepared parts of a trainer, and the resulting plan.
 
 A plan follows from the recipe, the workers and a number of rows: computing a plan changes nothing.
 Only a training loop fixes the number of shards, where the recipe leaves the number open.

@@ -1,4 +1,4 @@
-"""Stops: the requests to end a run, and the signals that make such requests.
+"""Stops: the requests to end a run, and signals as such requests.
 
 Ctrl-C, SIGTERM and SIGHUP (a closed terminal) request an orderly end; a second signal ends the run
 at once; SIGUSR1 requests a save. A time limit, ``Trainer.stop`` and callbacks request an end in the

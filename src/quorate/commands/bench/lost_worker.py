@@ -1,4 +1,4 @@
-"""A lost worker: killed on purpose after all other measurements, and timed until its return."""
+"""A lost worker: killed on purpose after all other measurements, and timed until the return."""
 
 from __future__ import annotations
 

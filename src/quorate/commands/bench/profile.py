@@ -1,4 +1,4 @@
-"""The profile of a training loop: the parts of its time, measured around its transport.
+"""The profile of a training loop: the parts of the loop's time, measured around the transport.
 
 ``quorate run --profile FILE`` enables the profile. A profiled transport forwards to the wrapped
 transport and keeps time: of each update, of the coordinator's work in the update, and of the

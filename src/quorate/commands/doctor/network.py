@@ -1,4 +1,4 @@
-"""Network interfaces through which several machines could reach each other."""
+"""Network interfaces for connections between several machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on torch, on NVIDIA's driver, and on requested devices that are missing. Pure."""
+"""Verdicts on torch, on NVIDIA's driver, and on missing devices. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict: a problem and its remedy."""
+"""A verdict: a problem and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assumptions: the options of a plan that no bench can measure, as inputs of a simulation."""
+"""Assumptions: options of a plan beyond the measurements of a bench, as inputs of a simulation."""
 
 from __future__ import annotations
 

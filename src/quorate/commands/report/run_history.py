@@ -1,4 +1,4 @@
-"""The history of a run from its directory: updates, evaluations, events, checkpoints.
+"""The history of a run from the run directory: updates, evaluations, events, checkpoints.
 
 Files may be damaged, cut off, or written by another program. Invalid lines are counted and left
 out.

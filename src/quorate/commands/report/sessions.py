@@ -1,4 +1,4 @@
-"""The sessions of a run on one time axis: each fit, without the pauses between them.
+"""The sessions of a run on a common time axis: each fit, without the pauses between them.
 
 The night between a kill in the evening and a resume in the morning is left out of the time axis:
 training time is the sum of the sessions.

@@ -1,4 +1,4 @@
-"""The verdict over several runs of one script. Pure."""
+"""The verdict over several runs of a script. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient buckets: vectors that receive the gradient of a rank's last shard during backward.
+"""Gradient buckets: vectors for the gradient of a rank's last shard during backward.
 
 A bucket is sent as soon as all gradients in the bucket are complete, while backward continues.
 """

@@ -1,4 +1,4 @@
-"""The arena: the shared memory of the coordinator and its workers.
+"""The arena: the shared memory of the coordinator and all workers.
 
 The coordinator writes parameters and buffers, and only while no worker reads the two. A worker
 writes the slots of its request, and its own timesheet.

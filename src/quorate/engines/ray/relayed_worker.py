@@ -1,4 +1,4 @@
-"""A worker process of a relay's node: its orders, its answers, and its speculative shards.
+"""A worker process of a relay's node: orders, answers, and speculative shards.
 
 Between a worker's answer and its next order lies a round trip, and the result travels before. So a
 relay has a worker begin the shard that is likely to follow, with the same parameters, at once. If

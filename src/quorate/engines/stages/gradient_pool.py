@@ -1,4 +1,4 @@
-"""Gradients of a replica in stages: vectors in shared memory. Each stage writes its own slices.
+"""Gradients of a replica in stages: vectors in shared memory. Each stage writes separate slices.
 
 The first write of a page takes the page from the machine, for the writing process: of each vector a
 stage has the pages of its own parameters, and an unused vector costs nothing.

@@ -1,4 +1,4 @@
-"""Composed losses: functions of quorate that call several functions of the user. Without torch."""
+"""Composed losses: functions of quorate that call several user functions. Without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared values: numbers, tensors and modules that the main process sets and all workers read.
+"""Shared values: numbers, tensors and modules set by the main process and read by all workers.
 
 For a coefficient that your code changes during training, a teacher that is averaged, or a memory
 bank. Workers run the same script, and so have the same objects under the same names. The values

@@ -1,4 +1,4 @@
-"""The values of all ``Shared`` objects at one time: shards dealt at that time read these values.
+"""The values of all ``Shared`` objects at some time, read by the shards dealt at the same time.
 
 A set of values never changes: values set by user code afterwards belong to the next set. So a slow
 worker reads the values of its shard, and no thread waits for readers.

@@ -1,4 +1,4 @@
-"""A stage: the part of the model that one device computes, forward and backward, shard by shard.
+"""A stage: the part of the model for a single device, forward and backward, shard by shard.
 
 Each stage calls the user's loss function with the model, whose forward pass is replaced by the
 stage's. So every stage reads its inputs from the batch in the way of the loss function, and draws

@@ -1,4 +1,4 @@
-"""A stage graph: the part of a model's forward pass that one device of a pipeline computes.
+"""A stage graph: the part of a model's forward pass for a single device of a pipeline.
 
 Stages pass values to each other by name. Run one after the other, they compute the model's results,
 operator by operator and in the model's order. So do their backward passes, under three rules for

@@ -1,4 +1,4 @@
-"""The guard: checks that a shard has not written parameters that only an update may write.
+"""The guard: checks whether a shard has written parameters reserved for updates.
 
 The guard runs around every shard, and so reads no values unless needed: torch counts the writes to
 a tensor, and a moved tensor has another address. An in-place write by ``.data`` changes neither: if

@@ -1,4 +1,4 @@
-"""The witness of a replica: finds writes by shards that only updates may make."""
+"""The witness of a replica: finds writes by shards to parameters reserved for updates."""
 
 from __future__ import annotations
 

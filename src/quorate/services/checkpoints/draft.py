@@ -1,4 +1,4 @@
-"""Drafts: checkpoints that are being written, in a temporary directory until they are complete.
+"""Drafts: incomplete checkpoints, written in a temporary directory until complete.
 
 A file of tensors is created at full size, with its header, before any tensor is written. Several
 processes can therefore write one file, each process its own tensors at their offsets. The remaining

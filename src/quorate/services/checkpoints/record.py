@@ -1,4 +1,4 @@
-"""The record of a checkpoint: the schema of state.json, and the consistency of its entries.
+"""The record of a checkpoint: the schema of state.json, and the consistency of the entries.
 
 A matching checksum proves that a record is unchanged since the save, not that quorate wrote the
 record. Before any use, the record is therefore compared with a schema, at every key and level, and

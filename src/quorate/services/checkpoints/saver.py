@@ -1,4 +1,4 @@
-"""The service that saves: copies the state between two updates and writes it in the background.
+"""The saving service: copies the state between two updates, for a write in the background.
 
 Training waits for the copy, a pass over the memory of the state, and not for the disk. State spread
 over several ranks is not copied: all ranks write their parts to the files, and the system flushes

@@ -1,4 +1,4 @@
-"""Raised shards: exceptions of user code on one worker, whose shards other workers compute."""
+"""Raised shards: exceptions of user code on a worker, whose shards other workers compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a trace: its file and its steps, with their checks."""
+"""The settings of a trace: the file and the steps, with their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of a rank: facts that must be equal on all ranks before the first step."""
+"""The identity of a rank: the facts required to be equal on all ranks before the first step."""
 
 from __future__ import annotations
 

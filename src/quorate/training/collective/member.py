@@ -1,4 +1,4 @@
-"""A member of a collective: the part in a step that is the same on all ranks."""
+"""A member of a collective: the part in a step common to all ranks."""
 
 from __future__ import annotations
 

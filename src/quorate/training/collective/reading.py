@@ -1,4 +1,4 @@
-"""Reading a checkpoint's file: each rank reads its own part of the optimizer's state.
+"""Reading a checkpoint's file: each rank reads a part of the optimizer's state.
 
 A rank that sees the file reads its stretches of the file. For each of the other ranks, rank 0
 reads the stretches and sends them, piece by piece.

@@ -1,4 +1,4 @@
-"""Sharing: rank 0 sends its state when a loop begins, and the changes by user code later."""
+"""Sharing: rank 0 sends the state when a loop begins, and the changes by user code later."""
 
 from __future__ import annotations
 

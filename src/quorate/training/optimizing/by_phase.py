@@ -1,4 +1,4 @@
-"""Updates of several phases: each phase has its own optimizer, schedule and clip.
+"""Updates of several phases: each phase has a separate optimizer, schedule and clip.
 
 The parameters of all models lie in one flat vector, and an optimizer has the stretches of the
 parameters trained by its phase. So the code for vectors, sums, snapshots and checkpoints does not

@@ -1,4 +1,4 @@
-"""Closures: compute the gradient of a step again, at parameters that an optimizer has moved.
+"""Closures: compute the gradient of a step again, at parameters moved by an optimizer.
 
 LBFGS evaluates the gradient at several points of a step, sharpness-aware optimizers at two.
 """

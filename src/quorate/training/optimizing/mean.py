@@ -1,4 +1,4 @@
-"""The mean gradient in one pass over memory: sum, finite check, division and squared norms.
+"""The mean gradient in a single pass over memory: sum, finite check, division, squared norms.
 
 The update of a large model is bound by memory. So all operations are applied to a block of the
 vectors while the block is in a core's cache, and each core has a run of blocks: a vector of each

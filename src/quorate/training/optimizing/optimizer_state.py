@@ -1,4 +1,4 @@
-"""The saved state of an optimizer and its schedule, and how checkpoints save and load the state.
+"""The saved state of an optimizer and a schedule, and how checkpoints save and load the state.
 
 Element-wise optimizers of torch work on flat vectors, and have their state saved per parameter, by
 name of the parameter. The state of all further optimizers comes from their own ``state_dict`` and

@@ -1,4 +1,4 @@
-"""A repeated step: workers compute its gradient at parameters that the optimizer has moved.
+"""A repeated step: workers compute the gradient at parameters moved by the optimizer.
 
 The gradient is computed from the same rows with the same random numbers, and summed along the same
 tree: so a run with such an optimizer, too, has the same bits on any number of workers.

@@ -1,1 +1,1 @@
-"""Probing: trials before any worker is started, so that mistakes are found at once."""
+"""Probing: trials before any worker is started, to find mistakes at once."""

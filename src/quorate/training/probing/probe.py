@@ -1,4 +1,4 @@
-"""The probe: a model computes one shard before any worker is started.
+"""The probe: a model computes a shard before any worker is started.
 
 A mistake in the model or the loss raises in the caller's own thread. The probe also finds the
 model's draws, retained state and writes, and tries ``channels_last``.

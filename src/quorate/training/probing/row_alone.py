@@ -1,4 +1,4 @@
-"""A shard of one row: batch normalisation may refuse it, so it is tried before the first update.
+"""A shard of one row: tried before the first update, as batch normalisation may refuse the shard.
 
 The number of rows of each shard is known by then. In the middle of an epoch, the error would end
 training.

@@ -1,4 +1,4 @@
-"""Detection of a loss that is a sum over rows and not a mean, by the losses of parts of the rows.
+"""Detection of a loss summed over rows and not a mean, by the losses of parts of the rows.
 
 Legend: L(P) the loss of the rows P, w(P) their weight, S all rows, S_1 .. S_k a partition of S.
 

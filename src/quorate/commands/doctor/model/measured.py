@@ -1,4 +1,4 @@
-"""The measurements of a script's model: plain numbers, as one JSON object in a file."""
+"""The measurements of a script's model: plain numbers, as a JSON object in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a doctor on a model: the costs of its parts, the fit on a device, cuts for two.
+"""The report of a doctor on a model: the costs of parts, the fit on a device, cuts for two.
 
 Pure. The bytes of a stage are its parameters, gradients and optimizer state, and for each shard in
 flight the activations kept for backward and handed on. The working memory of operators comes on
