@@ -1,9 +1,9 @@
-"""Tests in a process of their own: of the simulated accelerator by itself, and of mended faults.
+"""Tests in separate processes: of the simulated accelerator alone, and of mended faults.
 
-A process has the devices for good, and other tests must not. ``on_device/`` shows the accelerator,
-which also runs the tests that want a GPU. With each patch of ``faults/``, on a copy of the source,
-the test that it names fails. The head of a patch says what the fault is, which test reports it (a
-path from here), and in which words.
+A process keeps the devices for good, and most tests must have none. ``on_device/`` shows the
+accelerator; tests in need of a GPU run on the accelerator too. With each patch of ``faults/``, on a
+copy of the source, the test named by the patch fails. The head of a patch describes the fault, and
+names the reporting test (a path from here) and the words of the report.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ pytestmark = [
 
 @cache
 def warm(*, has_devices: bool) -> Warm:
-    """Return a process whose forks run pytest: it has imported torch, and nothing of quorate."""
+    """Return a process with torch imported, and nothing of quorate; its forks run pytest."""
     build.library()
     return Warm(environment(DELAYS) if has_devices else None, ("torch._dynamo", "pytest"))
 
 
 def run_alone(test: str, source: Path | None = None) -> Ended:
-    """Run a test to its end, with quorate from another source folder if one is named. Blocks."""
+    """Run a test to its end, with quorate from another source folder if given. Blocks."""
     has_devices = "on_device" in test or "test_gpu" in test
     env = environment(DELAYS) if has_devices else {**os.environ}
     if source is not None:

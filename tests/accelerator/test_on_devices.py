@@ -1,6 +1,6 @@
-"""Trainings on simulated devices: one digest each, that of the CPU, on any number of them.
+"""Trainings on simulated devices: each has the CPU's digest, on any number of devices.
 
-Streams run late, and whatever no wait orders raises: the digests are not equal by luck.
+Streams run late, and accesses without the order of a wait raise: the digests are not equal by luck.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bridges to loggers of others: one run there for one run here, however often it is resumed."""
+"""Bridges to loggers of others: a single run there for a single run here, despite resumes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_is_not_installed_is_said(
 def test_weights_and_biases(tmp_path: Path) -> None:
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
-    # In a process of its own: wandb leaves threads behind.
+    # In a separate process: wandb leaves threads behind.
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     command = [sys.executable, __file__, str(tmp_path)]
     ended = subprocess.run(

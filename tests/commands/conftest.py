@@ -1,4 +1,4 @@
-"""What the tests of commands have in common."""
+"""Fixtures common to the tests of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_fonts_left() -> Iterator[None]:
-    """Close fonts: they are files that matplotlib keeps open."""
+    """Close fonts: matplotlib keeps the files open."""
     yield
     if (fonts := sys.modules.get("matplotlib.font_manager")) is not None:
         fonts._get_font.cache_clear()

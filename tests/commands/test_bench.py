@@ -1,4 +1,4 @@
-"""``quorate bench``: real runs, and what is made of measurements."""
+"""``quorate bench``: real runs, and the conclusions from measurements."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_one_device_and_stages(tmp_path: Path, bench: WarmRuns) -> None:
     (run,) = staged["runs"]
     assert [stage["stage"] for stage in run["stages"]] == [0, 1]
     for stage in run["stages"]:
-        # All shards of a step are dealt at once, so that they flow.
+        # All shards of a step are dealt at once, to let the shards flow.
         assert stage["shards"] == 4 * stage["steps"]
         assert 0 < stage["forward_s"] + stage["backward_s"] < run["seconds"]
     assert whole["runs"][0]["stages"] == []
@@ -106,13 +106,13 @@ def test_costs_are_measured_and_json_is_what_is_in_the_file(
         assert len(found["copies"]) == copies
         assert told[1] == f"costs: {copies} copies at once"
     assert found["by_shard"]["runs"][0]["update"] == "async"
-    # How many saves there were in that time is the machine's affair.
+    # The number of saves in the measured time depends on the machine.
     assert found.get("saving", {"stall_s": 0.0})["stall_s"] >= 0
     assert found["failing"]["restart_s"] > 0
     assert found["failing"]["detection_s"] > 0
 
 
-# A script, with options: what it ends in.
+# A script, with options, and the resulting exit code.
 FAILURES = {
     "an error": ("raise RuntimeError('no such thing')", (), 1),
     "a mistake": (Path(SCRIPT).read_text(), ("--compile", "--precision", "fp8"), 2),
@@ -175,7 +175,7 @@ def alike(count: int, **changes: Any) -> Measured:
 
 
 def said(*runs: Measured, base: Measured | None = None) -> str:
-    """Return findings with what they cost, and notes on the first run, as text."""
+    """Return findings with their costs, and notes on the first run, as text."""
     found = findings(runs, split(runs[0]), [base or runs[0]])
     return "\n".join([*(f"{each.words}: {each.cost:.4f}" for each in found), *notes(runs[0])])
 
@@ -205,7 +205,7 @@ def test_the_parts_of_a_step_add_up() -> None:
 
 
 FINDINGS: dict[str, tuple[Measured, ...]] = {
-    # Three workers of which one does 42/99 of what it could: of 3 only 2.42.
+    # Three workers: one does 42/99 of its possible shards. Of 3 workers only 2.42 are left.
     "a slow worker": (
         made([worker(0, 200, **QUICK), worker(1, 200, **QUICK), worker(2, 100, **LATE)]),
     ),
@@ -283,7 +283,7 @@ def test_the_conclusion(name: str) -> None:
 
 
 def test_runs_that_differ_in_their_bits_are_found_out() -> None:
-    cuda = made([worker(0, 400, "cuda:0", forward=9.0)])  # another kind has bits of its own
+    cuda = made([worker(0, 400, "cuda:0", forward=9.0)])  # another kind of device: different bits
     told = []
     for other, expected in (
         ({TWO: [alike(2, digests={4: "a", 8: "b", 16: "c"})]}, (8, 2, ["b"])),

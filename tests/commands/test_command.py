@@ -1,4 +1,4 @@
-"""The command line: what is ours and what is the script's, exit codes, help, completion."""
+"""The command line: our words and the script's words, exit codes, help, completion."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ SAVED = Path(__file__).parents[1] / "services" / "data" / "before-rooms"
 
 # --- options before or behind the script ----------------------------------------------------------
 
-# Prints whether it is a module, the options that are quorate's, and the words that are its own.
+# Prints whether the script is a module, quorate's options, and the script's own words.
 ECHO = """
 import sys, torch, quorate
 trainer = quorate.Trainer(torch.nn.Linear(1, 1), lambda model, batch: batch, batch_size=4,
     optimizer=lambda parameters: torch.optim.SGD(parameters))
 print(__name__, __spec__ is not None, trainer.run_dir, *sys.argv[1:])
 """
-FOUND: dict[str, str] = {  # what is typed behind ``quorate run``: what the script prints
+FOUND: dict[str, str] = {  # words behind ``quorate run``: output of the script
     "--run-dir x a.py": "x",
     # Words of the script's may stand between ours, and before them.
     "a.py --epochs 3 --run-dir x": "x --epochs 3",
     "a.py --run-dir=x b --no-compile c": "x b c",  # a switch takes no value
-    # The script's own short options, -m too; a module has ours behind it as well.
+    # The script's own short options, -m too; behind a module our options are allowed as well.
     "a.py -m y --run-dir x -n": "x -m y -n",
     "-m pkg.a b --run-dir x": "x b",
     "--run-dir x -mpkg.a": "x",
-    # Both: the last one holds.
+    # Both: the last value holds.
     "--run-dir y a.py --run-dir x b": "x b",
-    # -- ends ours, before the script or behind it, and only once.
+    # -- ends our options, before the script or behind the script, and only once.
     "--run-dir x -- a.py --run-dir y": "x --run-dir y",
     "--run-dir x -m pkg.a -- --run-dir y": "x --run-dir y",
     "a.py --run-dir x -- -- b": "x -- b",
-    # A script has a help of its own.
+    # A script has a help text too.
     "--run-dir x a.py --help": "x --help",
-    # A value that looks like an option is a value.
+    # A value may look like an option.
     "a.py --run-dir -1": "-1",
 }
 
@@ -65,7 +65,7 @@ def test_options_stand_before_the_script_or_behind_it(
     assert line == f"__main__ {is_module} {FOUND[typed]}"
 
 
-# Lines of a script, what is typed behind the script, and the file that has the option too.
+# Lines of a script, the words behind the script, and the file with the same option.
 BOTH = [
     ("print('--seed', sys.argv[1:])", "--seed 1", "script.py"),
     ("print('--seed', sys.argv[1:])", "--shards 4", ""),
@@ -152,13 +152,13 @@ def test_what_needs_nothing_heavy_imports_nothing_heavy(tmp_path: Path) -> None:
     for heavy, typed in (
         ("torch numpy rich psutil", helps),
         ("torch numpy rich", ["runs .", "inspect run", "inspect --json run"]),
-        ("torch", ["doctor --json"]),  # which asks torch in another process
+        ("torch", ["doctor --json"]),  # asks torch in another process
     ):
         command = [sys.executable, "-c", check, heavy, *typed]
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=tmp_path)
         assert done.stderr == f"({[0] * len(typed)}, set())\n"
-    # The front door leaves torch's compiler alone: its import takes as long as torch's, in every
-    # worker process.
+    # The front door leaves torch's compiler alone: importing the compiler takes as long as torch,
+    # in every worker process.
     code = "import sys, quorate; quorate.Trainer; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -176,7 +176,7 @@ def test_the_version_and_the_commands(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_help_of_a_command(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each option stands there once, with its place in a script."""
+    """Each option is shown once, with its place in a script."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out

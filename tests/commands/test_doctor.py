@@ -62,12 +62,12 @@ def told(command: list[str], code: int, **environment: str) -> dict[str, Any]:
 
 
 def first(folder: Path) -> str:
-    """A path for modules on which a folder comes before all that is on it already."""
+    """Return a path for modules, with a folder in front of the present path."""
     return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
 def about(found: dict[str, Any], subject: str) -> list[str]:
-    """Return level, what is wrong and cure of each verdict on a subject."""
+    """Return level, problem and cure of each verdict on a subject."""
     of_it = [v for v in found["verdicts"] if v["subject"] == subject]
     return [f"{v['level']}: {v['what']}; {v['cure']}" for v in of_it]
 
@@ -133,7 +133,7 @@ def test_a_torch_that_cannot_be_imported_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_question_that_blocks_is_cut_off_and_what_was_answered_counts(tmp_path: Path) -> None:
-    """Every question has its own time."""
+    """Every question has a separate time limit."""
     text = """
 import json, os, time
 
@@ -173,7 +173,7 @@ def test_the_model_of_a_script_is_measured() -> None:
     expect_message(keys_of(found))
     assert found["names"] == ["norm", "embedding", "lstm", "dropout", "classes", "words"]
     assert (found["rows"], found["calls"], found["works"]) == (6, 1, True)
-    # Adam: two vectors and a step of each parameter, but not of those that nobody uses.
+    # Adam: two vectors and a step for each parameter, except for unused parameters.
     assert 1.9 < found["optimizer_bytes"] / found["trained_bytes"] < 2.1
     assert sum(cost["parameter_bytes"] for cost in found["costs"]) == found["parameter_bytes"]
     lstm = found["costs"][found["names"].index("lstm") + 1]
@@ -255,7 +255,7 @@ TORCH_HANGS = replace(
 )
 DRIVER_HANGS = replace(WELL, driver=facts.Driver(None, None, "no answer within 5 s from GPU 0"))
 
-# Facts; what is wanted of a run.
+# Facts; the wishes for a run.
 WRONG: dict[str, tuple[Facts, dict[str, Any]]] = {
     "GPUs hidden by -1": (hidden("-1", "'-1' is negative, which hides every GPU"), {}),
     "one GPU hidden": (hidden("1", None, VISIBLE[1]), {}),
@@ -302,7 +302,7 @@ RIGHT: list[tuple[Facts, dict[str, Any]]] = [
     (LAPTOP, {}),
     (WELL, {"devices": ("cuda:1", "cpu"), "workers": 4}),
     (limited(files=256), {"workers": 32, "threads": 1}),
-    (first_gpu(**BUSY), {"devices": ("cpu",)}),  # what is not used may be full
+    (first_gpu(**BUSY), {"devices": ("cpu",)}),  # an unused device may be full
     (replace(WELL, environment={"NCCL_SOCKET_IFNAME": "^docker"}), {}),
     (replace(WELL, links=(facts.Link(0, 1, "", False),)), {"devices": ("cuda:1",)}),
     (replace(LAPTOP, environment={"CUDA_VISIBLE_DEVICES": "0"}), {}),  # there is no driver

@@ -1,4 +1,4 @@
-"""Keys of files and of ``--json`` outputs: other programs read them, so they never change."""
+"""Keys of files and of ``--json`` outputs: other programs read the keys, so keys never change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROFILED = ("run", "--devices", "cpu", "--engine", "towers", "--workers", "2")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, which has all that a checkpoint can hold, and a profile."""
+    """Return a folder with a run, with all possible parts of a checkpoint, and a profile."""
     place = tmp_path_factory.mktemp("keys")
     validation = quorate.Validation(DATA, best="min:loss")
     options = {"summary_every_s": None, "save_every_steps": 2}

@@ -1,4 +1,4 @@
-"""A user's mistake: one line that names what was got and expected, exit code 2, nothing started."""
+"""A user's mistake: one line with the got and the expected value, exit code 2, nothing started."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IN_A_SCRIPT = [
     *(("trainer", name, value) for name, values in OF_THE_TRAINER.items() for value in values),
     *(("fit", name, value) for name, values in OF_FIT.items() for value in values),
 ]
-# Beside those that the docs have.
+# Mistakes beside those in the docs.
 AT_THE_COMMAND = (
     *("mend", "verify --update-s 2 a.py", "doctor --workers 2 {BROKEN}"),
     *("run --devices gpu {BROKEN} fine", "run --devices cpu+cuda:77 {BROKEN} fine"),
@@ -101,7 +101,7 @@ def test_a_mistake_ends_in_the_line_that_the_docs_have(
 ) -> None:
     make(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # which gets the folder of a module
+    monkeypatch.setattr(sys, "path", [*sys.path])  # gets the folder of a module
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert main(shlex.split(typed)[1:]) == 2
     assert the_line(capsys) == line
@@ -109,7 +109,7 @@ def test_a_mistake_ends_in_the_line_that_the_docs_have(
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked")
 def test_a_loop_of_ranks_that_is_to_be_looked_at(tmp_path: Path) -> None:
-    """As verify and bench do: the ranks' part of it would have been lost, and not a word said."""
+    """A loop of ranks under verify or bench would lose the ranks' part without a word."""
     engine = ("--engine", "collective", "--workers", "2")  # of a process's first loop
     record = ("--record", str(tmp_path), "--record-updates", "2")
     found = run(command(BROKEN, "fine", options=(*engine, *record)))

@@ -1,4 +1,4 @@
-"""``quorate plan``: from a bench to a table, and what a run did beside what is predicted of it."""
+"""``quorate plan``: from a bench to a table, and the measured run beside the prediction."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ COSTS = {
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a bench of 1 and 2 workers writes, as ``results.json`` of this folder."""
+    """Write the results of a bench of 1 and 2 workers, as ``results.json`` of this folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "results.json"
     record = {"script": "a.py", "contenders": [contender(run_of(n)) for n in (1, 2)]}
@@ -64,7 +64,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def the_line(captured: pytest.CaptureFixture[str]) -> str:
     (line,) = captured.readouterr().err.splitlines()
-    return line.replace(", line ", ", at ")  # else the file of messages would not have its number
+    return line.replace(", line ", ", at ")  # else the file of messages would lack the number
 
 
 def planned(*words: str) -> list[dict[str, Any]]:
@@ -74,19 +74,19 @@ def planned(*words: str) -> list[dict[str, Any]]:
     return found
 
 
-# What is typed behind ``quorate plan``: all that is shown.
+# Words behind ``quorate plan``: the whole output.
 SHOWN = (
     "results.json --workers 1,2,4 --spread 0 --steps 10",
     "results.json --workers 2,4 --update sync,quorum,async --spares 0,1 --mtbf-h 1000 --price 2.5"
     " --steps 10",
     *(f"costs.json --workers 4 --update {rule} --steps 10" for rule in ("quorum:3", "bounded:2")),
-    # What is assumed of other runs does not count against the measured one.
+    # Assumptions on other runs do not count against the measured run.
     "results.json --workers 4 --steps 20 --held-up 0.5:10 --gradient-mib 500 --gbit-s 0.1",
-    # Hosts add up what their workers have.
+    # Hosts add up the sums of their workers.
     "results.json --workers 16 --per-host 4 --steps 5 --engine ray",
     "results.json --workers 16 --per-host 4 --steps 5 --engine collective",
     "results.json --workers 1 --trace times.csv",
-    # What bounds a run, and what would help.
+    # Limits of a run, and remedies.
     *(
         f"results.json --from-workers 1 --workers 8 --steps 30 {bound}"
         for bound in (
@@ -105,7 +105,7 @@ def test_what_a_plan_shows(typed: str, bench: Path, capsys: pytest.CaptureFixtur
 
 
 def test_predictions_are_those_of_closed_forms(bench: Path) -> None:
-    """A shard's 100 ms, 20 ms an update, 10 ms for each worker that has sums."""
+    """A shard takes 100 ms, an update 20 ms, and 10 ms for each worker with sums."""
     plain = ("--spread", "0", "--steps", "10")
     one, two, four = planned(str(bench), "--workers", "1,2,4", "--shards", "4", *plain)
     assert [told["step_s"] for told in (one, two, four)] == pytest.approx(
@@ -120,7 +120,7 @@ def test_predictions_are_those_of_closed_forms(bench: Path) -> None:
     assert four["shares"]["cores"] > 0.3
     (failing,) = planned(str(bench), "--workers", "2", "--mtbf-h", "1000", *plain)
     assert failing["failures_per_day"] == pytest.approx(2 * 24 / 1000)
-    # Under a rule by shard the costs of its own run count: 3 s of sums over 400 updates.
+    # Under a rule by shard the costs of the separate run count: 3 s of sums over 400 updates.
     expect_message(keys_in(Path("told.json")))
     (by_shard,) = planned("costs.json", "--workers", "1", "--update", "async", *plain)
     assert by_shard["step_s"] == pytest.approx(0.1 + 0.005 + 3.0 / 400, rel=0.05)
@@ -195,14 +195,14 @@ PARTS = {"fetching": 0.1, "forward": 0.3, "backward": 0.5, "pushing": 0.1}  # pa
 
 
 def spent(seconds: float, shards: int, *, away_s: float = 0.0) -> dict[str, list[float]]:
-    """Return what each of two workers spent on so many shards."""
+    """Return the time of each of two workers for so many shards."""
     each = {phase: [part * SHARD_S * shards] * 2 for phase, part in PARTS.items()}
     waited = max(0.0, seconds - SHARD_S * shards - away_s)
     return {"shards": [shards] * 2, "starting": [5.0, 5.0 + away_s], "waiting": [waited] * 2} | each
 
 
 def updates(steps: int = 100) -> list[dict[str, Any]]:
-    """Return the lines of a run's updates, the first and the last with what workers spent."""
+    """Return the lines of a run's updates, the first and the last with the workers' times."""
     facts = {
         **{"epoch": 0, "rows": 12, "dropped_rows": 0, "weight": 12.0, "staleness": 0},
         **{"stale": [0, 0], "dropped": [0, 0], "not_finite": 0, "lr": 0.1, "loss": -0.5},
@@ -224,7 +224,7 @@ def write(run_dir: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def profile() -> dict[str, Any]:
-    """Return the profile of 100 updates, whose 10 ms beside shards it accounts for."""
+    """Return the profile of 100 updates, with an account of the 10 ms beside shards."""
     seconds = {name: values[0] for name, values in spent(25.0, 200).items() if name != "shards"}
     each = [{"worker": n, "device": "cpu", "shards": 200, "seconds": seconds} for n in range(2)]
     return {
@@ -295,10 +295,10 @@ def test_restarts_and_workers_that_were_away(run_dir: Path) -> None:
     told = figures(run_dir, "--run-restart-s", "20", "--mtbf-h", str(span_h))
     assert told["restarts of the run"]["measured"] == 1
     assert told["restarts of the run"]["predicted"] == pytest.approx(1.0)
-    # One of two, for 40% of the first half. The 40 s between the two count for nothing.
+    # A worker is away for 40% of the first half. The 40 s between the halves do not count.
     assert told["workers away"]["measured"] == pytest.approx(0.1)
     assert told["step, median"]["measured"] == pytest.approx(STEP_S)
-    assert figures(run_dir)["restarts of the run"]["predicted"] is None  # it is put in
+    assert figures(run_dir)["restarts of the run"]["predicted"] is None  # the number is an input
 
 
 WRONG_LINES = [

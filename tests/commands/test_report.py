@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
     @property
     def text(self) -> str:
-        """All that a reader sees, with single spaces."""
+        """Return all visible text, with single spaces."""
         return " ".join(" ".join(self.words).split())
 
     def of(self, tag: str, name: str) -> list[str]:
@@ -94,7 +94,7 @@ def report(*run_dirs: Path, output: Path | None = None) -> Page:
         words += ["--output", str(output)]
     assert main(words) == 0
     page = Page((output or run_dirs[0] / "report.html").read_text())
-    # Nothing from elsewhere, nothing that runs, ids that are there once.
+    # Nothing from elsewhere, nothing executable, and unique ids.
     assert "://" not in page.source
     assert "@import" not in page.source
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object"}
@@ -217,7 +217,7 @@ def test_a_page_of_values_that_are_no_numbers_and_of_phases(tmp_path: Path) -> N
 
 
 def test_pauses_are_left_out_and_kills_are_marked(tmp_path: Path) -> None:
-    """What workers spent is added up over both sessions."""
+    """Workers' times are added up over both sessions."""
     night = 36_000.0
     first = [line(n, loss=1 / n) for n in range(2, 10)]
     second = [line(n, loss=1 / n, at=AT + night + n / 10) for n in range(12, 21)]
@@ -254,7 +254,7 @@ def test_pauses_are_left_out_and_kills_are_marked(tmp_path: Path) -> None:
     [row] = [row for row in page.rows if len(row) == 10 and row[0] == "0"]
     assert row[1] == "25"
     assert row[4:] == ["2.50 s", "5.00 s", "7.50 s", "10.0 s", "12.5 s", "15.0 s"]
-    # Each is on the strip, and a pointer there shows what it was.
+    # Each event is on the strip, and a pointer there shows its text.
     for text in ("worker 1 was killed", "worker 0 takes over", "resumed step 10", "beware"):
         assert re.search(rf"<title>[^<]*{text}", page.source)
 
@@ -268,7 +268,7 @@ def test_mistakes_are_one_line(
         *([], ["a", "b", "c"], [str(tmp_path / "nowhere")], [str(tmp_path)]),
         *([run_dir, "--output", "/nowhere/x.html"], [run_dir]),
     ):
-        if words == [run_dir]:  # without matplotlib a line says what to install
+        if words == [run_dir]:  # without matplotlib a line names the missing package
             monkeypatch.setattr(
                 "quorate.commands.report.command.find_spec",
                 lambda name: None if name == "matplotlib" else find(name),

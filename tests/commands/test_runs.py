@@ -1,4 +1,4 @@
-"""``quorate runs`` and ``inspect``: what became of runs, torn ones too."""
+"""``quorate runs`` and ``inspect``: the outcomes of runs, torn runs too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def listed(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dic
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Run directories of many kinds, and folders that are none."""
+    """Return run directories of many kinds, and other folders."""
     shutil.copytree(SAVED, tmp_path / "stopped")
     shutil.copytree(SAVED, tmp_path / "deep" / "er" / "killed")
     with (tmp_path / "deep" / "er" / "killed" / "metrics.jsonl").open("a") as log:
@@ -60,19 +60,19 @@ def test_what_became_of_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert listed(folder / "data", capsys) == {}
 
 
-# --- one run --------------------------------------------------------------------------------------
+# --- a single run ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped, with the status that its end left."""
+    """A stopped run, with the status written at its end."""
     run_dir = tmp_path_factory.mktemp("stopped") / "run"
     trainer(run_dir, summary_every_s=None).fit(DATA, steps=10)
     return run_dir
 
 
 def shown(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
-    """The rows that are shown of a run, by the words that they begin with."""
+    """Return the rows shown for a run, by their first words."""
     capsys.readouterr()
     assert main(["inspect", str(run_dir), *words]) == 0
     rows, name = dict[str, str](), ""

@@ -29,15 +29,15 @@ STAGED = (*FEW, "--workers", "1", "--shards", "4", "--devices", "cpu+cpu", "--sp
 def verify(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> WarmRuns:
-    """Return the command, with an empty folder for what scripts tell each other."""
+    """Return the command, with an empty folder for messages between scripts."""
     monkeypatch.setenv("VERIFIED_FOLDER", str(tmp_path))
     monkeypatch.delenv("VERIFIED_FIRST", raising=False)
     return WarmRuns("verify", monkeypatch, capfd)
 
 
-# --- one shard twice ------------------------------------------------------------------------------
+# --- a shard twice --------------------------------------------------------------------------------
 
-# What differs when one worker does it twice: parts of what is said.
+# Differences between two computations by the same worker: parts of the output.
 TWICE = {
     "clock": (
         "aten.mul.Tensor received 1.",
@@ -145,7 +145,7 @@ def test_the_order_of_a_set_is_named_and_no_file_is_left(
 
 # --- classes of faults ----------------------------------------------------------------------------
 
-# What breaks the promise: the script, the ways, and what has to be named.
+# Breaks of the promise: the script, the ways, and the words required in the output.
 FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
     "counter_attribute": (STRANGER, FEW, ("because calls (counter_attribute) changes",)),
     "cached_by_first_batch": (STRANGER, FEW, ("return self.net(x - self.mean)",)),
@@ -159,10 +159,10 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
     "rows": (SCRIPT, ON_RESUME, ("has different values", "row ")),
     "callback": (SCRIPT, ON_RESUME, ("resumed after update 2 part in update 3", "last.weight")),
     "late": (SCRIPT, ON_LATE_KILL, ("one killed part in update 3", "worker was killed only")),
-    # All runs compute the same, and not what one piece computes.
+    # All runs compute the same, but not the values of a model in one piece.
     "stage": (SCRIPT, STAGED, ("gradient of first.weight through the stages", "shards 0-3")),
 }
-# What breaks it elsewhere, and is carried here, in the ways in which it would show.
+# Breaks of the promise elsewhere, carried here, in the ways in which a break would show.
 SOUND: dict[str, tuple[str, ...]] = {
     "counter_in_group": ON_RESUME,
     "embedding_max_norm": ON_KILL,

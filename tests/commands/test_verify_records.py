@@ -1,4 +1,4 @@
-"""Where recorded runs part, what that says of the cause, and the verdict: over made records."""
+"""The first difference of recorded runs, the cause, and the verdict: over made records."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def recording(**changes: Any) -> Recording:
 
 
 def with_update(number: int, weight: str = "", **changes: Any) -> Recording:
-    """Return it with another update."""
+    """Return the recording with another update."""
     found = recording()
     if weight:
         changes["tensors"] = found.updates[number].tensors | {weight: "o"}
@@ -77,7 +77,7 @@ def with_update(number: int, weight: str = "", **changes: Any) -> Recording:
 
 
 def with_copies(*copies: ShardRecord, **update: Any) -> Recording:
-    """Return it with other copies of shard 1 of the second update."""
+    """Return the recording with other copies of shard 1 of the second update."""
     found = with_update(2, **update)
     found.shards[1, 1] = [*copies]
     return found
@@ -111,7 +111,7 @@ def killed(found: str) -> Run:
 
 
 def sourced(*runs: Run) -> list[Run]:
-    """Return runs of which each has another model.py."""
+    """Return runs, each with a different model.py."""
     for number, each in enumerate(runs):
         each.recording.facts["sources"] = {"train.py": 1, "model.py": number}
     return [*runs]
@@ -126,7 +126,7 @@ NUMBER = CallRecord("number", "aten.mul.Tensor", *5 * ("",), ("1", "2"), False, 
 TWICE = TwiceRecord(0, "cpu", 0, 0, [], 9, ["loss"], NUMBER)
 ALIKE = {"samples": ["row 12", "row 0"]}
 
-# What shard 1 of the second update is in another run, with what a cause brings about later there.
+# Shard 1 of the second update in another run, with the later consequences of a cause there.
 CAUSES: dict[str, dict[str, Any]] = {
     differences.ROWS: {"rows": [1, 2]},
     differences.ROW: ALIKE,
@@ -229,7 +229,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     for each in (*made.twice, *(one for copies in made.shards.values() for one in copies)):
         records.note(tmp_path, "quorate-worker-0", each)
     with (tmp_path / "quorate-worker-0.jsonl").open("a") as file:
-        file.write('{"kind": "ShardRecord", "wor')  # its writer was killed
+        file.write('{"kind": "ShardRecord", "wor')  # the writer was killed
     assert not records.has_ended(tmp_path)
     records.note(tmp_path, records.COORDINATOR, made.end)
     assert records.has_ended(tmp_path)

@@ -1,6 +1,6 @@
-"""Simulated runs: what holds in any order of events, and what rules cost in time and staleness.
+"""Simulated runs: invariants in any order of events, and costs of rules in time and staleness.
 
-Each of many random histories is run by the simulator, which checks after every event what it lists.
+The simulator runs each of many random histories, and checks its invariants after every event.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from quorate.simulation.virtual_run import VirtualRun
 ENDED = "all steps are done"
 slow = pytest.mark.slow
 
-# Of all decisions in the histories. A coordinator that decides otherwise on purpose has others:
-# see that invariants and test_histories.py are as you want them, and write the new ones here.
+# Hashes of all decisions in the histories. After a deliberate change of decisions: check that
+# invariants and test_histories.py are as you want them, and write the new hashes here.
 DECISIONS = {
     ("sync", 12): "74dae2158f52bb94",
     ("quorum", 12): "3add85d6204a3c99",
@@ -48,7 +48,7 @@ DECISIONS = {
 
 
 def noted(run: Simulation, decisions: Any) -> None:
-    """Put what the last event had decided into a hash; reasons in words are left out."""
+    """Put the decisions of the last event into a hash; reasons in words are left out."""
     now, _, effects = run.log[-1]
     for effect in effects:
         fields = {name: value for name, value in asdict(effect).items() if name != "reason"}
@@ -115,9 +115,9 @@ def test_short_shards_are_dealt_in_runs(run_s: float, runs: int) -> None:
 
 
 def test_a_crash_in_a_run_blames_no_shard_and_two_in_one_shard_do() -> None:
-    # Worker 1 computes 5 to 7 as a run from 1 s on, and crashes: nobody can tell in which. Dealt
-    # one by one, it crashes in 5, goes on with the others, and worker 0, which is done at 4 s,
-    # crashes in 5 too.
+    # Worker 1 computes 5 to 7 as a run from 1 s on, and crashes: nobody can tell in which shard.
+    # Dealt shard by shard, worker 1 crashes in 5 and goes on with 6 and 7, and worker 0, done at 4
+    # s, crashes in 5 too.
     run = Simulation(shards=8, steps=3, run_s=100.0, results_stay=True)
     run.at(0.0, Joined(0), Joined(1))
     for at in (1.5, 1.9):
@@ -128,7 +128,7 @@ def test_a_crash_in_a_run_blames_no_shard_and_two_in_one_shard_do() -> None:
 
 
 def test_a_step_is_applied_unless_an_older_one_would_be_stale_as_looking_at_all_finds() -> None:
-    """Histories have too few open steps for what is not looked at to matter."""
+    """Histories have too few open steps for skipped looks to matter."""
     chance, waits = random.Random(0), 0
     for bound in [0, 1, *range(2, 60, 3)]:
         steps = OpenSteps(0, [], RunningShards(Workers(), 1.5), bound)
@@ -161,7 +161,7 @@ def test_a_step_is_applied_unless_an_older_one_would_be_stale_as_looking_at_all_
 
 
 def lines_of(play: Callable[[], object]) -> int:
-    """How many lines of the coordinator's folder run: a count, on any machine the same."""
+    """Count the lines run in the coordinator's folder: the same count on any machine."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -188,7 +188,7 @@ def test_an_event_costs_no_more_with_many_workers_and_steps_open(rule: str) -> N
             shards=workers,
             batches=2,
             rule=parse(rule.format(most=4 * workers)),
-            # One worker is late with everything: steps that are done wait for its own.
+            # One worker is late with everything: finished steps wait for its step.
             shard_s=lambda worker, step, _: 40.0 if worker == 0 else 1.0 + step % 7 / 100,
         )
         return lines_of(run.play) / run.events
@@ -196,7 +196,7 @@ def test_an_event_costs_no_more_with_many_workers_and_steps_open(rule: str) -> N
     assert per_event(120) < 1.8 * per_event(20)  # log2: 6.9 and 4.3
 
 
-# --- what rules cost ------------------------------------------------------------------------------
+# --- costs of rules -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -204,7 +204,7 @@ def test_an_event_costs_no_more_with_many_workers_and_steps_open(rule: str) -> N
 def test_a_permanently_slow_worker_costs_a_fifth_of_the_pace_at_most(
     shards: int, workers: int, is_first: bool
 ) -> None:
-    """A shard takes 0.8 to 1.2 s, and 10 times that on the slow worker."""
+    """A shard takes 0.8 to 1.2 s, and 10 times as long on the slow worker."""
 
     def run_of(workers: int, slow: int | None) -> Simulation:
         chance = random.Random(0)
@@ -217,7 +217,7 @@ def test_a_permanently_slow_worker_costs_a_fifth_of_the_pace_at_most(
     run = run_of(workers, 0 if is_first else workers - 1)
     assert run.now < 1.2 * run_of(workers - 1, None).now
     steps_s = [end - begin for begin, end in itertools.pairwise([0.0, *run.applied_at])]
-    assert max(steps_s) < 8.0  # no step waits for what it takes there: 8 s at least
+    assert max(steps_s) < 8.0  # no step waits for a shard there: 8 s at least
 
 
 @pytest.mark.parametrize(

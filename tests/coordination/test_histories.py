@@ -1,9 +1,9 @@
-"""Histories by hand: what the coordinator answers to events, under each rule.
+"""Histories by hand: the coordinator's answers to events, under each rule.
 
 A line is a time, events, and all effects. ``w0 done 1.2`` is shard 2 of step 1; ``w1 left`` loses
-what w1 held, ``w1 left-behind`` leaves its results, ``w1 crashed`` may be its shard's fault, and
-after ``w1 off`` w1 has left off. ``joined=2``: w0 and w1 joined at 0; ``began=10``: each took 1 s
-for a shard of step 0 as well, and step 1 begins at 10. ``count`` shows position and tally.
+w1's shards and results, ``w1 left-behind`` leaves the results, ``w1 crashed`` may be the shard's
+fault, and after ``w1 off`` w1 has left off. ``joined=2``: w0 and w1 joined at 0; ``began=10``: each
+took 1 s for a shard of step 0 too, and step 1 begins at 10. ``count`` shows position and tally.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def short(reason: str) -> str:
 
 
 def shown(effect: Effect) -> str:
-    """An effect as the tables say it: of an update, its shards and whose sums they are in."""
+    """Return an effect as the tables write it: of an update, the shards and the holders of sums."""
     match effect:
         case Wake(at):
             return f"wake {at:g}"

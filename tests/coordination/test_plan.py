@@ -1,4 +1,4 @@
-"""The plan: which rows each shard of each step has, for ever.
+"""The plan: the rows of each shard of each step, for ever.
 
 Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 """
@@ -77,7 +77,7 @@ def test_every_row_is_in_the_permutation_once(rows: int, seed: int, epoch: int) 
 def test_the_permutation_never_changes_between_releases(
     rows: int, seed: int, epoch: int, expected: list[int]
 ) -> None:
-    """A resume with a newer release would repeat some rows and miss others."""
+    """A resume with a newer release would repeat some rows and miss some."""
     assert permutation(rows, seed, epoch)[: len(expected)].tolist() == expected
 
 
@@ -112,7 +112,7 @@ def test_an_epoch_is_its_order_cut_into_batches_and_these_evenly_into_shards(
         shards = own + shards
     assert min(map(len, shards)) >= 1
 
-    # Under rules that apply shards one by one each of those is a step.
+    # Under rules by shard, each of those shards is a step.
     first = epoch * single.steps_per_epoch
     assert single.steps_per_epoch == len(shards)
     for step, own in enumerate(shards, start=first):
@@ -221,7 +221,7 @@ def a_round(text: str, **new_batch: bool) -> Round:
         ("dgdg", {}, (0, 0, 1, 1)),
         ("ddg", {"d": False}, (0, 0, 0)),
         ("dg", {"g": True}, (0, 1)),
-        ("ddg", {"d": True, "g": True}, (0, 1, 2)),  # a round begins with a new one anyway
+        ("ddg", {"d": True, "g": True}, (0, 1, 2)),  # each round begins with a new batch anyway
         ("abc", {}, (0, 0, 0)),
     ],
 )
@@ -234,7 +234,7 @@ def test_which_batch_each_update_takes(
 @pytest.mark.parametrize("text", ["dg", "ddg", "dgdg", "dddddg", "ddgg"])
 @pytest.mark.parametrize("rows", [25, 33, 47])
 def test_an_epoch_is_that_of_a_plain_loop(text: str, rows: int) -> None:
-    """A loop over the batches of each epoch, with a round that begins anew; in another process."""
+    """Compare with a loop over each epoch's batches, with rounds begun anew; by another process."""
     round_ = a_round(text)
     plain = Plan(rows=rows, batch_size=5, shards=2, seed=4)
     made = PlanByPhase(rows=rows, batch_size=5, shards=2, seed=4, round=round_)

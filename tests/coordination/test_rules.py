@@ -1,4 +1,4 @@
-"""The names of update rules, what the coordinator knows of them, and the tally of what counted."""
+"""The names of update rules, the rules as the coordinator sees them, and the tally of shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quorate.errors import SettingError
     [
         ("sync", [1, 3, 5], 0, True),
         (" sync ", [1, 3, 5], 0, True),
-        ("quorum:3", [1, 3, 3], 0, True),  # all of a last batch that has fewer
+        ("quorum:3", [1, 3, 3], 0, True),  # all shards of a smaller last batch
         ("quorum:12", [1, 3, 5], 0, True),
         ("async", [1], math.inf, True),
         ("bounded:0", [1], 0, False),

@@ -1,6 +1,6 @@
 """Sampling: rows drawn by their weights, the same for ever, on any machine.
 
-Legend: R rows of the dataset, D rows that an epoch has.
+Legend: R rows of the dataset, D rows of an epoch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_other_weights_in_a_worker_process_are_refused() -> None:
     for other in (None, Sampling([1, 1, 1, 3]), Sampling([1, 1, 1, 2], rows=5)):
         with expect_error(SettingError, name="sampling"):
             from_json(plan.to_json(), None, other)
-    # An evaluation has none, whatever the script has.
+    # An evaluation has no sampling, even if the script has a sampling.
     plain = Plan(rows=4, batch_size=2, shards=1, shuffle=False)
     assert from_json(plain.to_json(), None, Sampling([1, 1, 1, 2])).sampling is None
 

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: what each must keep, its closed forms, and their orders as they are."""
+"""Schedules of a pipeline: the constraints on each, closed forms, and the recorded orders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_held(devices: int, shards: int, chunks: int) -> None:
     first = [min(devices - stage, shards) for stage in range(devices)]
     assert list(in_flight(SCHEDULES["1f1b"](devices, shards))) == first
     assert set(in_flight(SCHEDULES["gpipe"](devices, shards))) == {shards}
-    # Nowhere more than what the first stage of 1F1B holds.
+    # Nowhere more than at the first stage of 1F1B.
     assert max(in_flight(SCHEDULES["zero-bubble"](devices, shards))) <= min(devices, shards)
     group = -(-shards // max(shards // devices, 1))
     ahead = [(chunks - 1) * group + 2 * (devices - 1 - r) + 1 for r in range(devices)]
@@ -122,7 +122,7 @@ def test_sizes_that_cannot_be(name: str) -> None:
             SCHEDULES[name](4, 4, devices=2)
 
 
-# Of 1 to 4 devices and 1 to 19 shards; recorded when those that torch 2.13 has were equal to its.
+# 1 to 4 devices and 1 to 19 shards; recorded when torch 2.13's schedules had the same orders.
 ORDERS = {
     "1f1b": "1310d56739e9832a",
     "gpipe": "dbadbcd4a737250f",

@@ -1,6 +1,6 @@
-"""Sums: one order of additions, whoever adds: workers, hosts, ranks of a collective.
+"""Sums: a fixed order of additions, whoever adds: workers, hosts, ranks of a collective.
 
-An addition of words shows the order in which it was made. Legend: V shards, N workers or ranks.
+An addition of words shows its order. Legend: V shards, N workers or ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_whoever_holds_what_the_order_of_additions_is_one(shards: int, seed: int
             tree_sum(parts[:missing] + parts[missing + 1 :], shards, add)
 
 
-# --- what a run of a worker adds in place ---------------------------------------------------------
+# --- sums that a run of a worker adds in place ----------------------------------------------------
 
 
 @given(SHARDS, st.integers(0, 69), st.integers(1, 70))
@@ -93,7 +93,7 @@ def test_each_sum_of_a_run_is_that_of_the_tree(shards: int, first: int, count: i
     assert [*plan.first] == [leaves(node, shards).start for node in plan.sums]
 
 
-# --- what hosts add up before it leaves them ------------------------------------------------------
+# --- sums that a host adds up before sending ------------------------------------------------------
 
 
 @given(SHARDS, st.lists(st.integers(0, 5), min_size=70, max_size=70))
@@ -108,7 +108,7 @@ def test_sums_made_on_hosts_are_those_made_in_one_place_and_never_more_than_shar
         for node in whole_subtrees(among, shards):
             own = leaves(node, shards)
             assert {together(shard, among, shards) for shard in own} == {own}
-            # As an agent adds: shard by shard, in a tree of its own that lacks all others.
+            # As an agent adds: shard by shard, in a separate tree without all further shards.
             parts = [((0, shard), leaf(0, shard)) for shard in own]
             nodes.append((node, tree_sum(parts, shards, add, present=len(own))))
     assert len({*held.values()}) <= len(nodes) == vectors(held, shards) <= shards
@@ -135,7 +135,7 @@ def test_a_host_with_a_power_of_two_sends_one_vector(
     assert vectors(held, workers) == expected
 
 
-# --- what ranks of a collective own ---------------------------------------------------------------
+# --- slices of the ranks of a collective ----------------------------------------------------------
 
 
 @given(shards=SHARDS, ranks=st.integers(1, 40))
@@ -192,7 +192,7 @@ def test_each_shard_is_one_rank_s_and_a_host_hands_over_each_of_its_own_once(
         summed = [s for node in hosts.sums(dealt, host, shards) for s in leaves(node, shards)]
         assert sorted(summed) == sorted(own)
         assert len(hosts.sums(dealt, host, shards)) <= len(ranks)
-        # Each rank is dealt with by one of each host.
+        # Each rank receives from a single rank of each host.
         hands = [hosts.hand(host, rank) for rank in range(len(hosts.of))]
         assert set(hands) <= set(ranks)
         assert all(hands[rank] == rank for rank in ranks)
@@ -203,6 +203,6 @@ def test_each_shard_is_one_rank_s_and_a_host_hands_over_each_of_its_own_once(
 
 
 def test_nobody_waits_for_the_host_of_one_rank() -> None:
-    """A half of 8 shards for the rank that is alone would make it the last one."""
+    """With half of the 8 shards, the lonely rank would be the last to finish."""
     dealt = Hosts("a" + "b" * 7).deal(8)
     assert (most(dealt, 8), slowest_factor(dealt, 8)) == (1, 1)

@@ -1,4 +1,4 @@
-"""Loaders of torch's where a dataset is expected: what is in them is taken, said, or refused."""
+"""torch's loaders in the place of a dataset: each part is used, reported, or refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trained(data: Any, workers: int = 1, shuffle: bool | None = None, **options:
 
 
 class Halves(Sampler[int]):
-    """The even rows of even epochs, the odd ones of the others, in an order of each epoch's."""
+    """The even rows of even epochs, the odd rows of odd epochs, in a different order each epoch."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -148,7 +148,7 @@ def test_a_sampler_of_ones_own_is_asked_for_each_epoch(tmp_path: Path) -> None:
         halves.set_epoch(epoch)
         expected.append([*halves])
     assert epochs_of(Halves(), 3) == expected
-    # One that is always the same needs no set_epoch.
+    # A constant sampler needs no set_epoch.
     assert epochs_of(range(39, -1, -1), 2) == [[*range(39, -1, -1)]] * 2
     loader = DataLoader(DATA, 5, sampler=Halves())
     # In the middle of an epoch, and on.

@@ -1,4 +1,4 @@
-"""Draws: the numbers of an augmentation, which belong to a row."""
+"""Draws: the numbers of an augmentation, each bound to a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quorate.errors import SettingError
 
 
 def splitmix64(state: int) -> int:
-    """One output in plain integers, from the paper."""
+    """Return an output in plain integers, from the paper."""
     mask = (1 << 64) - 1
     z = (state + 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -24,7 +24,7 @@ def splitmix64(state: int) -> int:
 
 
 def test_hashes_are_the_outputs_of_splitmix64() -> None:
-    # Of a generator that is seeded with 0, as every implementation has them.
+    # Outputs of a generator seeded with 0, as in every implementation.
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert hashes(0, np.arange(3, dtype=np.uint64)).tolist() == expected
     start = (1 << 64) - 12345

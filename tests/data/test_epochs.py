@@ -100,7 +100,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 
 
 class Drawing:
-    """Rows that say what was drawn for them."""
+    """Rows with the numbers drawn for the row."""
 
     def __len__(self) -> int:
         return 3
@@ -110,7 +110,7 @@ class Drawing:
 
 
 def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
-    """By itself, and in ``augment``; its first time is that of a run without sampling."""
+    """A repeated row draws new numbers, in ``augment`` too; the first time as without sampling."""
 
     def augment(batch: Any, draws: quorate.Draws) -> Any:
         return [*batch, draws.uniform()[:, 0]]
@@ -128,7 +128,7 @@ def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
 
     sampled = drawn(batch_size=15, sampling=quorate.Sampling([1, 1, 5], rows=30))
     plain = drawn(batch_size=2)
-    # One shard is tried first, and comes again.
+    # A trial computes a shard first, and the same shard comes again.
     assert len({numbers for _, *numbers in sampled for numbers in numbers}) == 120
     first: dict[float, list[float]] = {}
     for row, *numbers in sampled:
@@ -136,7 +136,7 @@ def test_a_row_that_comes_again_in_an_epoch_draws_other_numbers() -> None:
     assert first == {row: numbers for row, *numbers in plain}
 
 
-# --- augmentation: a row has one in each epoch, whoever computes ----------------------------------
+# --- augmentation: the same for a row in each epoch, whoever computes -----------------------------
 
 ROWS = 48
 
@@ -159,7 +159,7 @@ def noisy(batch: list[torch.Tensor], draws: quorate.Draws) -> list[torch.Tensor]
 
 
 def seen(data: Any = NUMBERS, **settings: Any) -> set[tuple[int, float]]:
-    """Row and value of all that was trained on in two epochs, with evaluations between."""
+    """Return row and value of all rows trained on in two epochs, with evaluations between."""
     values: set[tuple[int, float]] = set()
 
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The feed: what whoever waits loads meanwhile, and page-locked memory, which takes a GPU."""
+"""The feed: rows loaded by a waiting thread, and page-locked memory, which takes a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TICKETS = [(step, shard) for step in range(5) for shard in range(4)]
 
 
 class Counted(Dataset[int]):
-    """Rows that cost nothing."""
+    """Rows without a cost."""
 
     def __init__(self) -> None:
         self.loaded: list[int] = []
@@ -31,7 +31,7 @@ class Counted(Dataset[int]):
 
 
 def cheap(dataset: Counted) -> Source:
-    """Return a source that is known to be cheap."""
+    """Return a source known to be cheap."""
     rows = Source(dataset, Plan(rows=40, batch_size=8, shards=4, seed=0))
     for _ in range(3):
         rows.load((0, 0))

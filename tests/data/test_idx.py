@@ -1,4 +1,4 @@
-"""IDX files: what is written is read back, and every damage is a DataError that names the file."""
+"""IDX files: written arrays are read back, and every damage is a DataError with the file's name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def sample(code: str, shape: tuple[int, ...]) -> np.ndarray:
-    """An array of every kind of byte, so that a wrong byte order cannot go unseen."""
+    """Return an array of every kind of byte, so a wrong byte order cannot go unseen."""
     raw = np.random.default_rng(7).integers(-100, 100, shape)
     return (raw * (1.25 if code[0] == "f" else 1)).astype(code)
 
 
 def reads(path: Path) -> torch.Tensor | None:
-    """The tensor, or None after a DataError of one line that names the file."""
+    """Return the tensor, or None after a DataError of one line with the file's name."""
     try:
         return read_idx(path)
     except DataError as error:
@@ -54,7 +54,7 @@ def test_round_trip(tmp_path: Path, code: str) -> None:
             assert tensor.dtype == getattr(torch, np.dtype(code).name)
             assert tuple(tensor.shape) == shape
             assert torch.equal(tensor, torch.from_numpy(array))
-            tensor.add_(1)  # its memory is its own
+            tensor.add_(1)  # the tensor shares no memory
             assert torch.equal(read_idx(path), torch.from_numpy(array))
 
 
@@ -84,7 +84,7 @@ def test_damage_is_told(tmp_path: Path, offset: int | None, content: bytes) -> N
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")  # opening it for reading would wait for ever
+    os.mkfifo(tmp_path / "pipe")  # opening the pipe for reading would wait for ever
     for name in ("absent", ".", "pipe"):
         with expect_error(DataError, where=tmp_path / name):
             read_idx(tmp_path / name)
@@ -114,8 +114,8 @@ def test_cut_at_every_length_extended_and_with_a_flipped_bit(
     for damaged in (*(whole[:length] for length in range(len(whole))), whole + b"\1", whole * 2):
         path.write_bytes(damaged)
         assert reads(path) is None, damaged
-    # Without a checksum only the header shows it, where u1 -> i1 has the same size in bytes. Time,
-    # system and hints of the gzip header are nobody's data.
+    # Without a checksum only the header shows damage, where u1 -> i1 has the same size in bytes.
+    # Time, system and hints of the gzip header are nobody's data.
     for at in range(len(whole) if is_packed else 16):
         for bit in (4,) if is_packed else range(8):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])

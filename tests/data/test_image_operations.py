@@ -68,7 +68,7 @@ def test_brightness_contrast_and_standardization_are_as_their_formulas() -> None
     means, deviations = values.mean(1, keepdim=True), values.std(1, correction=0, keepdim=True)
     expected = (values - means) / deviations
     torch.testing.assert_close(found.double().flatten(1), expected, rtol=1e-5, atol=1e-5)
-    # Of one colour; and of almost one, where the deviation counts as 1 / sqrt(C * H * W).
+    # A single colour; and almost a single colour: the deviation counts as 1 / sqrt(C * H * W).
     flat = torch.full((1, C, H, W), 7, dtype=torch.uint8)
     assert torch.equal(ops.standardize(flat), torch.zeros(1, C, H, W))
     nearly = flat.double()
@@ -91,7 +91,7 @@ OPERATIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("side", [9, 75])
 def test_an_image_alone_has_the_bits_it_has_in_a_batch(name: str, side: int) -> None:
-    """Whatever B, its place, its neighbours, the layout, the dtype and the number of threads."""
+    """Independent of B, place, neighbours, layout, dtype and the number of threads."""
     operation, rows = OPERATIONS[name], 17
     base = pictures(shape=(rows, C, side, side))
     for images in (base, base.float() / 3, base.to(memory_format=torch.channels_last)):

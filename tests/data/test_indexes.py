@@ -1,4 +1,4 @@
-"""Tar, text and TFRecord files: any row by its number, and indexes that are kept once."""
+"""Tar, text and TFRecord files: any row by number, and indexes kept after the first use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def write(path: Path, numbers: range) -> Path:
-    """Write a file of the kind that its name says, with a row for each number."""
+    """Write a file of the kind given by its name, with a row for each number."""
     if path.suffix == ".tar":
         with tarfile.open(path, "w") as tar:
             for number in numbers:
@@ -83,7 +83,7 @@ def test_any_row_of_several_files_by_its_number(name: str, copied: Path) -> None
     for of in ([0, 28], [-1, 0]):
         with pytest.raises(IndexError, match="of 28"):
             rows.__getitems__(of)
-    os.mkfifo(copied / "pipe")  # opening it for reading would wait for ever
+    os.mkfifo(copied / "pipe")  # opening the pipe for reading would wait for ever
     for refused in (empty, copied / "missing", copied, copied / "pipe", []):
         with expect_error(DataError):
             opened(refused)
@@ -97,7 +97,7 @@ def test_an_index_is_made_once_and_anew_when_it_is_damaged_or_of_another_file(
     path, place = copied / name, copied / kept
     stat, content, good = path.stat(), path.read_bytes(), place.read_bytes()
     rows = rows_of(opened(path))
-    # With its size and time, a file without any row: whoever reads it for an index notices.
+    # A file with the same size and time, but without any row: noticed when an index is made.
     path.write_bytes(bytes(len(content)))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     zeros = opened(path)
@@ -107,7 +107,7 @@ def test_an_index_is_made_once_and_anew_when_it_is_damaged_or_of_another_file(
             zeros[3]
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with monkeypatch.context() as patch:  # under whatever name the path has
+    with monkeypatch.context() as patch:  # whatever the name of the path
         patch.chdir(copied)
         assert rows_of(opened(Path(name))) == rows
     places = range(0, len(good), max(3, len(good) // 50))
@@ -148,7 +148,7 @@ def test_where_nothing_can_be_written_an_index_is_elsewhere_or_nowhere(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_forged_index_is_made_anew(name: str, copied: Path) -> None:
-    """Unless its rows are those of a file of this size: then they are read, or refused."""
+    """Accept a forged index only with rows of a file of this size: rows are read, or refused."""
     kept, opened = KINDS[name]
     path, place = copied / name, copied / kept
     content, rows = place.read_bytes(), rows_of(opened(path))
@@ -183,7 +183,7 @@ def test_a_forged_index_is_made_anew(name: str, copied: Path) -> None:
 
 @pytest.mark.parametrize("name", [*KINDS, "a.tokens"])
 def test_a_file_that_is_cut_while_it_is_read_ends_no_process(name: str, copied: Path) -> None:
-    """A mapped file would: by SIGBUS. In a fork, so that it ends no test either."""
+    """A mapped file would end the process by SIGBUS. In a fork, so the test would go on."""
     path = copied / name
     if name == "a.tokens":
         write_tokens(path, [[n] * 2000 for n in range(25)])

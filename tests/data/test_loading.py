@@ -1,4 +1,4 @@
-"""Loading: each row once, with the same bits and layout, whoever loads, and whatever ends that."""
+"""Loading: each row once, with the same bits and layout, whoever loads, and whatever fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Numbers(Dataset[Any]):
 
 
 class Together(Numbers):
-    """Rows that are asked for together."""
+    """Rows requested together."""
 
     def __getitems__(self, rows: list[int]) -> list[Any]:
         asked.append(len(rows))
@@ -98,7 +98,7 @@ def test_each_row_is_in_an_epoch_once_with_the_same_bits_whoever_loads(
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(16, 1), (13, 2)])
 def test_tensors_are_taken_as_by_indexing(batch_size: int, workers: int) -> None:
-    """In their dtype and layout, at a multiple of 64 bytes, and equal to rows that are collated."""
+    """Rows have the same dtype and layout, at a multiple of 64 bytes, and equal collated rows."""
     channels = torch.randn(50, 3, 8, 8)
     tensors = [
         torch.arange(50),
@@ -159,7 +159,7 @@ def test_what_comes_out_of_a_loader_process_is_what_went_in(kind: str) -> None:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         rows, found, pid = batch
         expected = make(rows)
-        if pid == os.getpid():  # a copy, for a loss that writes to it
+        if pid == os.getpid():  # a copy, for a loss with writes to the rows
             return of_x(model, batch)
         if isinstance(found, torch.Tensor):
             assert torch.equal(found, expected)
@@ -197,7 +197,7 @@ def test_a_loss_may_write_to_its_batch_and_parts_share_memory_still() -> None:
     assert held.tolist() == [1.0] * 8
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loaders", [0, 1])

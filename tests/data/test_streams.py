@@ -1,4 +1,4 @@
-"""Streams: rows of files that can only be read from their beginnings, each by its number."""
+"""Streams: rows, each by number, of files readable only from their beginnings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPECTED = [100 * file + place for file in range(4) for place in range(COUNTS[fi
 
 
 class Files:
-    """Files of numbers; it notes how they are read."""
+    """Files of numbers, with notes on how the files are read."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -70,7 +70,7 @@ def test_an_epoch_in_its_order_reads_each_file_once() -> None:
         assert sorted(rows[int(n)] for n in order) == EXPECTED
         assert sorted(files.begun) == [0, 2, 3]
         assert files.read == 90
-    # From the middle of an epoch what comes before is passed over, or need not be.
+    # From the middle of an epoch, earlier rows are passed over, or need not be.
     for skips, most in ((False, 90), (True, 90 - 60 + 3 * 8)):
         files = Files()
         begin = files.rows if skips else partial(files.rows, start=0)
@@ -93,7 +93,7 @@ def test_what_is_drawn_while_rows_are_read_follows_from_their_window() -> None:
 
 
 def trained(data: Any, **settings: Any) -> list[list[Any]]:
-    """Train for two epochs, and return the rows that were trained on, with what decode drew."""
+    """Train for two epochs, and return the rows of all shards, with the numbers drawn by decode."""
     seen: list[list[Any]] = []
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -110,7 +110,7 @@ def decoded(n: int) -> tuple[int, torch.Tensor]:
 
 
 def test_a_training_takes_a_streams_own_order_and_draws_belong_to_row_and_epoch() -> None:
-    """A loader of it too; an order of the user's counts."""
+    """A loader of the stream too; the user's own order has priority."""
 
     def stream(files: Files) -> Stream[Any]:
         return Stream(range(4), lambda f: files.rows(f), counts=COUNTS, window=8, decode=decoded)
@@ -123,7 +123,7 @@ def test_a_training_takes_a_streams_own_order_and_draws_belong_to_row_and_epoch(
     expected, begun = drawn(workers=1)
     assert sorted(row for row, _ in expected) == sorted(EXPECTED * 2)
     assert len({number for _, number in expected}) == 180
-    assert begun <= 2 * 3 + 2  # beside the shard that is tried first
+    assert begun <= 2 * 3 + 2  # beside the shard tried first
     assert drawn(workers=3)[0] == expected
     again, begun = drawn(lambda rows: DataLoader(rows, 10), workers=1)
     assert (again, begun <= 8) == (expected, True)
@@ -149,7 +149,7 @@ def test_files_of_other_rows_than_were_counted_are_refused() -> None:
 
 
 def test_a_fork_reads_for_itself() -> None:
-    """A descriptor that two processes read from would give each half of the rows."""
+    """A descriptor shared by two processes would give half of the rows to each."""
     begun: list[int] = []
 
     def begin(file: int) -> Iterator[int]:
@@ -167,13 +167,13 @@ def test_a_fork_reads_for_itself() -> None:
 
 
 def test_one_thread_at_a_time_reads() -> None:
-    """Towers and those who evaluate have one stream; its files are at one place each."""
+    """Towers and evaluations have a common stream; its files are at one place each."""
     inside: list[int] = []
     together: list[list[int]] = []
 
     def begin(file: int) -> Iterator[int]:
         inside.append(file)
-        time.sleep(0.05)  # for the other thread to come
+        time.sleep(0.05)  # for the second thread to come
         together.append([*inside])
         inside.remove(file)
         yield from range(COUNTS[file])
@@ -208,13 +208,13 @@ def test_an_epoch_has_each_row_once_window_by_window(
     def place(row: int) -> tuple[int, int]:
         return turns[file_of[row]] // files, int(row - starts[file_of[row]]) // size
 
-    # Within a place rows are in the order that they came in.
+    # Within a place rows stay in their order of arrival.
     expected = sorted(map(int, shuffled), key=place)
     assert Windows(starts, rows=size, files=files)(shuffled).tolist() == expected
 
 
 def test_windows_by_hand_and_what_they_depend_on() -> None:
-    order = Windows([0, 4, 8], rows=2)  # rows that are there twice stay in their window
+    order = Windows([0, 4, 8], rows=2)  # repeated rows stay in their window
     assert order(np.array([7, 1, 1, 6, 0, 7, 3])).tolist() == [7, 6, 7, 1, 1, 0, 3]
     others = [Windows([0, 4, 8], rows=3), Windows([0, 5, 8], rows=2)]
     others.append(Windows([0, 4, 8], rows=2, files=2))

@@ -1,4 +1,4 @@
-"""Tar files: any row by its number, an index that is kept, files that are cut or damaged."""
+"""Tar files: any row by number, a kept index, cut or damaged files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rows_of(data: TarDataset) -> list[Any]:
 
 
 def with_names(path: Path) -> Path:
-    """Write members of those names, each one byte longer than the last."""
+    """Write members of all names, each a byte longer than the last."""
     with tarfile.open(path, "w") as tar:
         for number, name in enumerate(NAMES):
             info = tarfile.TarInfo(name)

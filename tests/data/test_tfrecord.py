@@ -1,4 +1,4 @@
-"""TFRecord: what TensorFlow wrote is read back equal; damage is an error that says where."""
+"""TFRecord: TensorFlow's files are read back equal; damage is an error with the place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = Path(__file__).parents[1] / "data" / "tfrecord"
 
 
 LABELS = [0, 1, -1, 9, 2**63 - 1, -(2**63), 300]
-EXAMPLES: list[dict[str, Any]] = [  # that TensorFlow wrote, see data/tfrecord/README.md
+EXAMPLES: list[dict[str, Any]] = [  # written by TensorFlow, see data/tfrecord/README.md
     {
         "image_raw": bytes((31 * number + 7 * k) % 256 for k in range(12)),
         "label": [label],
@@ -69,7 +69,7 @@ def check(samples: list[Any], expected: list[dict[str, Any]]) -> None:
         assert tags.tolist() == values["tags"]
 
 
-# What TensorFlow wrote.
+# Files written by TensorFlow.
 
 
 def test_examples_of_one_file_and_of_several(files: Path) -> None:
@@ -81,7 +81,7 @@ def test_examples_of_one_file_and_of_several(files: Path) -> None:
 
 
 def test_records_as_they_are_and_an_exception_of_the_users_own_parser(files: Path) -> None:
-    """Nothing, one byte, and more than is read at a time while indexing."""
+    """Records of no byte, of one byte, and of more bytes than are read at a time while indexing."""
     data = TFRecordDataset(files / "raw.tfrecord", bytes)
     assert [data[row] for row in range(3)] == RAW
     with pytest.raises(ValueError, match="invalid literal") as caught:
@@ -105,23 +105,23 @@ def damaged(whole: bytes, starts: list[int]) -> list[bytes]:
     for at in (draw.randrange(len(whole)) for _ in range(60)):
         found.append(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
     for start in starts[:-1]:
-        for field in (0, 8, 12):  # length, its checksum, data
+        for field in (0, 8, 12):  # length, checksum of the length, data
             at = start + field
             found.append(whole[:at] + bytes(4) + whole[at + 4 :])
             found.append(whole[:at] + whole[at + 1 :])
             found.append(whole[:at] + b"!" + whole[at:])
-    for end in starts[1:]:  # a length that is wrong, and has the right checksum
+    for end in starts[1:]:  # a wrong length with the right checksum
         wrong = framed(bytes(draw.randrange(1 << 16)))[:12]
         found.append(whole[: end - 20] + wrong + whole[end - 8 :])
     return found
 
 
 def test_damaged_files(files: Path) -> None:
-    """Each is an error with file, record and offset, or every record that can be read is right."""
+    """Each gives an error with file, record and offset, or every readable record is right."""
     path = files / "images.tfrecord"
     whole = path.read_bytes()
     starts = [0]
-    while starts[-1] < len(whole):  # a length, its checksum, the data, their checksum
+    while starts[-1] < len(whole):  # length, checksum, data, checksum
         length = int.from_bytes(whole[starts[-1] : starts[-1] + 8], "little")
         starts.append(starts[-1] + 12 + length + 4)
     variants = damaged(whole, starts)
@@ -167,7 +167,7 @@ def test_a_wrong_feature(files: Path) -> None:
             data.__getitems__([0, 1])
 
 
-# Examples of our own. That TensorFlow reads them: data/tfrecord/README.md.
+# Examples of our own. TensorFlow reads them: data/tfrecord/README.md.
 
 
 @given(st.lists(st.binary(max_size=100), min_size=1, max_size=20))

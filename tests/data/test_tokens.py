@@ -1,4 +1,4 @@
-"""Tokens: rows of any lengths in one file that processes map; damage to it; what a worker holds."""
+"""Tokens: rows of any lengths in a file mapped by processes; damage; a worker's memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_types(path: Path, dtype: str) -> None:
     assert rows[0].numpy().dtype == np.dtype(dtype)
     with pytest.raises(IndexError, match="row 2 of 2"):
         rows[2]
-    rows[0][0] = 9  # memory of its own
+    rows[0][0] = 9  # separate memory
     assert rows[0].tolist() == [1, 2]
     again = pickle.loads(pickle.dumps(rows))
     assert again[1].tolist() == [3]
@@ -79,8 +79,8 @@ def test_a_file_is_built_once(path: Path) -> None:
     assert [len(row) for row in again[0]] == [3, 1]
     Tokens.built(path, make, made_from="vocabulary 2")
     assert calls == 2
-    assert first[2][1].tolist() == [8, 9]  # whoever has the file of before still has it
-    # Whoever is cut off while writing leaves what was there.
+    assert first[2][1].tolist() == [8, 9]  # readers of the former file still have the file
+    # If writing is cut off, the old file stays.
     with pytest.raises(ZeroDivisionError):
         write_tokens(path, ([1 // (3 - n)] for n in range(9)))
     again = Tokens.built(path, make, made_from="vocabulary 2")
@@ -95,7 +95,7 @@ def test_a_file_that_is_cut_or_damaged_is_refused(path: Path) -> None:
         path.write_bytes(content[:cut])
         with pytest.raises(DataError, match=r"damaged|another"):
             Tokens(path)
-    # Values have no checksum: all else has one, or has to be as it is.
+    # Values have no checksum: all other parts have a checksum, or have to be as they are.
     for at in [*range(64), *range(128, len(content))]:
         path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         try:

@@ -1,4 +1,4 @@
-"""examples/chatbot: exactness over shards, search, data, and runs that can be talked to."""
+"""examples/chatbot: exactness over shards, search, data, and conversations with runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with example_modules(FOLDER) as example:
     answers, bleu, chat, data = example.answers, example.bleu, example.chat, example.data
     confidence, export, model = example.confidence, example.export, example.model
     saved_run, vocabulary = example.saved_run, example.vocabulary
-BASE = len(vocabulary.BASE)  # pieces that every vocabulary has
+BASE = len(vocabulary.BASE)  # pieces of every vocabulary
 
 
 def seq2seq(size: int, units: int) -> Any:
@@ -145,7 +145,7 @@ def test_a_run_can_be_talked_to_and_exported(
     assert [*bot.reply("   ")] == []
     assert next(bot.reply("what " * 30)) == "(the first 20 words of 30)"
     # The exported programs say the same, and a table has a row for each line.
-    monkeypatch.setattr(export, "LONGEST", 16)  # pieces, each of which is to be traced
+    monkeypatch.setattr(export, "LONGEST", 16)  # pieces, each traced
 
     def printed(program: Any, *words: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["program", str(run_dir), *words])

@@ -25,13 +25,13 @@ TUTORIAL_LINE = STAMP + r"step 2, loss = \d\.\d\d \(\d+\.\d examples/sec; \d+\.\
 
 
 class Example(NamedTuple):
-    """An example, and how it is run here."""
+    """An example, and the way to run the example here."""
 
-    data: Callable[[Path], None]  # writes its files into a folder
-    words: str  # makes it two updates long
+    data: Callable[[Path], None]  # writes the example's files into a folder
+    words: str  # make a run two updates long
     prints: tuple[str, ...]  # patterns
-    reached: str = "--target 0"  # makes it reach its target
-    missed: str = "--target 1.01"  # makes it miss it
+    reached: str = "--target 0"  # makes a run reach the target
+    missed: str = "--target 1.01"  # makes a run miss the target
     data_name: str = ""  # of --data in the folder
 
 
@@ -49,7 +49,7 @@ RUNS = {
         example_data.fashion_mnist,
         "--epochs 8 --batch-size 48",
         (r"^48 rows = 4 shards x 12 on ", r"^results: (\S+)  \(quorate inspect \1\)$"),
-        "--target 0.5",  # it learns: by chance it were 0.1
+        "--target 0.5",  # a model learns: 0.1 would be chance
     ),
     "teacher.py": Example(
         lambda folder: example_data.fashion_mnist(folder, 1200),
@@ -80,7 +80,7 @@ RUNS = {
 
 
 def run(*words: str, cache: Path) -> tuple[int, str]:
-    """Run a command in a fork; return its exit code and all that it printed."""
+    """Run a command in a fork; return the exit code and the whole output."""
     code, out, err = WARM.run(words, {**os.environ, "QUORATE_DATA": str(cache)}, 240)
     return code, out + err
 

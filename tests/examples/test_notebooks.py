@@ -1,6 +1,6 @@
-"""The notebooks, executed from their first cell to their last: a cell that raises is a failure.
+"""The notebooks, executed from their first cell to their last: an exception in a cell is a failure.
 
-Their own asserts say that digests are equal, after a kill too. They train on Fashion-MNIST itself.
+Their own asserts compare digests, after a kill too. The notebooks train on Fashion-MNIST.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_outputs_are_not_committed(name: str) -> None:
 @pytest.mark.slow
 @needs_jupyter
 def test_what_awaits_a_user_in_a_notebook(tmp_path: Path) -> None:
-    """A mistake is one line; worker processes are refused in one; a cell run again resumes."""
+    """A mistake is one line; worker processes are refused in one line; a cell run again resumes."""
     import nbformat
     from nbclient import NotebookClient
 

@@ -27,7 +27,7 @@ Pack = Callable[..., Path]
 
 
 class Shelf:
-    """A source that copies from a directory."""
+    """A source with copies from a directory."""
 
     def __init__(self, folder: Path, title: str = "the shelf") -> None:
         self.folder, self.title = folder, title
@@ -40,7 +40,7 @@ class Shelf:
 
 
 class Bench:
-    """A cache, a good shelf, and what was said."""
+    """A cache, a good shelf, and the printed lines."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.cache = tmp_path / "user" / "cache" / "set"
@@ -60,7 +60,7 @@ class Bench:
         return fetch("A set", FILES, sources, hint="into a folder, and name it", **about)
 
     def check(self) -> None:
-        """The cache holds the true files, and nothing else lies in it or beside it."""
+        """Check the cache: the true files, and nothing else inside or beside the cache."""
         check(self.cache)
         assert list(self.cache.parent.iterdir()) == [self.cache]
 
@@ -88,7 +88,7 @@ def test_first_call_fetches_second_does_not(bench: Bench) -> None:
     with pytest.raises(DataError, match="nothing from any source"):
         bench.fetch(bench.absent)
     assert (bench.cache / "a.bin").read_bytes() == CONTENTS["a.bin"]
-    # A damaged one is said, and fetched again.
+    # A damaged file is reported, and fetched again.
     (bench.cache / "b.bin").write_bytes(b"!" + CONTENTS["b.bin"][1:])
     bench.fetch(bench.good)
     assert str(bench.cache / "b.bin") in bench.said[1]
@@ -144,7 +144,7 @@ def zipped(path: Path, members: Members, links: dict[str, str] | None = None) ->
 
 @pytest.fixture
 def room(tmp_path: Path) -> Path:
-    """Where files are put: nothing may appear anywhere else."""
+    """Return the place for files: nothing may appear anywhere else."""
     place = tmp_path / "deep" / "down" / "room"
     place.mkdir(parents=True)
     return place
@@ -152,7 +152,7 @@ def room(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("pack", [tarred, zipped])
 def test_members_are_taken_out(pack: Pack, tmp_path: Path, room: Path) -> None:
-    """One plain, one compressed; nothing else is written, wherever its name points."""
+    """Plain and compressed members are taken out; nothing else is written, wherever names point."""
     evil = {"../../evil": b"!", "/tmp/quorate-evil": b"!", "x/../../../evil": b"!"}
     members = {"p/a": CONTENTS["a.bin"], "p/b.gz": gzip.compress(CONTENTS["b.bin"]), **evil}
     links = {"p/link": "/etc/hostname", "p/within": "a"}
@@ -174,7 +174,7 @@ def test_members_are_taken_out(pack: Pack, tmp_path: Path, room: Path) -> None:
     assert not Path("/tmp/quorate-evil").exists()
 
 
-# --- pip: without a registry it takes archives on disk --------------------------------------------
+# --- pip: takes archives on disk without a registry -----------------------------------------------
 
 
 @pytest.mark.slow

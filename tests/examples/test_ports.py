@@ -1,4 +1,4 @@
-"""The ports: what is counted, what is a fault, two of them trained, and the table of the page."""
+"""The ports: counts, faults, two trained ports, and the table of the page."""
 
 from __future__ import annotations
 

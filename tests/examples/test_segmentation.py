@@ -28,7 +28,7 @@ def truth(number: int) -> np.ndarray:
 
 
 def colours(number: int) -> np.ndarray:
-    """A picture in which the classes can be told apart."""
+    """Return a picture with distinguishable classes."""
     base = np.array([(40, 60, 200), (220, 180, 60), (60, 160, 60)], np.uint8)
     noise = np.random.default_rng(number).integers(0, 20, (*SIZES[number], 3), np.uint8)
     pixels: np.ndarray = base[truth(number)] + noise
@@ -82,7 +82,7 @@ def test_held_out_bands_are_covered_once_and_never_trained_on(example: Any, tmp_
         assert (level.classes[level.height :] == example.data.IGNORED).all()
     assert all(tile.column + 256 <= 1536 >> tile.level for tile in train.places)
     assert len(set(train.places)) == len(train.places)
-    # Tiles are views of one mapped image.
+    # Tiles are views of a single mapped image.
     for tiles in (train, test):
         for number in range(len(tiles)):
             pixels, classes, level = tiles[number]
@@ -123,7 +123,7 @@ def test_a_folder_is_read_and_every_fifth_picture_is_held_out(example: Any, tmp_
 
 
 class Fixed(torch.nn.Module):
-    """Says what it was made with."""
+    """Returns its given logits."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_the_loss_is_a_mean_over_class_weights_and_exact_over_shards(example: An
     draw = torch.Generator().manual_seed(0)
     weights = [0.5, 2.0, 1.0, 0.0]
     classes = torch.randint(0, 4, (6, 8, 8), generator=draw, dtype=torch.uint8)
-    classes[0], classes[1, :5] = 255, 255  # a tile that counts for nothing, and half of one
+    classes[0], classes[1, :5] = 255, 255  # a tile and half a tile without weight
     images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 8, 8)
     model = Fixed(torch.randn(6, 4, 8, 8, generator=draw))
     loss, levels = example.loss.loss_with(weights, 2), torch.zeros(6, dtype=torch.int64)

@@ -170,7 +170,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_which_gpu_is_which(nvml: Nvml) -> None:
     assert mapping([CPU, CPU]) == []
-    # Of the second one the driver knows nothing.
+    # The driver knows nothing of the second GPU.
     assert mapping([CUDA_0, CUDA_1, CUDA_0, CPU]) == ["cuda:0 = physical 1 = GPU-bbbb"]
     assert nvml.users == 0
 
@@ -196,7 +196,7 @@ def test_out_of_memory_on_a_gpu(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> 
         "precision='bf16'; fewer workers on this device",
     ):
         assert part in said
-    assert "9,000" not in said  # of this process, torch knows it better
+    assert "9,000" not in said  # memory of this process: torch knows better
 
 
 def test_other_errors_are_not_about_memory() -> None:
@@ -222,24 +222,24 @@ A, B, C, D = (
 )
 FOUR = [Gpu(index, uuid) for index, uuid in enumerate([A, B, C, D])]
 
-# The variable -> which GPUs are cuda:0, cuda:1, ..., and a part of what is said of the rest.
+# The variable -> the GPUs as cuda:0, cuda:1, ..., and a part of the remark on hidden GPUs.
 CASES: list[tuple[str | None, list[int], str | None]] = [
     (None, [0, 1, 2, 3], None),
     ("", [], "it is empty, which hides every GPU"),
     ("2,1", [2, 1], None),  # the programming guide's example: 2 comes before 1, 0 is hidden
-    ("0,2,-1,1", [0, 2], "entry 3, '-1', is negative"),  # likewise: 1 comes after an invalid one
-    ("0, 1, 2, 3", [0, 1, 2, 3], None),  # as TF1 scripts have it
+    ("0,2,-1,1", [0, 2], "entry 3, '-1', is negative"),  # likewise: 1 comes after an invalid entry
+    ("0, 1, 2, 3", [0, 1, 2, 3], None),  # as in TF1 scripts
     ("-1", [], "'-1' is negative, which hides every GPU"),
     ("1,7,2", [1], "entry 2, '7', is none of the 4 GPUs here"),
     ("0,0", [], "'0' is there twice"),
     ("0,,1", [0], "entry 2, '', is no index"),
-    ("NoDevFiles", [], "is no index"),  # what old SLURMs write
+    ("NoDevFiles", [], "is no index"),  # as old SLURMs write
     ("1gpu,2ampere", [1, 2], None),  # as C reads numbers
     (f"{D},{A}", [3, 0], None),
     ("GPU-8932f937", [0], None),  # the programming guide's example of an abbreviation
     ("GPU-1,GPU-8932,GPU-2", [2], "entry 2, 'GPU-8932', fits 2 GPUs"),
     ("GPU-77", [], "is none of the 4 GPUs here"),
-    (f"GPU-1,{C}", [], "is there twice"),  # two names of one GPU
+    (f"GPU-1,{C}", [], "is there twice"),  # two names of the same GPU
     ("GPU-1, GPU-2", [2], "entry 2, ' GPU-2', has a blank before it"),
     ("GPU-1,0", [2], "entry 2, '0', does not begin with GPU-"),
     ("0,GPU-1", [0], "entry 2, 'GPU-1', is no index"),
@@ -253,7 +253,7 @@ EVER = ("", "-1", "0,0", "NoDevFiles")
 @pytest.mark.parametrize(("value", "indices", "remark"), CASES, ids=[repr(c[0]) for c in CASES])
 def test_what_is_visible(value: str | None, indices: list[int], remark: str | None) -> None:
     found = select(value, FOUR)
-    # Where every GPU is hidden whatever there is, that is said without looking at them.
+    # If every GPU is hidden whatever there is, the remark comes without a look at GPUs.
     assert why_none(value) == (found.remark if value in EVER else None)
     assert [visible.index for visible in found.visible] == indices
     assert [visible.uuid for visible in found.visible] == [FOUR[i].uuid for i in indices]
@@ -276,7 +276,7 @@ CUT = [Gpu(0, A), Gpu(1, C, is_cut=True, slices=(FIRST, SECOND)), Gpu(2, D, is_c
         ("MIG-bbbb,MIG-aaaa", [Visible(1, "MIG-bbbb")], "a process sees one slice"),
         ("MIG-cccc", [], "is none of the slices here"),
         ("MIG-bbbb,0", [Visible(1, "MIG-bbbb")], "does not begin with MIG-"),
-        # A GPU that is cut stands for its first slice, and beside a slice no GPU is seen.
+        # A GPU cut into slices stands for the first slice, and beside a slice no GPU is seen.
         ("1", [Visible(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
         (None, [Visible(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
         ("0", [Visible(0, A)], None),

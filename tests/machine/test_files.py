@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, shared memory without a name, text for terminals."""
+"""Files written whole or not at all, shared memory without a name, text for terminals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quorate.machine.atomic_file import write_atomically
 from quorate.machine.shared_memory import Segment
 from quorate.machine.text import printable
 
-# --- files that are whole or as before ------------------------------------------------------------
+# --- files whole or as before ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
@@ -118,7 +118,7 @@ def test_one_becomes_another_and_tensors_stay_where_they_are() -> None:
     before = os.dup(own.fd)
     own.become(other)
     assert tensor.data_ptr() == address
-    assert os.fstat(before).st_size == 0  # what it had was given back
+    assert os.fstat(before).st_size == 0  # the old memory was given back
     os.close(before)
     assert tensor.eq(2.0).all()
     tensor.fill_(3.0)

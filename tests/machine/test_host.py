@@ -1,4 +1,4 @@
-"""What a machine has for a run: limits of control groups, cores and memory that are too few."""
+"""A machine's resources for a run: limits of control groups, too few cores, too little memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_limit_on_files_is_one_on_shared_memory() -> None:
 
 
 def found(folder: Path, membership: str, files: dict[str, str]) -> tuple[float | None, int | None]:
-    """Cores and memory that are left to a process, by the files of its control groups."""
+    """Return the cores and memory left for a process, by the files of its control groups."""
     (folder / "membership").write_text(membership)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def test_too_few_cores(workers: int, threads: int, devices: int, what: str | Non
         assert told is not None
         assert told.cure == "use fewer devices for each worker, or lower --workers"
     limited = replace(MACHINE, cores_limit=0.5).too_few_cores(1, 1)
-    assert limited is None  # there is no fewer than one worker
+    assert limited is None  # fewer than one worker is impossible
 
 
 def test_too_little_memory() -> None:

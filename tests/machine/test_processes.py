@@ -1,4 +1,4 @@
-"""Processes of this host: their signals, streams and folders, and what they know of each other."""
+"""Processes of this host: their signals, streams and folders, and their knowledge of each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def said_by(code: str, streams: str = "") -> subprocess.CompletedProcess[str]:
-    """Return how a process ends that runs Python code, some of its streams closed by a shell."""
+    """Return the end of a process of Python code, with some streams closed by a shell."""
     words = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", code]
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
@@ -118,7 +118,7 @@ def test_no_place_for_temporary_files_is_refused(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_descriptors_that_are_closed_are_taken_before_files_get_them(closed: str) -> None:
-    """And streams that a process does not have are written to by doing nothing."""
+    """Writing to a missing stream does nothing."""
     code = (
         "import os, sys\n"
         "from quorate.machine import standard_streams as streams\n"
@@ -135,7 +135,7 @@ def test_descriptors_that_are_closed_are_taken_before_files_get_them(closed: str
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", expected)
 
 
-# --- of each other --------------------------------------------------------------------------------
+# --- knowledge of each other ----------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
@@ -147,7 +147,7 @@ def test_a_process_that_is_stopped_and_one_that_has_ended() -> None:
         soon(lambda: this_host.is_stopped(child.pid))
         assert not this_host.has_ended(child.pid)
         child.kill()
-        soon(lambda: this_host.has_ended(child.pid))  # though nobody has waited for it
+        soon(lambda: this_host.has_ended(child.pid))  # though nobody has waited for the child
         child.wait()
         assert this_host.has_ended(child.pid)
         assert not this_host.is_stopped(child.pid)

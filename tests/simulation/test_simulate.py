@@ -1,4 +1,4 @@
-"""``quorate.simulate``: small cases by hand, and what must be so of large ones."""
+"""``quorate.simulate``: small cases by hand, and the laws of large cases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_uneven_shards_the_collective_and_long_shards_by_hand() -> None:
     told = quorate.simulate(3, shards=4, shard_times=EXACT, steps=20)
     assert told.step_s == pytest.approx(4.0)
     assert (told.shares["arithmetic"], told.shares["uneven"]) == pytest.approx((2 / 3, 1 / 3))
-    # Of 4 hosts a quarter of 1 MB stays where it is, twice: 1.5 MB at 10 MB/s.
+    # Of 4 hosts a quarter of 1 MB stays in place, twice: 1.5 MB at 10 MB/s.
     network = Network(engine="collective", gradient_bytes=1e6, bandwidth_bytes_per_s=1e7)
     told = quorate.simulate(4, shard_times=EXACT, network=network, per_host=1)
     assert told.step_s == pytest.approx(2.15)
@@ -68,7 +68,7 @@ MB = {"gradient_bytes": 1e6, "bandwidth_bytes_per_s": 1e7}  # 0.1 s over a link
 @pytest.mark.parametrize(
     ("how", "seconds"),
     [
-        ({}, 0.8 * 3 / 4 + 0.4 * 3 / 4),  # 8 sums in, 4 copies out, all but those of its own host
+        ({}, 0.8 * 3 / 4 + 0.4 * 3 / 4),  # 8 sums in, 4 copies out, except for the own host's
         ({"bisection_bytes_per_s": 2.5e6}, 4 * 0.4 + 2 * 0.4),  # half of both, at 0.4 s each
         ({"ray_bytes_per_s": 1e7}, 2 * (0.8 + 0.4) * 3 / 4),  # as long again
         ({"ray_bytes_per_s": 1e7, "engine": "processes"}, (0.8 + 0.4) * 3 / 4),
@@ -89,9 +89,9 @@ def test_exchanges_by_hand(how: dict[str, Any], seconds: float) -> None:
 @pytest.mark.parametrize(
     ("how", "seconds"),
     [
-        ({"servers": 4}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # a quarter of that through each link
-        ({"servers": 16}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # but what a host sends does not get less
-        ({"servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4),  # of the three quarters that come from others
+        ({"servers": 4}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # a quarter of the above through each link
+        ({"servers": 16}, 0.2 * 3 / 4 + 0.1 * 3 / 4),  # but a host sends no less than before
+        ({"servers": 2}, 0.4 * 3 / 4 + 0.2 * 3 / 4),  # of the three quarters from other hosts
         ({"servers": 4, "bisection_bytes_per_s": 1e7}, 4 * 0.1 + 2 * 0.1),
         ({"servers": 4, "ray_bytes_per_s": 2e7}, 0.2 * 3 / 4 + 0.1 * 3 / 4 + 2 * 0.05),
         ({"servers": 4, "latency_s": 0.01}, 0.2 * 3 / 4 + 0.1 * 3 / 4 + 0.02),
@@ -107,7 +107,7 @@ def test_links_to_servers_by_hand(how: dict[str, Any], seconds: float) -> None:
 
 
 def test_backup_workers_end_the_wait_for_random_stragglers_and_not_for_long_shards() -> None:
-    """With long shards the step is as long as the work: whoever gets a shard, has it for long."""
+    """With long shards the step is as long as the work: a worker has a shard for long."""
 
     def steps(**how: Any) -> list[float]:
         return [
@@ -116,9 +116,9 @@ def test_backup_workers_end_the_wait_for_random_stragglers_and_not_for_long_shar
 
     held_up = Stragglers(probability=0.05, factor=4.0)
     without, with_four = steps(update="quorum", stragglers=held_up)
-    # Whoever is done makes a copy 1.5 usual times into a shard: over at 2.5, and not at 4.
+    # An idle worker makes a copy 1.5 usual times into a shard: over at 2.5, and not at 4.
     assert without == pytest.approx(2.5)
-    assert with_four == pytest.approx(1.0, abs=0.02)  # those that were late leave off
+    assert with_four == pytest.approx(1.0, abs=0.02)  # late workers leave off
     without, with_four = steps(update="sync", stragglers=held_up)
     assert without == pytest.approx(2.5)
     assert with_four == pytest.approx(2.5)
@@ -150,7 +150,7 @@ def test_a_failure_of_a_run_without_copies_by_hand() -> None:
     assert told.goodput == pytest.approx(1 - mean / 2, abs=0.1 * mean)
     assert told.run_mtbf_h == inf
     spared = quorate.simulate(4, spares=1, failures=failures, steps=50)
-    assert spared.goodput > 1 - 0.1 * mean  # with one away there are four
+    assert spared.goodput > 1 - 0.1 * mean  # without one worker there are still four
 
 
 def test_ranks_of_a_collective_begin_again_together() -> None:
@@ -193,27 +193,27 @@ def test_more_workers_than_cores_bring_nothing() -> None:
         for n in (1, 2, 4)
     }
     assert steps == {1: pytest.approx(4.0), 2: pytest.approx(2.0), 4: pytest.approx(2.0)}
-    # Three at 2/3 of a core for 1.5 s; the fourth shard has a core of its own.
+    # Three at 2/3 of a core for 1.5 s; the fourth shard has a full core.
     three = quorate.simulate(3, shards=4, shard_times=ONE_S, cores=TWO, steps=20)
     assert three.step_s == pytest.approx(2.5)
 
 
 def test_under_async_updates_take_from_workers_where_cores_are_short() -> None:
-    """All the work there is, on two cores: 1 s a shard and 0.5 s for its update."""
+    """Share two cores among all work: 1 s a shard and 0.5 s for its update."""
     how: dict[str, Any] = {"update": "async", "shard_times": ONE_S, "steps": 200}
     told = quorate.simulate(4, update_s=0.5, cores=TWO, **how)
     assert told.running_examples_per_s == pytest.approx(2 / 1.5, rel=0.01)
-    # With cores enough the coordinator is what there is one of.
+    # With cores enough the single coordinator is the limit.
     enough = quorate.simulate(4, update_s=0.5, **how)
     assert enough.running_examples_per_s == pytest.approx(2.0, rel=0.01)
-    # A straggler holds no core while it waits.
+    # A straggler holds no core while waiting.
     slow = quorate.simulate(2, stragglers=Stragglers(steady=[1.0, 5.0]), **how)
     assert slow.running_examples_per_s == pytest.approx(1.2, rel=0.02)
 
 
 @pytest.mark.parametrize(("workers", "goodput"), [(1, 0.7), (2, 0.49 + 0.42 / 2)])
 def test_workers_that_are_away_for_three_of_ten_seconds(workers: int, goodput: float) -> None:
-    """Of two whose shards the other takes: 0.49 of the time both, 0.42 one at half the speed."""
+    """Two workers, each taking an absent one's shards: 0.49 both, 0.42 one at half the speed."""
     failures = Failures(worker_mtbf_h=7 / 3600, restart_s=3.0, **WORKERS_FAIL)
     times = ShardTimes(mean_s=0.001)
     told = quorate.simulate(workers, shard_times=times, failures=failures, steps=20)
@@ -226,7 +226,7 @@ def test_workers_that_are_away_for_three_of_ten_seconds(workers: int, goodput: f
         ({}, 4),
         ({"per_host": 3}, 5),  # shards 0 to 2, 3 to 5, 6 and 7: 2, 2 and 1 subtrees
         ({"per_host": 8}, 8),  # in the coordinator's memory
-        ({"update": "quorum:7"}, 7),  # nobody knows which, so each travels alone
+        ({"update": "quorum:7"}, 7),  # the seven are unknown, so each travels alone
         ({"update": "async"}, 1),
     ],
 )
@@ -285,14 +285,14 @@ STALL_S, RESTART_S = 10.0, 60.0
 
 
 def played(every_s: float, mtbf_s: float, failures: int, stall_s: float = STALL_S) -> float:
-    """Return the share of time with work in a run whose failures are drawn one after the other."""
+    """Return the share of time with work in a run with failures drawn in sequence."""
     chance = Random(0)
     now, worked_s, begins_at = 0.0, 0.0, 0.0
     for _ in range(failures):
         now += chance.expovariate(1 / mtbf_s)
         if now > begins_at:
             worked_s += (now - begins_at) // (every_s + stall_s) * every_s
-        begins_at = now + RESTART_S  # one that fails while it begins again, begins again
+        begins_at = now + RESTART_S  # a failure during a restart restarts again
     return worked_s / now
 
 
@@ -307,10 +307,10 @@ def test_the_closed_form_is_what_runs_that_are_played_have(mtbf_h: float) -> Non
         assert 1 - share == pytest.approx(1 - formula, rel=0.03)
     grid = [optimum_s * 1.01**n for n in range(-40, 41)]
     of_grid = {every_s: goodput(every_s, STALL_S, mtbf_s, RESTART_S) for every_s in grid}
-    assert max(of_grid, key=lambda every_s: of_grid[every_s]) == optimum_s  # the middle one
+    assert max(of_grid, key=lambda every_s: of_grid[every_s]) == optimum_s  # the middle of the grid
     assert daly_s(STALL_S, mtbf_s) == pytest.approx(optimum_s, rel=0.001)
     assert young_s(STALL_S, mtbf_s) == pytest.approx(optimum_s, rel=0.05)
-    # Played, the optimum is so flat that its place is noise; what it costs is not.
+    # Played, the optimum is so flat that its place is noise; the cost of a rule is not.
     best = max(played(every_s, mtbf_s, 2_000) for every_s in grid[::10])
     for rule_s in (young_s(STALL_S, mtbf_s), daly_s(STALL_S, mtbf_s)):
         assert 1 - played(rule_s, mtbf_s, 2_000) == pytest.approx(1 - best, rel=0.05)

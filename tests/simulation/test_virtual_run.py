@@ -33,8 +33,8 @@ def times(run: VirtualRun) -> list[Any]:
 def test_a_quorum_takes_the_order_statistic_of_exponential_times(workers: int, needed: int) -> None:
     """The R-th of V exponential times of mean 1: 1/V + 1/(V-1) + ... + 1/(V-R+1).
 
-    The others leave off at once. From the second step on an idle worker may begin a shard that
-    another has, but here each has its own at the same moment, and there is none left.
+    All late workers leave off at once. From the second step on an idle worker may begin a shard of
+    another worker, but here each worker gets a shard at the same moment, and no shard is left.
     """
     chance = random.Random(1)
     run = played(workers, 1000, f"quorum:{needed}", shard_s=lambda *_: chance.expovariate(1.0),
@@ -53,9 +53,9 @@ def test_under_async_the_coordinator_is_a_queue() -> None:
 
 
 def test_a_worker_that_fails_is_waited_for_until_that_is_known() -> None:
-    """Worker 1 fails half a second into step 1; 2 s later the other one takes its shard over."""
+    """Worker 1 fails half a second into step 1; 2 s later worker 0 takes over the shard."""
     run = played(2, 4, failures=[WorkerFailure(1.5, worker=1, detected_s=0.2, away_s=2.0)])
-    # Both; worker 0 both shards of two steps; both again, from 3.7 on: in the last one.
+    # Both; worker 0 both shards of two steps; both again, from 3.7 on: in the last step.
     assert times(run)[:2] == [1.0, 3.0]
     assert (len(run.updates), run.workers) == (4, 2)
     assert times(run)[3] == times(run)[2].expected + 1.0
@@ -66,7 +66,7 @@ def test_a_worker_that_fails_is_waited_for_until_that_is_known() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["quorum:9900", "bounded:20000"])
 def test_ten_thousand_workers(rule: str) -> None:
-    """One of them is a straggler: copied, dropped, late."""
+    """A single straggler among them: copied, dropped, late."""
     run = played(10_000, 2, rule, shard_s=lambda worker, *_: 1.0 + 99 * (worker == 77))
     made = parse(rule)
     assert len(run.updates) == (20_000 if made.by_shard else 2)
@@ -96,13 +96,13 @@ def begun(places: list[int], jobs: dict[int, float], **how: Any) -> SharedCores:
 
 
 def test_jobs_share_cores_by_hand() -> None:
-    """Three jobs of 1, 2 and 3 s on two cores: at 2/3 of a core, then each on its own."""
+    """Three jobs of 1, 2 and 3 s on two cores: at 2/3 of a core, then each on a full core."""
     cores = begun([0] * 3, {0: 1.0, 1: 2.0, 2: 3.0}, per_host=2)
     assert ends(cores) == [(1.5, 0), (2.5, 1), (3.5, 2)]
     # Hosts do not share, and the coordinator is on the first.
     apart = begun([0, 1], {0: 1.0, 1: 1.0, COORDINATOR: 1.0})
     assert ends(apart) == [(1.0, 1), (2.0, COORDINATOR), (2.0, 0)]
-    # Who leaves off gives its share to the others.
+    # A job that leaves off gives its share to the remaining jobs.
     cores = begun([0, 0], {0: 1.0, 1: 1.0})
     for _ in range(2):
         cores.leave_off(1.0, 0)
@@ -128,7 +128,7 @@ def test_threads_crowding_and_jobs_beside(
 
 
 def test_a_straggler_holds_no_core_while_it_waits() -> None:
-    """Two workers of one core: one computes 1 s, the other one too, and then waits for 3 s."""
+    """Two workers on a core: one computes 1 s; the second computes 1 s too, then waits for 3 s."""
     run = played(2, 3, shard_s=lambda worker, *_: ShardWork(1.0, 3.0 * worker), patience=1e9,
                  cores=begun([0, 0], {}))  # fmt: skip
     assert times(run) == [5.0, 10.0, 15.0]

@@ -1,4 +1,4 @@
-"""The contract of engines: kept by those that there are; what breaks a clause is found out."""
+"""The contract of engines: kept by all present engines; broken clauses are found out."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def test_worker_processes_keep_it(engine: str) -> None:
     assert last_json(ended.out) == clauses
 
 
-# --- engines that break it ------------------------------------------------------------------------
+# --- engines that break the contract --------------------------------------------------------------
 
 
 class Broken:
-    """A channel with one mistake, before another channel."""
+    """A channel with a mistake, before another channel."""
 
     def __init__(self, inner: Any, mistake: str) -> None:
         self._inner, self._mistake = inner, mistake

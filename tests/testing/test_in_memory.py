@@ -1,4 +1,4 @@
-"""Workers in memory: the bits of any other transport, and only what a script says happens."""
+"""Workers in memory: the bits of any other transport, and no events beyond the script's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from quorate.testing import (
 
 
 def trained(workers: int = 2, script: Any = (), steps: int = 3, **options: Any) -> list[Any]:
-    """What happened in a training with workers in memory, and last its digest."""
+    """Return the events of a training with workers in memory, and last the digest."""
     skips = options.pop("skips", False)
     trainer = small.trainer(None, workers, engine="towers", **options)
     with in_memory(script, skips=skips) as happened:
@@ -68,7 +68,7 @@ def test_who_leaves_takes_along_what_it_held_and_may_be_back(on_towers: str) -> 
     happened = trained(2, script)
     assert of(happened, Left) == [Left(0, "as the script says")]
     assert of(happened, Keep)[:2] == [Keep(0, 0, 0), Keep(1, 0, 2)]
-    assert len([keep for keep in of(happened, Keep) if keep.step == 0]) == 5  # one was lost
+    assert len([keep for keep in of(happened, Keep) if keep.step == 0]) == 5  # a lost shard makes 5
     assert happened[-1] == on_towers
 
 
@@ -89,7 +89,7 @@ def test_who_hangs_is_copied_told_and_replaced(on_towers: str) -> None:
     copies = [c for c in of(happened, Compute) if c.instead_of == 1]
     assert (copies[0].step, copies[0].shard) == (cancel.step, cancel.shard)
     assert happened[-1] == on_towers
-    # Alone, nobody can take its shard over: it is ended, and the next one computes it.
+    # Alone, nobody can take over: the worker is ended, and the next one computes the shard.
     happened = trained(1, [Hangs(0)])
     assert of(happened, Replace, Left, Joined)[1:] == [
         Replace(0, "no answer for 300 s"),
@@ -104,7 +104,7 @@ def test_a_quorum_leaves_out_who_is_late() -> None:
     happened = trained(3, script, steps=1, update="quorum:2", shards=3)
     assert of(happened, Done) == [Done(2, 0, 1), Done(0, 0, 0)]
     assert of(happened, Cancel) == [Cancel(1, 0, 2)]
-    # It answers after the end of the run, which nobody waits for.
+    # The worker answers after the end of the run: nobody waits for the answer.
     happened = trained(3, script, steps=2, update="quorum:2", shards=3)
     assert of(happened, Cancelled) == [Cancelled(1, 0, 2)]
 

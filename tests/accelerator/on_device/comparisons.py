@@ -1,4 +1,4 @@
-"""Tensors of an accelerator are compared there: the host waits once, and copies what changed."""
+"""Tensors of an accelerator are compared there: the host waits once, and copies only changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quorate.replica.pipeline.buffers import Restored
 
 
 class Copied(TorchDispatchMode):
-    """Counts elements that are copied to the host."""
+    """Counts elements copied to the host."""
 
     elements = 0
 

@@ -1,4 +1,4 @@
-"""The stream of an exchange waits for what has written its vectors, and what reads them for it."""
+"""The stream of an exchange waits for the writers of its vectors, and readers wait for it."""
 
 from __future__ import annotations
 

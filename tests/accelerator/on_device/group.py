@@ -1,4 +1,4 @@
-"""The double of a process group: ranks whose calls do not fit together all hear of it."""
+"""The double of a process group: all ranks hear of calls that do not fit together."""
 
 from __future__ import annotations
 

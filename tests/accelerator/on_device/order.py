@@ -1,4 +1,4 @@
-"""Dropped waits are found, by values or by clocks; what waits is never accused."""
+"""Dropped waits are found, by values or by clocks; code with its waits is never accused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch offers for accelerators: memory, precision, errors, no forks."""
+"""The interface of torch for accelerators: memory, precision, errors, no forks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_memory_is_counted_and_limited() -> None:
     try:
         with pytest.raises(torch.OutOfMemoryError, match="SIM out of memory"):
             torch.zeros(8 * MIB, dtype=torch.uint8, device="sim:3")
-        # What is in the cache is given back first.
+        # Cached memory is given back first.
         del kept
         torch.zeros(4 * MIB, dtype=torch.uint8, device="sim:3")
         free, total = torch.accelerator.get_memory_info(3)

@@ -1,4 +1,4 @@
-"""Models that are hard on devices have one digest, that of the CPU, on any number of them."""
+"""Models hard for devices have the CPU's digest, on any number of devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import quorate
 def digest(model: Any, devices: str, **settings: Any) -> str:
     torch.manual_seed(0)
     settings = {"epochs": 4, "batch_size": 24, "devices": devices, **settings}
-    with torch.accelerator.device_index(3):  # on which no model lies
+    with torch.accelerator.device_index(3):  # a device without a model
         return digest_of(fit(model(), loss, rows(48), optimizer=torch.optim.Adam, **settings))
 
 
@@ -66,7 +66,7 @@ class LeavesTraces(Plain):
         return x
 
 
-@pytest.mark.filterwarnings("ignore:SIM reports")  # of fork_rng: it takes all devices
+@pytest.mark.filterwarnings("ignore:SIM reports")  # of fork_rng on all devices
 @pytest.mark.parametrize("model", [Plain, ReadsShared, LeavesTraces])
 def test_towers_do_not_disturb_each_other(model: Any) -> None:
     validation = quorate.Validation(rows(12), every_steps=4, best="min:loss")
@@ -99,7 +99,7 @@ class HasFunctionsInCheckpoints(Plain):
         self.register_forward_hook(lambda _, inputs, output: output * 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = checkpoint(self.part, x, use_reentrant=False) * self.scale  # as the other stage does
+        x = checkpoint(self.part, x, use_reentrant=False) * self.scale  # as in the second stage
         low, drops = self.last(x), [self.drop]
         return checkpoint(lambda a, b: drops[0](a * b * self.scale), low, x, use_reentrant=True)
 
@@ -148,7 +148,7 @@ class ReadsItsOwnStep(Plain):
 
 
 def test_towers_on_one_device_read_their_own_shared() -> None:
-    """Of another step each: in autograd's thread of the device too."""
+    """Values of different steps on each tower: in autograd's thread of the device too."""
     model, adam, devices = ReadsItsOwnStep(), torch.optim.Adam, "sim:0,sim:0"
     how = {"batch_size": 4, "update": "async", "devices": devices}
     trainer = quorate.Trainer(model, loss, optimizer=adam, **how)

@@ -1,4 +1,4 @@
-"""A batch that is moved to the host is there when ``move`` returns; what a stage sends is whole."""
+"""A batch moved to the host is there when ``move`` returns; a message of a stage arrives whole."""
 
 from __future__ import annotations
 

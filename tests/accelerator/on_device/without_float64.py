@@ -1,4 +1,4 @@
-"""A device without float64, as MPS is one: sums of buffers, and norms, are made on the host."""
+"""A device without float64, such as MPS: sums of buffers, and norms, are made on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quorate.training.optimizing.mean import squares
 
 
 class WithoutFloat64(TorchDispatchMode):
-    """Refuses what MPS refuses."""
+    """Refuses float64, as MPS does."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
