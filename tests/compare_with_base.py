@@ -122,7 +122,7 @@ def compare(
 
 
 def record(base: Tree) -> int:
-    """Write what the base commit computes on this kind of processor, and return the exit code."""
+    """Write the base commit's results on this kind of processor, and return the exit code."""
     with tempfile.TemporaryDirectory(prefix="quorate-") as folder:
         resumed = {
             name: checkpoints.resume(base, name, Path(folder, name)).facts

@@ -1,4 +1,4 @@
-"""Every test leaves the process as it found it: no thread, child process, open file or segment."""
+"""Every test leaves the process as before: no thread, child process, open file or segment."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from quorate.machine.devices import worker_devices
 from quorate.services.display import start_progress
 from quorate.training import notices
 
-# Whoever starts the tests in the background has them ignore these, and runs inherit that.
+# A shell may have background tests ignore these signals, and runs would inherit the setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGQUIT, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 
 
-# On a busy machine a start takes longer, and tests read what else a fit says.
+# On a busy machine a start takes longer, and tests read all other lines of a fit.
 start_progress.AFTER_S = 600.0
 
 
@@ -45,19 +45,19 @@ def _open_files() -> set[str]:
 
 def _shared_memory() -> set[str]:
     folder = Path("/dev/shm")
-    # The folder is the machine's: others come and go in it too.
+    # The folder is the machine's: files of other programs come and go too.
     ours = ("quorate", f"torch_{os.getpid()}_")
     if not folder.is_dir():
         return set()
     return {entry.name for entry in folder.iterdir() if entry.name.startswith(ours)}
 
 
-# Those that wait most come first, in one process, while others do the rest.
+# Files with most waiting come first, in one process, while other processes do the rest.
 LONGEST = ("test_ray.py", "test_hosts.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what rewrites the files of whole messages; see support/messages.py."""
+    """Add the option to rewrite the files of whole messages; see support/messages.py."""
     parser.addoption(
         "--update-messages",
         action="store_true",
@@ -66,12 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the messages of each room compared with its file."""
+    """Have the messages of each room compared with the room's file."""
     config.pluginmanager.register(Messages(config, Path(__file__).parent), "messages")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; skip what wants a GPU where there is none, and say why."""
+    """Put the longest files first; skip tests of a GPU without a GPU, and say why."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
     wanting = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not wanting or torch.cuda.is_available() or hasattr(torch, "sim"):
@@ -87,13 +87,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:
-    """What runs are compared with, computed once per test run."""
+    """Return the references to compare runs with, computed once per test run."""
     return References.of_this_test_run(tmp_path_factory)
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """One intra-op thread, as a worker on a CPU and kernels of simulated devices have it."""
+    """Set one intra-op thread, as on a CPU worker and for kernels of simulated devices."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -103,17 +103,17 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, an open file or a segment."""
-    # What is there before the test is none of its garbage: torch's 300,000 objects, which take
-    # 0.2 s to look through, as long as all else that most tests do.
+    # Objects from before the test are not the test's garbage: torch's 300,000 objects, which take
+    # 0.2 s to look through, as long as all else in most tests.
     gc.freeze()
-    notices.forget()  # of the tests before
+    notices.forget()  # notices of earlier tests
     threads, files, segments = set(threading.enumerate()), _open_files(), _shared_memory()
     intra_op_threads = torch.get_num_threads()
     yield
     gc.collect()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        # Not autograd's threads of devices, in which Python has run and which stay.
+        # Except for autograd's threads of devices: Python has run in them, and they stay.
         ours = [t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)]
         left = [t.name for t in ours if t not in threads]
         if not left and not multiprocessing.active_children():

@@ -4,10 +4,10 @@
     python tests/mutants.py --executed build/executed --per-room 8 --seed 1
 
 Mutants are drawn from a seed, in each room in turn of the kinds in ``support/mutants/kinds.py``,
-from the source as it is. Each mutant runs against the tests that execute the changed line, fastest
-first, until the first failure, for at most a minute. The table at the end has the share of killed
-mutants by kind and by room; ``--json`` writes all verdicts, which ``--again`` tries once more, on
-another tree for example.
+from the source as it is. Each mutant runs against the tests of the changed line, fastest first,
+until the first failure, for at most a minute. The table at the end has the share of killed mutants
+by kind and by room; ``--json`` writes all verdicts; ``--again`` tries the mutants of such a file
+once more, on another tree for example.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def draw(source: Path, rooms: list[str], per_room: int, seed: int) -> list[Mutan
         generator = random.Random(f"{seed} {room}")
         kinds = generator.sample(sorted(KINDS), len(KINDS))
         for turn in range(per_room):
-            # A room without mutants of a kind has another one of the next kind.
+            # A room without mutants of a kind has a mutant of the next kind instead.
             for kind in kinds[turn % len(kinds) :] + kinds:
                 if candidates := by_room[room][kind]:
                     drawn.append(candidates.pop(generator.randrange(len(candidates))))
@@ -94,7 +94,7 @@ def table(title: str, verdicts: list[tuple[Mutant, Verdict]], by: dict[Mutant, s
 
 
 def main() -> None:
-    """Record what tests execute, or try mutants."""
+    """Record the executed lines of tests, or try mutants."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

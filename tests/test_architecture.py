@@ -1,4 +1,4 @@
-"""The architecture: nine rooms, one direction; what is public; what is pure."""
+"""The architecture: nine rooms, a single direction; public modules; pure modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import quorate
 
 ROOT = Path(quorate.__file__).parent
 
-# A room imports from itself and from rooms on lines below its own.
+# A room imports from itself and from rooms on lower lines.
 ROOMS = (
     ("__main__",),
     ("commands", "testing", "callbacks"),
@@ -39,10 +39,10 @@ ROOT_FILES = {"__init__", "__main__", "trainer", "settings", "errors"}
 
 MOST_PARAMETERS = 14  # of the front door
 
-# The coordinator's logic, and what drives it in virtual time, has none of these, not
-# even by way of something that it imports.
+# The coordinator's logic, and its driver in virtual time, have none of these modules, not even by
+# way of an import.
 IMPURE = {"torch", "time", "threading", "socket", "multiprocessing", "asyncio", "subprocess"}
-# Of rooms without them: the rooms that they import from.
+# Rooms without these modules: the rooms to import from.
 PURE = {
     "coordination": {"coordination", "errors"},
     "simulation": {"simulation", "coordination", "settings", "errors"},
@@ -60,7 +60,7 @@ def room_of(module: str) -> str:
 
 
 def imports(path: Path, *, at_run_time_only: bool = False) -> set[str]:
-    """The modules of the package that a file imports, by their names without "quorate."."""
+    """Return the package's modules imported by a file, by their names without "quorate."."""
     skipped = set(for_type_checkers(parsed(path))) if at_run_time_only else set()
     return {
         "__init__" if name == "quorate" else name.removeprefix("quorate.")
@@ -73,7 +73,7 @@ def is_private(name: str) -> bool:
 
 
 def for_type_checkers(tree: ast.Module) -> Iterator[ast.AST]:
-    """The nodes of blocks that run for type checkers alone."""
+    """Yield the nodes of blocks for type checkers alone."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for statement in node.body:
@@ -91,7 +91,7 @@ def test_rooms_and_their_direction() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    # What is imported for type checkers alone closes no circle.
+    # Imports for type checkers alone close no circle.
     graph = {
         name: imports(path, at_run_time_only=True) - {name, "__init__"}
         for name, path in MODULES.items()
@@ -117,7 +117,7 @@ def test_coordination_and_simulation_are_pure() -> None:
         assert not top_modules(path) & IMPURE, name
 
 
-# Attributes with one underscore of what scripts and torch hand to us.
+# Attributes with one underscore of objects from scripts and torch.
 OF_TORCH = {
     name
     for example in (
@@ -132,7 +132,7 @@ OF_TORCH = {
 
 
 def private_parts_of_torch(path: Path) -> set[str]:
-    """What a file uses of torch that begins with an underscore."""
+    """Return the used names of torch that begin with an underscore."""
     used = set()
     for node in ast.walk(parsed(path)):
         names: list[str] = []
@@ -153,8 +153,8 @@ def private_parts_of_torch(path: Path) -> set[str]:
 
 def test_private_parts_of_torch_are_in_three_files() -> None:
     used = {name: private_parts_of_torch(path) for name, path in MODULES.items()}
-    assert len(used.pop("replica.torch_internals")) > 10  # what promises are made of
-    assert used.pop("replica.kernels.onednn")  # what is faster, where torch has it
+    assert len(used.pop("replica.torch_internals")) > 10  # the base of promises
+    assert used.pop("replica.kernels.onednn")  # faster, if torch has it
     assert used.pop("replica.quick.torch_calls")  # likewise
     assert {name: parts for name, parts in used.items() if parts} == {}
 
@@ -167,7 +167,7 @@ def test_the_environment_is_read_and_written_in_one_file() -> None:
         assert name == "machine.environment" or not reads, name
 
 
-# What torch offers for NVIDIA's GPUs alone. All other code is written for any accelerator.
+# Parts of torch for NVIDIA's GPUs alone. All further code is written for any accelerator.
 NAMES_CUDA = {
     "machine.device_names": "the type that TensorFlow calls gpu",
     "machine.devices": "the default devices, and why there are none",
@@ -190,7 +190,7 @@ NAMES_CUDA = {
 
 
 def names_cuda(path: Path) -> bool:
-    """Whether code has an attribute, an argument or a device of the name "cuda"."""
+    """Return whether code has an attribute, an argument or a device of the name "cuda"."""
     for node in ast.walk(parsed(path)):
         match node:
             case ast.Attribute(attr=name) | ast.alias(name=name) | ast.keyword(arg=str(name)):

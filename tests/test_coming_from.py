@@ -1,4 +1,4 @@
-"""Pages for those who come from elsewhere: they show what is run, and our scripts train."""
+"""Pages for newcomers from other libraries: shown code is the run code, and our scripts train."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scripts(stem: str) -> list[Path]:
 
 
 def section(stem: str) -> str:
-    """The part of the page that shows both scripts."""
+    """Return the part of the page with both scripts."""
     theirs = scripts(stem)[0].read_text()
     (found,) = [part for part in re.split(r"^## ", PAGE.read_text(), flags=re.M) if theirs in part]
     return found

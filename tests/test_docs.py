@@ -20,12 +20,12 @@ CALLS = {
     **{
         public: getattr(quorate, public)
         for public in quorate.__all__
-        if public not in ("load_weights", "Shared")  # that takes any keywords
+        if public not in ("load_weights", "Shared")  # accepts any keywords
     },
     "fit": quorate.Trainer.fit,
     "updates": quorate.Trainer.updates,
 }
-PLACES = (ROOT, ROOT / "src" / "quorate", DOCS)  # that paths in documents are below
+PLACES = (ROOT, ROOT / "src" / "quorate", DOCS)  # bases of paths in documents
 
 
 def without_code(page: Path) -> str:
@@ -85,7 +85,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_keywords_that_are_shown_exist(page: Path) -> None:
-    if page.name in ("CHANGELOG.md", "messages.md"):  # what was, and what is wrong
+    if page.name in ("CHANGELOG.md", "messages.md"):  # the past, and mistakes
         return
     text = page.read_text()
     theirs = page.name == "coming-from.md"  # other projects have a Trainer and a fit too
@@ -96,7 +96,7 @@ def test_keywords_that_are_shown_exist(page: Path) -> None:
 
 
 def keywords(text: str, start: int) -> set[str]:
-    """The keywords of a call whose arguments begin here, without those of calls inside of it."""
+    """Return the keywords of a call whose arguments begin here, without those of inner calls."""
     depth, end, own = 1, start, ""
     while depth and end < len(text):
         depth += (text[end] in "([{") - (text[end] in ")]}")

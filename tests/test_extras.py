@@ -1,4 +1,4 @@
-"""A plain install: training needs no package of an extra, and a missing one is named in a line."""
+"""A plain install: training needs no package of an extra; a missing package is named in a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README.md, followed to the letter: how output is compared, and what needs no data is true."""
+"""README.md, followed to the letter: the comparison of output, and truths without data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = ROOT / "docs" / "follow_readme.py"
 DIGEST_A, DIGEST_B = f"digest  {'a' * 64}", f"digest  {'b' * 64}"
 FOLLOW = runpy.run_path(str(FILE))
 
-# What is shown and what is printed; the line that is missing, and how many numbers are others.
+# The shown and the printed output; the missing line, and the number of differing numbers.
 COMPARED = {
     "others between": (["a", "b"], ["x", "a", "y", "b"], None, 0),
     "times": (["loss 0.5  4,000 examples/s"], ["loss 0.5  99 examples/s"], None, 0),

@@ -1,4 +1,4 @@
-"""The page of mistakes in scripts: each is made, and what is said of it is the line of the page."""
+"""The page of mistakes in scripts: each mistake is made, and the output is the page's line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 FILE = Path(__file__).parents[1] / "docs" / "mistakes.py"
 
 MISTAKES = {mistake.what: mistake for mistake in runpy.run_path(str(FILE))["mistakes"]()}
-LATE = "The gradient is not finite"  # it takes an update to find it
+LATE = "The gradient is not finite"  # found only by an update
 FAST = (
     "The loss is not reduced to a mean",
     "The dataset is a dict of columns",

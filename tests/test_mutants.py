@@ -1,11 +1,11 @@
-"""The generator of mutants: what each kind changes, and verdicts on a small package."""
+"""The generator of mutants: the changes of each kind, and verdicts on a small package."""
 
 from __future__ import annotations
 
 import pytest
 from support.mutants.kinds import KINDS, mutations
 
-# kind -> a statement, and what it becomes
+# kind -> a statement, and the changed statement
 CHANGED = {
     "comparison": ("ok = a.b < c", "ok = (a.b <= c)"),
     "condition": ("ok = a and not b", "ok = ((a) or (not b))"),

@@ -1,4 +1,4 @@
-"""Snippets of README and docs/: those in Python run, and every command that is shown exists."""
+"""Snippets of README and docs/: all Python snippets run, and every shown command exists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES = {
     str(page.relative_to(ROOT)): page
     for page in sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README*.md")])
 }
-# Whose snippets have a test of their own: what they are run by.
+# Pages with separate tests of their snippets: the tests.
 ELSEWHERE = {"docs/messages.md": "docs/mistakes.py, tests/commands/test_mistakes.py"}
 SLOW = {
     *("README.md", "README.zh.md", "docs/start.md", "docs/start.zh.md"),
@@ -43,7 +43,7 @@ def test_the_snippets_of_a_page_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("torch.backends.mkldnn.enabled", True)  # restored: a script may set it
+    monkeypatch.setattr("torch.backends.mkldnn.enabled", True)  # restored: scripts may set the flag
     namespace = names()
     missing: list[str] = []
     for snippet in snippets(PAGES[name]):
@@ -53,7 +53,7 @@ def test_the_snippets_of_a_page_run(
             missing += lacks
             continue
         exec(compile(snippet.before, f"{name}, before line {snippet.line}", "exec"), namespace)
-        text = "\n" * snippet.line + snippet.text  # so that a traceback has the page's lines
+        text = "\n" * snippet.line + snippet.text  # for the page's lines in a traceback
         exec(compile(text, str(PAGES[name]), "exec"), namespace)
     if missing:
         pytest.skip(f"all else ran; not installed: {', '.join(missing)}")
@@ -63,7 +63,7 @@ def test_what_is_not_run_says_why() -> None:
     for name, page in PAGES.items():
         for snippet in snippets(page):
             assert not snippet.not_run or len(snippet.not_run) > 10, (name, snippet.line)
-        # A comment that stands above no fence, or is misspelt, would be passed over.
+        # A misspelt comment, or a comment without a fence below, would be passed over.
         told = len(re.findall(r"<!-- ?(?:not run|before|needs):", page.read_text()))
         found = [(s.not_run, s.before, " ".join(s.needs)) for s in snippets(page)]
         assert told == sum(bool(each) for about in found for each in about), name
@@ -87,7 +87,7 @@ def shown(name: str) -> list[str]:
 @pytest.mark.parametrize("name", [n for n in PAGES if n not in ELSEWHERE and shown(n)])
 def test_the_commands_of_a_page_are_read(name: str) -> None:
     for line in shown(name):
-        # Up to what is no part of it: an explanation behind spaces, a comment, the shell's.
+        # Up to the end of the command: an explanation behind spaces, a comment, the shell's words.
         ours = re.split(r"\s{2,}|\s#|\s[&|;>]", line.replace(" ...", ""))[0]
         words = shlex.split(ours)[1:]
         if len(words) == 1:

@@ -1,4 +1,4 @@
-"""The tests themselves: a folder for each room, what they share in support, no leak unseen."""
+"""The tests themselves: a folder for each room, shared code in support, no leak unseen."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import quorate
 
 TESTS = Path(__file__).parent
 ROOMS = {path.parent.name for path in Path(quorate.__file__).parent.glob("*/__init__.py")}
-# Whole runs; programs beside the package; code that tests share; scripts; digests; pytest's own.
+# Whole runs; programs beside the package; code shared by tests; scripts; digests; pytest's own.
 BESIDE_ROOMS = {
     *("end_to_end", "examples", "support", "scripts", "strangers", "golden"),
-    "accelerator",  # the simulated one
+    "accelerator",  # the simulated accelerator
     "fixtures",
     "__pycache__",
 }
 
 
 def named(path: Path) -> set[str]:
-    """Return the modules of the package that a file imports, or names in a string."""
+    """Return the modules of the package imported by a file, or named in a string."""
     found = set(imported(path))
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -52,7 +52,7 @@ def test_a_test_imports_from_support_and_never_from_a_test() -> None:
 
 
 def test_only_listed_tests_import_internal_modules() -> None:
-    """All others stay as they are in a new design."""
+    """All unlisted tests stay unchanged in a new design."""
     listed = {}
     for line in (TESTS / "white_box.txt").read_text().splitlines():
         path, _, reason = line.partition("#")

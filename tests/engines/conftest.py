@@ -1,4 +1,4 @@
-"""Ways in which the stages of a replica on CPUs compute: as they do there, and as on GPUs."""
+"""Ways of computing for the stages of a replica on CPUs: as on CPUs, and as on GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that workers run again: what is compared, its input, files it writes, its mistakes."""
+"""A script run again by workers: the comparison, the input, the written files, the mistakes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fed(words: list[str]) -> Ended:
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-# Lines of a script, its exit code, and what is said.
+# Lines of a script, its exit code, and the printed words.
 COMPARED = {
     "drawn": (
         "numbers = itertools.count()\nROWS = Rows(lambda row: float(next(numbers)))\n"
@@ -142,12 +142,12 @@ def test_a_worker_has_no_input_and_names_files_that_the_script_is_writing(
     modes = {path: path.stat().st_mode & 0o777 for path in run_dir.rglob("*")}
     assert any(path.name == "model.safetensors" for path in modes)
     lock = modes.pop(run_dir / "run.lock")
-    assert lock == 0o600  # who may only read the directory must not be able to lock it
+    assert lock == 0o600  # a mere reader of the directory must not be able to lock it
     expected = {path: 0o750 if path.is_dir() else 0o640 for path in modes}
     assert modes == expected
 
 
-# What processes do in the place of their training, in the order in which they come.
+# Actions of processes in the place of their training, in the order of arrival.
 ENDS = """
 def fail():  # as any program it does what it wanted done at its end
     import atexit, pathlib, threading
@@ -227,7 +227,7 @@ STEPS, CALLBACKS = 600, [Edits()]
 
 @pytest.mark.slow
 def test_a_script_that_is_edited_during_the_run_has_no_new_workers(tmp_path: Path) -> None:
-    """One that is lost cannot be had again, and the others go on."""
+    """A lost worker cannot be replaced, and the rest of the workers go on."""
     ended = run(words_of(tmp_path, EDITED))
     assert ended.code == 0, ended.said
     said = "script.py was edited during the run, so no other worker can start; the run continues"

@@ -1,6 +1,6 @@
-"""Exceptions of workers keep their types, texts, frames, notes and causes, whatever raised them.
+"""Exceptions of workers keep their types, texts, frames, notes and causes, whatever their source.
 
-How they come to a run's user is in ``tests/end_to_end/test_scenarios.py``.
+Their way to a run's user is in ``tests/end_to_end/test_scenarios.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def in_a_circle() -> Exception:
     return one
 
 
-# An exception, and what arrives if it is another.
+# An exception, and the arriving exception if different.
 ERRORS: list[tuple[BaseException, tuple[str, str] | None]] = [
     (RuntimeError("text"), None),
     (KeyError("a"), None),
@@ -59,7 +59,7 @@ ERRORS: list[tuple[BaseException, tuple[str, str] | None]] = [
     (SilentError(), ("WorkerError", "SilentError")),
     (ExceptionGroup("several", [ValueError()]), ("WorkerError", "several (1 sub-exception)")),
 ]
-# Those that quorate raises, and parts of them.
+# Exceptions of quorate, and parts of them.
 PARTS: list[tuple[OneLineError, dict[str, Any]]] = [
     (
         SettingError("shards", 3, "more", "choose"),
@@ -91,7 +91,7 @@ def test_types_and_texts_arrive(error: BaseException, other: tuple[str, str] | N
     assert type(found).__name__ == kind
     assert text in str(found)
     assert found.__notes__ == ["a note"]
-    # The user's mistakes stay such, and others do not become such.
+    # The user's mistakes stay such, and further exceptions do not become such.
     assert getattr(found, "exit_code", 1) == getattr(error, "exit_code", 1)
 
 

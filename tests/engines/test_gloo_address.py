@@ -1,4 +1,4 @@
-"""The address on which gloo listens leads to the other hosts."""
+"""The address for gloo to listen on leads to all hosts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ WAY = {"127.0.1.1": "127.0.0.1", "10.0.0.1": "10.0.0.2", "10.0.0.2": "10.0.0.1"}
 @pytest.mark.parametrize(
     ("store", "others", "expected"),
     [
-        ("127.0.1.1", ["127.0.0.1", "10.0.0.2"], "10.0.0.1"),  # it leads to another rank
-        ("10.0.0.2", ["127.0.0.1"], "10.0.0.1"),  # it leads to the store
-        # Ranks of one machine listen where nobody else can reach them.
+        ("127.0.1.1", ["127.0.0.1", "10.0.0.2"], "10.0.0.1"),  # an address towards another rank
+        ("10.0.0.2", ["127.0.0.1"], "10.0.0.1"),  # an address towards the store
+        # Ranks of a single machine listen where nobody else can reach the ranks.
         ("127.0.1.1", ["127.0.0.1", "127.0.0.1"], "127.0.0.1"),
         (None, ["127.0.0.1"], "127.0.0.1"),
     ],

@@ -1,4 +1,4 @@
-"""Jobs: how a worker process finds the class of what it is to compute."""
+"""Jobs: how a worker process finds the class of its work."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_tensors_arrive_in_aligned_memory(dtype: torch.dtype, shape: tuple[int, 
     assert arrived.dtype == sent.dtype
     assert torch.equal(arrived, sent)
     assert arrived.data_ptr() % 64 == 0
-    arrived.zero_()  # its own memory, to write to
+    arrived.zero_()  # writable memory of the message
 
 
 def test_a_parameter_with_gaps_arrives_without_its_gradient() -> None:
@@ -79,7 +79,7 @@ def test_messages_arrive_as_objects_of_their_classes_whatever_the_texts() -> Non
     arrived = messages.READER.unpack(pack(done))
     assert isinstance(arrived, messages.ShardsDone)
     assert torch.equal(arrived.results[0].rows["embedding"].values, torch.ones(1, 2))
-    # A path that is no UTF-8, and a seed beyond 64 bits.
+    # A path outside of UTF-8, and a seed beyond 64 bits.
     script = Script("/\udc80.py", None, ("a",), "/", {"seed": 2**80})
     start = messages.StartWorker(1, script, None, messages.OwnProcess(False, [(1, 2)]))
     assert messages.READER.unpack(pack(start)) == start

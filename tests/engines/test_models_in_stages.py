@@ -1,4 +1,4 @@
-"""Models in stages as people write them: the bits of one piece, or one line that says why not."""
+"""Models in stages as people write them: the bits of one piece, or a line with the reason."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ X = torch.Tensor
 
 
 def total(output: Any) -> torch.Tensor:
-    """A loss: mean squares of all floats that a model returns."""
+    """Return a loss: mean squares of all floats returned by a model."""
     floats = [t for t in tree_leaves(output) if isinstance(t, X) and t.is_floating_point()]
     return torch.stack([tensor.float().square().mean() for tensor in floats]).sum()
 
 
 def trained(case: Case, pipeline: str | None = "1f1b") -> tuple[str, float]:
-    """Train in stages of that order, or in one piece; return the digest, and an evaluation's loss.
+    """Train in stages in the given order, or in one piece; return digest, and an evaluation's loss.
 
-    Each update has two shards, and the last update shorter ones.
+    Each update has two shards, and the last update has shorter shards.
     """
     devices = "+".join(["cpu"] * (len(case.split) + 1))
     staged = {"devices": devices, "split": case.split, "pipeline": pipeline} if pipeline else {}
@@ -53,7 +53,7 @@ def test_the_bits_of_one_piece(name: str, request: pytest.FixtureRequest) -> Non
     assert trained(CASES[name], "zero-bubble") == whole
 
 
-# --- what stages would not do as the model does ---------------------------------------------------
+# --- operations that stages would do differently --------------------------------------------------
 
 
 def sets(module: Any, x: X) -> X:

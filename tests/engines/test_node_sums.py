@@ -1,4 +1,4 @@
-"""Sums of the results of a node's workers: what is added, what waits, and what nobody loses."""
+"""Sums of the results of a node's workers: added results, waiting results, and no lost results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_result_waits_for_the_rest_of_its_subtree(monkeypatch: pytest.MonkeyPa
     assert sums.done(result("a", 0))
     assert shards(sums) == []
     assert sums.done(result("c", 3))
-    assert shards(sums) == [[3]]  # nobody of the node computes its sibling
+    assert shards(sums) == [[3]]  # no worker of the node computes the sibling
     assert sums.done(result("b", 1))
     assert shards(sums) == [[0, 1]]
     assert sums.due() == float("inf")
@@ -43,11 +43,11 @@ def test_a_result_waits_for_the_rest_of_its_subtree(monkeypatch: pytest.MonkeyPa
 def test_a_copy_that_is_lost_takes_no_result_along(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers compute shard 0: one of them has it, and the other one, or it, ends."""
+    """Two workers compute shard 0: the first has a result, and either worker ends."""
     monkeypatch.setattr("quorate.engines.ray.node_sums.PATIENCE", 1e9)
     sums = waiting(("a", 0), ("b", 0), ("c", 1))
     assert sums.done(result("a", 0))
-    assert not sums.done(result("b", 0))  # second: it goes alone
+    assert not sums.done(result("b", 0))  # second: the result goes alone
     sums.lost(who, result(who, 0).order)  # type: ignore[arg-type]
     sums.hurry(who)  # type: ignore[arg-type]
     assert shards(sums) == ([[0]] if who == "a" else [])

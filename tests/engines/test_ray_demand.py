@@ -1,4 +1,4 @@
-"""What a run asks of a Ray cluster, and what is refused before there is one."""
+"""A run's demand on a Ray cluster, and refusals before there is a cluster."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ REFUSED = {
         f"{RAY} --worker-resources={text}": "worker_resources: got "
         for text in ("", "CPU", "CPU=many", "=1", "CPU=-1", "CPU=inf", "CPU=nan")
     },
-    # A worker has one device.
+    # A worker has a single device.
     f"{RAY} --worker-resources GPU=2": "worker_resources: got 'GPU=2'",
     f"{RAY} --worker-resources GPU=1": "devices: got 'cpu'",
-    # How much of a cluster of others is to be said; and only Ray has one, or a crew that grows.
+    # The share of others' cluster has to be given; and only Ray has a cluster, or a growing crew.
     f"--engine ray {THERE}": "workers: got ",
     f"--workers 2 {THERE}": "address: got '127.0.0.1:1'",
     "--workers 1:2": "workers: got '1:2'",
     "--workers 1:2 --engine towers": "workers: got '1:2'",
     "--workers 1:2 --engine processes": "workers: got '1:2'",
     "--workers 1:2 --engine collective": "workers: got '1:2'",
-    # A run that goes on without who asked for it needs a cluster and a folder.
+    # A run that goes on without its caller needs a cluster and a folder.
     "--detached": "address: got None, expected a cluster",
     f"--detached {THERE}": "run_dir: got None, expected a folder",
     "--detached --engine towers": "engine: got 'towers', expected ray",

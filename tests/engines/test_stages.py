@@ -1,4 +1,4 @@
-"""A replica in stages: the bits of one in one piece, and one line for what cannot be."""
+"""A replica in stages: the bits of a replica in one piece, and a line for each impossible case."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_stage_that_is_killed_again_and_again() -> None:
 @pytest.mark.parametrize(
     ("does", "error", "text"),
     [
-        (fail, Exception, "3 and 4"),  # which cannot be pickled
+        (fail, Exception, "3 and 4"),  # an exception without pickling
         (MISDEEDS["memory"], RuntimeError, "allocate"),
         (lambda: sys.exit(7), ExitError, r"sys.exit\(7\) was called .* in stage 1, shard 0"),
     ],
@@ -134,7 +134,7 @@ def test_what_a_stage_raises_names_the_stage(
     require_no_stages()
 
 
-# --- what cannot be -------------------------------------------------------------------------------
+# --- impossible cases -----------------------------------------------------------------------------
 
 
 def twice(model: nn.Module, batch: list[torch.Tensor]) -> Any:
@@ -148,7 +148,7 @@ def past_the_model(model: Any, batch: list[torch.Tensor]) -> Any:
 
 def by_chance(model: nn.Module, batch: list[torch.Tensor]) -> Any:
     returned = everything.loss(model, batch)
-    random.random()  # to no effect in this shard; who knows of the next one
+    random.random()  # without effect in this shard; perhaps not in the next
     return returned
 
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused_before_the_first_update(options: dict[str, An
 def test_gradients_that_are_others_through_the_stages_are_refused() -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
         returned = everything.loss(model, batch)
-        # In the process that compares, which a stage is not: a stage has no child.
+        # In the comparing process, never in a stage: a stage has no child.
         in_stages = any(p.name.startswith("quorate-stage") for p in active_children())
         if in_stages and returned["loss"].requires_grad:
             returned["loss"].register_hook(lambda gradient: gradient * 1.5)
@@ -238,7 +238,7 @@ def test_workers_in_stages_have_the_digest_of_one_piece_and_rows_in_the_trace(
     assert ended.code == 0, ended.said
     assert digests(tmp_path / "run") == references.on_a_tower("everything.py").digests
     assert inspected(tmp_path / "run")["devices"] == ["cpu+cpu"]
-    # Each stage of each worker has a row in the trace, with all shards of its worker.
+    # Each stage of each worker has a row in the trace, with all shards of the worker.
     written = traces.read(tmp_path / "trace.json")
     rows = {name for name in written.names.values() if "stage" in name}
     assert rows == {f"worker {n}: stage {stage}" for n in range(2) for stage in range(2)}

@@ -1,6 +1,6 @@
-"""Processes of stages that are killed by signal 9, in every phase: the bits of a run in one piece.
+"""Processes of stages killed by signal 9, in every phase: the bits of a run in one piece.
 
-A run is killed at step after step, where ``PHASES`` says; each kill leaves a file.
+A run is killed at step after step, at the places in ``PHASES``; each kill leaves a file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import quorate
 
 pytestmark = pytest.mark.slow
 
-# Of steps: what is killed in them, or after them.
+# Steps: the kill happens in the step, or after the step.
 PHASES = {
     "first shard": 0,
     "comparison": 0,
     "between shards": 2,
     "forward": 3,
     "loss": 4,
-    "evaluation": 6,  # of the update that would come next
+    "evaluation": 6,  # of the next update
     "backward": 7,
     "backward of the first": 8,
     "sending": 9,
@@ -50,11 +50,11 @@ class Kills(quorate.Callback):
 
     def __init__(self, marks: Path) -> None:
         self._marks = marks
-        # The step that this process is at, and the shards that it has begun: a fork's are its own.
+        # The present step of this process, and the number of begun shards: separate in a fork.
         self._now = mmap(-1, 16, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
     def __deepcopy__(self, _: Any) -> Kills:
-        return self  # of a model that has its hooks
+        return self  # for a model with these hooks
 
     def watch(self, model: nn.Module) -> None:
         """Be told when modules of both stages are called."""
@@ -62,7 +62,7 @@ class Kills(quorate.Callback):
         model.get_submodule("words").register_forward_hook(self._called_second)
 
     def loss(self, model: nn.Module, batch: Any, at: Any) -> dict[str, Any]:
-        """A loss function in which there are kills."""
+        """Return the loss; some calls kill processes."""
         shards = self._begin(at.step) + 1
         if current_process().name == "quorate-stage-0":
             self._own("first shard")
@@ -104,12 +104,12 @@ class Kills(quorate.Callback):
             self._own("sending")
 
     def _own(self, phase: str) -> None:
-        """End this process, if it is time."""
+        """End this process at the right time."""
         if self._is_time(phase) and self._marked(phase):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _others(self, phase: str) -> None:
-        """End both stages of this process, if it is time."""
+        """End both stages of this process at the right time."""
         stages = [p for p in active_children() if p.name.startswith("quorate-stage")]
         if stages and self._is_time(phase) and self._marked(phase):
             for process in stages:

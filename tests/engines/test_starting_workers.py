@@ -1,6 +1,6 @@
-"""How worker processes are started: forked by a server on standby or a later one, or spawned.
+"""The start of worker processes: forked by a server on standby or a later server, or spawned.
 
-They are alike, run a script up to its first loop, and no further.
+Processes of each kind are alike, run a script up to its first loop, and no further.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from quorate.errors import SettingError
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
 MAIN = "from quorate.__main__ import main\nsys.exit(main())"
-# How the command comes into its process: what of Python's is another one there.
+# How the command comes into its process: Python's differences there.
 STARTS = {
     "standby": ["-m", "quorate"],
-    # It has imported torch, and its forks are no servers: workers are forks of a new interpreter.
+    # torch is imported already, and forks are no servers: workers are forks of a new interpreter.
     "later": ["-c", f"import sys, torch\n{MAIN}"],
     "spawned": ["-c", f"import os, sys\ndel os.pidfd_open\n{MAIN}"],
-    # The server is one fork; its own first forks fail.
+    # The server is a fork; the first forks of the server fail.
     "failing": [
         "-c",
         "import errno, itertools, os, sys\n"
@@ -71,19 +71,19 @@ def test_workers_are_alike_and_run_the_script_up_to_its_first_loop(
     runs = {how: Started(tmp_path / how, how, "--workers", "2") for how in STARTS}
     expected = references.on_a_tower("second_loop.py", str(tmp_path)).json["values"]
     for how, started in runs.items():
-        # Evaluation after the loop uses what was trained, and other data are computed on towers.
+        # Evaluation after the loop uses trained weights, and other data are computed on towers.
         assert started.printed["values"] == expected, how
         assert started.notes == [*["before"] * 3, "after fit", "finally", "at exit"], how
         first, second = started.out.split("other data\n")
         assert "towers" not in first
         assert "towers (threads), because worker processes compute only the first" in second
-        # The coordinator's environment, as the script has made it.
+        # The coordinator's environment, as the script has changed the environment.
         own = [each.pop("the script's own") for each in started.workers]
         assert own == [started.printed["the script's own"]] * 2
     for how, started in runs.items():
         dies = ["dies_with_parent.py" in " ".join(w.pop("command")) for w in started.workers]
         assert how == "failing" or dies == [how != "standby"] * 2
-    # Its end of the wire and its output: nothing of the fork server's, or of the other's.
+    # The worker's end of the wire and its output: nothing of the fork server, or of other workers.
     alike = runs["later"].workers[0]
     assert alike["held"].count("socket") == 1
     assert (alike["tasks"], alike["leads its group"]) == (1, True)

@@ -1,4 +1,4 @@
-"""What becomes of workers: every short order of events, long ones drawn; how often they start.
+"""The fates of workers: every short order of events, drawn long orders; the frequency of starts.
 
 No run reaches most of these orders: workers end, are silent, late and killed at the same time.
 """
@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 
 
 class Process(WorkerHandle):
-    """A process that is made up."""
+    """A made-up process."""
 
     pid = None
 
@@ -40,7 +40,7 @@ class Process(WorkerHandle):
         self.messages: list[messages.WorkerMessage] = []
         self.is_at_loop = self.is_killed = False
         self.code: int | None = None
-        self.invited: set[int] = set()  # jobs that it has not answered
+        self.invited: set[int] = set()  # jobs without an answer from the process
         self.joined: set[int] = set()
 
     def watch(self, selector: SelectSelector, hear: Callback, look: Callback) -> None:  # type: ignore[override]
@@ -78,13 +78,13 @@ class Process(WorkerHandle):
 
 
 class Group:
-    """A pool of processes that are made up, the jobs, and the supervisor between them.
+    """A pool of made-up processes, the jobs, and the supervisor between them.
 
     Args:
-        workers: how many.
-        stubborn: whether a process lives on for a while after it was killed.
-        gather_s: how long the first ones wait for the others, in the first job.
-        least: with how many it begins, if it grows: processes wait for room then.
+        workers: the number of workers.
+        stubborn: whether a process lives on for a while after a kill.
+        gather_s: the time that the first processes wait for each other, in the first job.
+        least: the number to begin with, if the pool grows: processes wait for room then.
     """
 
     servers = None
@@ -102,7 +102,7 @@ class Group:
         self.elastic = None if least is None else ElasticSize(least, "there is room")
         self.stubborn, self.gather_s = stubborn, gather_s
         self.processes: dict[int, Process] = {}
-        self.untold: dict[int, set[int]] = {}  # jobs that are to hear that a worker is gone
+        self.untold: dict[int, set[int]] = {}  # jobs still to hear of a gone worker
         self.cannot_start = False
         self.open_jobs: set[int] = set()
         self.starts, self.releases = Counter[int](), Counter[int]()
@@ -216,7 +216,7 @@ class Group:
         self.now += seconds
         self.supervisor.tick()
 
-    # --- what always holds ------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     def check(self) -> None:
         for life in self.supervisor.workers:
@@ -225,7 +225,7 @@ class Group:
             assert (life.process is not None) == (process is not None)
             assert self.starts[n] - self.releases[n] == (n in self.processes)  # all wires closed
             if self.error is not None:
-                continue  # the run has failed, with all of its jobs
+                continue  # the run has failed, with all jobs
             assert not self.untold.get(n), "gone, and a job was not told"
             due = self.supervisor._due(life, frozenset())
             if process is None or life.process is None:
@@ -234,7 +234,7 @@ class Group:
             assert life.process.joined == process.joined
             assert life.process.has_handed_over or life.process.is_at_loop == process.is_at_loop
             assert (life.process.silent_since is not None) == process.is_cut
-            # Nobody is forgotten: a worker that is waited for is so until a time.
+            # Nobody is forgotten: the wait for a worker has a time limit.
             is_awaited = not process.is_at_loop or bool(process.invited)
             if not (process.is_cut or process.is_placed):  # there may never be room
                 assert due == math.inf
@@ -247,14 +247,14 @@ class Group:
             assert not all(given_up)
 
     def check_that_time_goes_on(self) -> None:
-        """What is due is done: it is not due at the same time again."""
+        """Check that due work is done: nothing is due at the same time again."""
         if self.error is None:
             happen(self, ("pass_time", 0.0))
             assert self.error is not None or self.supervisor.due() > self.now
 
 
 def possible(group: Group, *, times: tuple[float, ...]) -> Iterator[Event]:
-    """All that can happen next."""
+    """Yield all possible next events."""
     if group.error is not None:
         return
     for n, process in group.processes.items():
@@ -347,11 +347,11 @@ def test_long_histories_of_several_workers(
     group.check_that_time_goes_on()
 
 
-# --- how often one is started again ---------------------------------------------------------------
+# --- the frequency of restarts --------------------------------------------------------------------
 
 
 @given(
-    # None: it computes a shard; True: it is killed; False: it ends by itself.
+    # None: a shard is computed; True: the worker is killed; False: the worker ends by itself.
     st.lists(st.sampled_from([None, True, False]), max_size=60),
     st.integers(1, 8),
     st.integers(1, 4),
@@ -360,7 +360,7 @@ def test_the_budget_is_of_starts_in_vain(
     events: list[bool | None], killed: int, failed: int
 ) -> None:
     budget = RestartBudget(killed=killed, failed=failed)
-    in_vain: list[bool] = []  # since it last computed
+    in_vain: list[bool] = []  # since the last computed shard
     for killed_now in events:
         if killed_now is None:
             budget.note_shard()
@@ -371,5 +371,5 @@ def test_the_budget_is_of_starts_in_vain(
         assert (delay_s is None) == given_up
         if given_up:
             return
-        assert (delay_s == 0) == (not in_vain)  # one that was at work is missed at once
+        assert (delay_s == 0) == (not in_vain)  # after work, a worker is missed at once
         in_vain.append(killed_now)

@@ -1,4 +1,4 @@
-"""Towers: threads compute as the one that drives does, end when told, and say what they are at."""
+"""Towers: threads compute like the driving thread, end on request, and report their phase."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trainer_on(loss: Callable[..., Any], workers: int = 1, **options: Any) -> qu
     )
 
 
-# --- one tower computes in the thread that drives -------------------------------------------------
+# --- one tower computes in the driving thread -----------------------------------------------------
 
 AROUND: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
@@ -46,7 +46,7 @@ def digest(workers: int, around: AbstractContextManager[object]) -> str:
 
     trainer = trainer_on(loss, workers)
     updates = trainer.updates(small.DATA, steps=4)
-    next(updates)  # the model is made as the script has it
+    next(updates)  # the model is made under the script's settings
     with around:
         list(updates)
     return digest_of(trainer)
@@ -80,7 +80,7 @@ BATCH, STEPS, HELD = 8, 40, 20
 
 
 def is_first(file: Path) -> bool:
-    """Whether this is the first call; no variable, for which towers compute one at a time."""
+    """Return whether this call is the first, by a file: a variable would make towers take turns."""
     try:
         file.touch(exist_ok=False)
     except FileExistsError:
@@ -89,7 +89,7 @@ def is_first(file: Path) -> bool:
 
 
 def require_training_goes_on(hold: Callable[[], object], folder: Path) -> None:
-    """Train on two towers, one of which is held in a shard that the other computes too."""
+    """Train on two towers; one is held in a shard, and the second tower computes the same shard."""
 
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
         if int(batch[0].min()) // BATCH == HELD and is_first(folder / "held"):
@@ -115,7 +115,7 @@ def test_one_that_user_code_holds_is_interrupted_or_named_and_left_behind(
     assert not any("did not stop" in line for line in caplog.messages)
     gate = threading.Event()
     require_training_goes_on(lambda: gate.wait(60), tmp_path)
-    gate.set()  # it ends by itself
+    gate.set()  # the tower ends by itself
     (line,) = (line for line in caplog.messages if "did not stop" in line)
     assert "test_towers.py, line " in line
     assert line.split(";")[0].endswith("in <lambda>")

@@ -1,6 +1,6 @@
-"""Two copies of an entry: a reader finds a whole one in any state that memory may be in.
+"""Two copies of an entry: a reader finds a whole entry in any possible state of memory.
 
-Memory shows the stores of another processor in any order (ARM) and as far as they went.
+Memory shows the stores of another processor in any order (ARM), up to some point.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_memory_of_which_no_copy_is_whole_counts_as_empty_and_memory_beside_it_s
 def test_a_writer_that_follows_one_killed_in_a_write_overwrites_the_torn_copy() -> None:
     memory, copies = written(1, 2)
     after, _ = written(1, 2, 3)
-    memory[SIZE // 2 : SIZE // 2 + 40] = after[SIZE // 2 : SIZE // 2 + 40]  # its beginning
+    memory[SIZE // 2 : SIZE // 2 + 40] = after[SIZE // 2 : SIZE // 2 + 40]  # the entry's beginning
     assert copies.last_version() == 3
     assert copies.read() == entry(2)
     copies.write(*entry(3))
@@ -77,7 +77,7 @@ def test_a_writer_that_follows_one_killed_in_a_write_overwrites_the_torn_copy() 
 
 
 class Overtaken(bytearray):
-    """Memory that is written once while a reader is between the two copies."""
+    """Memory with a write while a reader is between the two copies."""
 
     write: Callable[[], None] | None = None
 

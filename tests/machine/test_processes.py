@@ -195,8 +195,8 @@ print(*found, (kept - resident()) >> 20)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_what_a_shard_frees_is_there_for_the_next_and_given_back_at_the_end() -> None:
-    # Where a thread of a library has ended before, the next one gets its arena, whatever the most
-    # arenas are, and that has no block of 90 MB. It hangs on the moment: one process of three.
+    # If a thread of a library has ended before, the next thread gets the old arena, whatever the
+    # limit of arenas, without a block of 90 MB. A matter of timing: one process of three.
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
         main, other, returned = map(int, done.stdout.split())

@@ -1,4 +1,4 @@
-"""Checkpoints: each is whole or passed over, whatever happened to it, and training goes on."""
+"""Checkpoints: each is whole or passed over, whatever the damage, and training goes on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES = (*TENSOR_FILES, "state.json", "complete")
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory with three checkpoints, which nothing else is in."""
+    """Return a run directory with three checkpoints, and nothing else inside."""
     run_dir = tmp_path_factory.mktemp("sound")
     trainer(run_dir, save_every_steps=2, summary_every_s=None).fit(DATA, steps=6)
     for path in run_dir.glob("*.json*"):
@@ -57,7 +57,7 @@ def path_of(run_dir: Path, step: int) -> Path:
 
 
 def listed(run_dir: Path) -> dict[int, bool]:
-    """Return which checkpoints are sound, newest first."""
+    """Return the soundness of all checkpoints, newest first."""
     return {one["global_step"]: one["is_sound"] for one in inspected(run_dir)["checkpoints"]}
 
 
@@ -69,7 +69,7 @@ def trained(run_dir: Path | None, steps: int = 8, **options: Any) -> quorate.Tra
 
 @pytest.fixture(scope="module")
 def whole() -> str:
-    """The digest of step 8 of a run that saves nothing."""
+    """Return the digest of step 8 of a run without saves."""
     made = trainer(None)
     made.fit(DATA, steps=8)
     return digest_of(made)
@@ -95,7 +95,7 @@ def damage(how: str, file: Path, other: Path) -> None:
             data += b"\0"
         case "blank":  # as a power cut leaves a file whose blocks never came to the disk
             data = bytearray(len(data))
-        case name:  # a person changes a figure, and leaves it proper JSON
+        case name:  # a person changes a figure, in proper JSON
             record = json.loads(data)
             record[name] += 1
             data = bytearray(json.dumps(record, indent=1).encode() + b"\n")
@@ -124,7 +124,7 @@ def test_damaged_checkpoints_are_passed_over(
 
 
 def change(run_dir: Path, way: str) -> str:
-    """Change the newest checkpoint; return why it is passed over."""
+    """Change the newest checkpoint; return the reason to pass the checkpoint over."""
     newest = path_of(run_dir, 6)
     match way:
         case "under another step":
@@ -144,7 +144,7 @@ def change(run_dir: Path, way: str) -> str:
         case "a kill after the rename":
             (newest / "complete").unlink()
             return f"{newest}: no file 'complete': it was cut off while it was saved"
-        case "a file of another step":  # with checksums made anew, but that of the record in it
+        case "a file of another step":  # with checksums made anew, but the record's in it
             forged = Forged(newest, random.Random(0))
             name = "optimizer.safetensors"
             forged.raw[name] = (path_of(run_dir, 4) / name).read_bytes()
@@ -175,7 +175,7 @@ def test_a_run_goes_on_from_the_newest_sound_one_and_says_why(
     [line] = [line for line in out.splitlines() if "skipped a checkpoint" in line]
     assert reason in line
     assert "resumed step 4 (epoch 1, 80%) from" in out
-    # What is no checkpoint of ours is left alone.
+    # Foreign files are left alone.
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert path_of(run_dir, 8).name in names
     assert not {path_of(run_dir, step).name for step in (2, 4)} & names
@@ -224,7 +224,7 @@ def test_forged_checkpoints_are_passed_over(
 def test_each_value_that_cannot_be_is_found(sound: Path, run_dir: Path) -> None:
     newest = path_of(run_dir, 6)
     Forged(newest, random.Random(0)).write()
-    assert listed(run_dir)[6]  # what is forged below is all that is wrong
+    assert listed(run_dir)[6]  # the forgeries below are the only damage
     for trail, values in IMPOSSIBLE.items():
         for value in values:
             shutil.copytree(path_of(sound, 6), newest, dirs_exist_ok=True)
@@ -243,7 +243,7 @@ DTYPES = (
 
 
 class OfAllDtypes(Small):
-    """Has buffers of each dtype that a file can hold, under names that have to be quoted."""
+    """Has buffers of each dtype possible in a file, under names in need of quotes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,10 +289,10 @@ def test_no_header_and_no_record_is_read_for_long(piece: bytes, run_dir: Path) -
         quorate.load_weights(Small(), file)
     Forged(path_of(run_dir, 6), random.Random(0)).seal(b'{"optimizer_state": [' + text)
     assert inspected(run_dir)["global_step"] == 4
-    assert time.monotonic() - begun < 30  # it was over 70 s
+    assert time.monotonic() - begun < 30  # the time was over 70 s once
 
 
-# --- a disk that is full, a directory that cannot be written to -----------------------------------
+# --- a full disk, a directory without write permission --------------------------------------------
 
 
 NBYTES = 4 * 3 * (6 * 4000 + 4000 + 4000 + 1) + 16  # parameters, two moments, four counters
@@ -309,7 +309,7 @@ def test_older_checkpoints_are_sound_when_the_disk_fills_up(
         out = capsys.readouterr().out
         assert out.count("was not saved, training continues: [Errno 28]") == 1
         assert f"in a checkpoint of {NBYTES:,} bytes: '{place / 'run' / 'checkpoints'}" in out
-        # The newest ones fill the disk: none was given up for one that did not fit.
+        # The newest checkpoints fill the disk: none was given up for a checkpoint without room.
         assert listed(place / "run") == {9: True, 6: True, 3: True}
         assert len([*(place / "run" / "checkpoints").iterdir()]) == 3
 

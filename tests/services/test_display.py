@@ -1,4 +1,4 @@
-"""What a run shows: plain lines where nobody watches, a bar on a terminal, one line of an error."""
+"""The output of a run: plain lines without a viewer, a bar on a terminal, one line of an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def steps(lines: list[str]) -> list[int]:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
-    """Return what a run of ten updates shows, four in an epoch, that is not on a terminal."""
+    """Return the output of a run of ten updates, four in an epoch, without a terminal."""
     capsys.readouterr()
     on_a_tower("lasting.py", "updates=10", options=options)
     return capsys.readouterr().out.splitlines()
@@ -85,26 +85,26 @@ trainer.fit(fits.rows(48), epochs=1)
 
 
 class Terminal:
-    """A pseudo-terminal, and what was written to it."""
+    """A pseudo-terminal, and the written output."""
 
     def __init__(self) -> None:
         self._leader, follower = os.openpty()
         self.file = os.fdopen(follower, "w")
         self._shown = b""
-        self._reader = threading.Thread(target=self._read)  # it holds but little
+        self._reader = threading.Thread(target=self._read)  # the terminal holds only little
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nobody writes to it any more
+        with contextlib.suppress(OSError):  # nobody writes to the terminal any more
             while part := os.read(self._leader, 1 << 16):
                 self._shown += part
 
     def on(self) -> contextlib.AbstractContextManager[object]:
-        """Within the block it is the standard output."""
+        """Make the terminal the standard output within the block."""
         return contextlib.redirect_stdout(self.file)
 
     def close(self) -> str:
-        """Return what is on it, without colours."""
+        """Return the contents of the terminal, without colours."""
         if not self.file.closed:
             self.file.close()
             self._reader.join()
@@ -125,7 +125,7 @@ class Says(quorate.Callback):
     def updated(self, report: quorate.Report) -> None:
         print(f"{report.global_step} " + "said " * 9)
         time.sleep(0.01)
-        if report.global_step == 60:  # as a second bar does: nothing of it is a tag
+        if report.global_step == 60:  # as a second bar does: no part is a tag
             print("[b]7[/b] [/i] :smile: 0.25", end="", flush=True)
 
 
@@ -188,7 +188,7 @@ def test_a_plain_script_ends_as_quorate_run_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_traceback_is_of_the_users_frames_unless_it_is_wanted_in_full(tmp_path: Path) -> None:
-    package = f"{Path(quorate.__file__).parent}/"  # a clone's folder may have that name too
+    package = f"{Path(quorate.__file__).parent}/"  # a clone's folder may have the same name
     ended = plain(tmp_path, "processes", "raise")
     lines = ended.err.splitlines()
     assert ended.code == 1

@@ -1,4 +1,4 @@
-"""Checkpoints of before stay loadable, and a run goes on from one to the same bits."""
+"""Former checkpoints stay loadable, and a resumed run reaches the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLE = ("callbacks",)
 def require_resumed(names: list[str], folder: Path) -> None:
     """Go on from checkpoints of the base commit as the base commit does.
 
-    On an unknown kind of processor the base commit itself says how, or, without it, one worker.
+    On an unknown kind of processor the expectation comes from the base commit, or from one worker.
     """
     with ExitStack() as stack:
         current = stack.enter_context(Tree(CURRENT))
@@ -62,7 +62,7 @@ def test_all_checkpoints_are_stored_and_are_sound() -> None:
 def test_a_checkpoint_without_rooms_is_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a version long before the base commit."""
+    """Resume a checkpoint of a version long before the base commit."""
     for workers in ("1", "3"):
         run_dir = str(shutil.copytree(FORMER, tmp_path / workers))
         on_a_tower(

@@ -1,4 +1,4 @@
-"""metrics.jsonl and events.jsonl: training goes on whatever happens to them; resumes cut them."""
+"""metrics.jsonl and events.jsonl: training goes on without them if need be; resumes cut both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def steps(file: Path) -> list[int]:
 
 
 def plain_cut(data: bytes, global_step: int) -> tuple[bytes, list[bytes]]:
-    """What stays of a log and what is damaged in it, found by parsing every line."""
+    """Return the kept part of a log and the damaged lines, found by parsing every line."""
     kept, damaged = [], []
     for text in data.splitlines(keepends=True):
         try:
@@ -84,8 +84,8 @@ def test_a_cut_log_is_what_parsing_every_line_gives(
     for _ in range(120):
         count = chance.randrange(30)
         first = chance.randrange(40)
-        data = b"".join(line(first + n) for n in range(count))  # as a run writes it
-        if chance.random() < 0.5:  # two runs that interleaved, hands, kills, flipped bits
+        data = b"".join(line(first + n) for n in range(count))  # as written by a run
+        if chance.random() < 0.5:  # two interleaved runs, hands, kills, flipped bits
             texts = data.splitlines(keepends=True) + [odd_line(chance) for _ in range(5)]
             chance.shuffle(texts)
             data = b"".join(texts)
@@ -167,7 +167,7 @@ def test_lines_wait_while_a_disk_is_full_and_none_is_torn_or_lost(
 def test_numbers_times_and_what_workers_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock is set back by a day meanwhile: that is in no line."""
+    """Set the clock back by a day meanwhile: no line shows the change."""
     today = time.time
     odd = {"nan": float("nan"), "most": float("inf"), "least": -float("inf"), "sound": 0.5}
 
@@ -195,7 +195,7 @@ def test_numbers_times_and_what_workers_spent(
     assert 3 < len(spent) < 40  # each second at first, and more rarely then
     sums = [sum(each["shards"]) for each in spent]
     assert sums == sorted(sums)
-    assert sums[-1] > 100  # of 160, as of the last line that has them
+    assert sums[-1] > 100  # of 160, as of the last line with times
     assert all(len(seconds) == 2 and min(seconds) >= 0 for seconds in spent[-1].values())
 
 
@@ -225,7 +225,7 @@ def test_a_resumed_run_continues_the_log_and_a_fresh_one_moves_it_aside(tmp_path
     before = fit(2)
     assert fit(2) == before  # there was nothing to do
     with file.open("a") as opened:
-        opened.write('{"at": 5, "global')  # as a full disk and a kill leave it
+        opened.write('{"at": 5, "global')  # as left by a full disk and a kill
     after = fit(4)
     assert after[: len(before) + 1] == [*before, '{"at": 5, "global']
     later = [json.loads(text) for text in after[len(before) + 1 :]]

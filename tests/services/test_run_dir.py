@@ -1,4 +1,4 @@
-"""What is in a run directory, and may not be seen, written to or moved: one line, before step 1."""
+"""Unreadable, unwritable or unmovable parts of a run directory: one line, before step 1."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def but_the_lock(found: dict[str, bytes | str]) -> dict[str, bytes | str]:
 
 
 class Calls(quorate.Callback):
-    """Calls a function after an update, by its step."""
+    """Calls a function after an update, by the update's step."""
 
     def __init__(self, calls: dict[int, Callable[[], object]]) -> None:
         self.calls = calls
@@ -78,7 +78,7 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
 
 
 def hide(path: Path, kind: str) -> Callable[[], None]:
-    """Put something else in the place of a part of a run directory; return what undoes it."""
+    """Put a substitute in the place of a part of a run directory; return the undoing function."""
     away = path.with_name("not mounted")
     path.rename(away)
     IN_ITS_PLACE[kind](path)
@@ -141,7 +141,7 @@ def test_a_run_directory_that_cannot_be_seen_is_refused_when_the_trainer_is_made
 
 @pytest.fixture
 def of_nobody(trained: Path) -> Iterator[Path]:
-    """A copy of the run directory that belongs to somebody whom modes stop."""
+    """Yield a copy of the run directory, owned by a user without special rights."""
     with folder_of_nobody() as folder:
         run_dir = Path(shutil.copytree(trained, folder / "run"))
         for path in (run_dir, *run_dir.rglob("*")):
@@ -183,7 +183,7 @@ def test_what_a_kill_left_half_written_is_removed(run_dir: Path) -> None:
 def test_logs_of_a_run_without_its_checkpoints_are_moved_aside_and_not_cut(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where they lie on a disk of their own, and it is not mounted."""
+    """Remove the checkpoints, like an unmounted disk of checkpoints."""
     shutil.rmtree(run_dir / "checkpoints")
     (run_dir / "checkpoints").mkdir()
     before = tree(run_dir)
@@ -221,14 +221,14 @@ def test_a_directory_that_is_removed_is_said_once_and_saves_come_back_with_it(
     assert inspected(run_dir)["global_step"] == 12
 
 
-# --- which checkpoints stay -----------------------------------------------------------------------
+# --- kept checkpoints -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("keep", "every_h"), [(3, None), (1, 1)])
 def test_checkpoints_stay_by_their_number_and_by_the_hour(
     keep: int, every_h: int | None, tmp_path: Path
 ) -> None:
-    """With ``every_h`` the first stays, and each that is so much later than the last that does."""
+    """With ``every_h`` the first stays, and each so much later than the last kept checkpoint."""
     hours, stays, last = 0.0, set(), float("-inf")
     for step, gap in enumerate((0, 0.5, 0.5, 0.25, 2.5, 0, 0.75, 0.25, 0.25, 0.25), 1):
         hours += gap
@@ -247,7 +247,7 @@ def test_checkpoints_stay_by_their_number_and_by_the_hour(
 
 
 def state(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, int | None, str]:
-    """Return what ``quorate runs`` says of a run: state, step and why."""
+    """Return ``quorate runs``'s words on a run: state, step and why."""
     capsys.readouterr()
     assert main(["runs", "--json", str(run_dir)]) == 0
     [found] = json.loads(capsys.readouterr().out)
@@ -271,7 +271,7 @@ def test_a_run_goes_on_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_nobody_wrote_is_no_status(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A status that cannot be is no status: the log and the checkpoints say what is known."""
+    """An impossible status is no status: the log and the checkpoints give the facts."""
     file = run_dir / "status.json"
     written = json.loads(file.read_text())
     gone = subprocess.Popen([sys.executable, "-c", ""])
@@ -281,7 +281,7 @@ def test_what_nobody_wrote_is_no_status(run_dir: Path, capsys: pytest.CaptureFix
     for record, expected in [
         (running | {"pid": os.getpid()}, "running"),
         (running | {"pid": gone.pid}, "killed"),
-        (running | {"pid": os.getpid(), "born": 5.0}, "killed"),  # another process has its number
+        (running | {"pid": os.getpid(), "born": 5.0}, "killed"),  # another process has the number
         (running | {"mark": "another", "host": "node-\x1b[2J7"}, "elsewhere"),
     ]:
         file.write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""One run trains in a run directory at a time, whoever else tries, and its death ends that."""
+"""One run trains in a run directory at a time, whoever tries; its death frees the directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import quorate
 from quorate.errors import SettingError
 
 NAME = "run.lock"
-# How often two runs are started in one directory.
+# The number of pairs of runs started in one directory.
 PAIRS = int(os.environ.get("QUORATE_TEST_PAIRS", "2"))
 
 
@@ -69,7 +69,7 @@ def test_of_two_runs_at_random_distances_exactly_one_trains(
             both = [run(words), first.result()]
         assert sorted(one.code for one in both) == [0, 2], both
         [loser] = [one for one in both if one.code == 2]
-        [pid] = [entry.name for entry in begun.iterdir()]  # one has made updates
+        [pid] = [entry.name for entry in begun.iterdir()]  # one run has made updates
         assert f"process {pid} on " in loser.err
         assert loser.err.count("\n") == 1
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -91,7 +91,7 @@ def test_beside_a_running_run_others_are_refused_and_inspect_works(tmp_path: Pat
             assert refused.err.count("\n") == 1
         assert "aside-1" not in tree(run_dir)
         assert inspected(run_dir)["global_step"] >= 5
-        # Its death ends that, at once, whatever of it is still there.
+        # The run's death frees the directory at once, whatever is left of the run.
         process.kill()
         process.wait()
         again = run(lasting(run_dir, "updates=1"))
@@ -103,7 +103,7 @@ def test_two_trainers_of_one_process_are_two_runs(tmp_path: Path) -> None:
     first, second = trainer(tmp_path), trainer(tmp_path, fresh=True)
     updates = first.updates(DATA, steps=4)
     next(updates)
-    first.save()  # it is ours already
+    first.save()  # the directory is ours already
     before = tree(tmp_path)
     with expect_error(SettingError, name="run_dir"):
         second.fit(DATA, steps=2)
@@ -114,7 +114,7 @@ def test_two_trainers_of_one_process_are_two_runs(tmp_path: Path) -> None:
     second.fit(DATA, steps=4)  # again, by the same trainer
     with held(tmp_path) as third:
         assert third.global_step == 5
-        # Neither a loop nor a save outside of one.
+        # Neither a loop nor a save outside of a loop.
         for refused in (lambda: second.fit(DATA, steps=5), second.save):
             with pytest.raises(SettingError, match="another Trainer of this process"):
                 refused()
@@ -142,7 +142,7 @@ def test_who_may_not_write_to_a_directory_cannot_lock_it(tmp_path: Path) -> None
             assert (tmp_path / NAME).stat().st_mode & 0o777 == file
 
 
-# --- where it cannot be ---------------------------------------------------------------------------
+# --- directories without locks --------------------------------------------------------------------
 
 
 def test_something_else_in_its_place_is_refused_at_once(tmp_path: Path) -> None:

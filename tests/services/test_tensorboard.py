@@ -1,4 +1,4 @@
-"""Curves of runs, read back with TensorBoard's own reader; event files that were cut."""
+"""Curves of runs, read back with TensorBoard's own reader; cut event files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def loss(model: Any, batch: Any) -> dict[str, torch.Tensor]:
 
 
 class Writes(quorate.Callback):
-    """Adds a curve of its own."""
+    """Adds a curve."""
 
     def started(self, run: Any) -> None:
         self.trainer = run
@@ -66,7 +66,7 @@ class Writes(quorate.Callback):
 
 
 def test_curves_are_what_the_log_says(tmp_path: Path) -> None:
-    """One point, written at the end, of ten updates; two of them are of fewer rows."""
+    """One point, written at the end, of ten updates; two updates have fewer rows."""
     begun = time.monotonic()
     settings = {"clip_norm": 0.5, "workers": 2, "engine": "towers", "summary_every_s": 1e9}
     fits.fit(
@@ -88,7 +88,7 @@ def test_curves_are_what_the_log_says(tmp_path: Path) -> None:
         **dict.fromkeys(("staleness", "staleness_max", "dropped_shards", "dropped_rows"), 0.0),
     }.items():
         assert shown.pop(name) == at_10(value), name
-    # Of two workers, which share the shards.
+    # Two workers share the shards.
     per_worker = [shown.pop(f"loss_{worker}")[0][1] for worker in (0, 1)]
     assert min(per_worker) <= mean(lines, "loss") <= max(per_worker)
     rates = shown.pop("examples_per_s")[0][1], shown.pop("global_step/sec")[0][1]
@@ -140,11 +140,11 @@ def test_a_resumed_run_takes_the_place_of_what_came_after_its_checkpoint(tmp_pat
     fit(5)
     [first] = folder.iterdir()
     with first.open("ab") as file:
-        file.write(first.read_bytes()[-40:-20])  # a record that a kill -9 tore
-    theirs = folder / "events.out.tfevents.1.host.7.theirs"  # those of others are left alone
+        file.write(first.read_bytes()[-40:-20])  # a record torn by a kill -9
+    theirs = folder / "events.out.tfevents.1.host.7.theirs"  # others' files are left alone
     theirs.write_bytes(records([9]))
     shutil.rmtree(tmp_path / "checkpoints" / "step-000000000005")
-    (folder / f"link{NAME}").symlink_to("/dev/zero")  # what is no regular file, too
+    (folder / f"link{NAME}").symlink_to("/dev/zero")  # an irregular file, too
     before = set(folder.iterdir())
     fit(6)
     assert before <= set(folder.iterdir())
@@ -164,7 +164,7 @@ def test_many_curves_in_one_card_leave_no_thread_behind(tmp_path: Path) -> None:
     assert len(list((tmp_path / "summaries" / "both_a").iterdir())) == 1
 
 
-# --- event files that are cut ---------------------------------------------------------------------
+# --- cut event files ------------------------------------------------------------------------------
 
 NAME = "events.out.tfevents.1.host.7.quorate"
 
@@ -184,7 +184,7 @@ def head(length: int) -> bytes:
 
 
 def test_an_update_waits_for_a_tick_that_begins_a_new_interval(tmp_path: Path) -> None:
-    def clock() -> float:  # which a tick reads between the points and the interval after them
+    def clock() -> float:  # read by a tick between the points and the interval after them
         if threads and threads[0].ident is None:
             threads[0].start()
             threads[0].join(0.2)

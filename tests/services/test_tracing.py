@@ -1,4 +1,4 @@
-"""Traces of runs: under each engine, of what went well and of what did not; and their bounds."""
+"""Traces of runs: under each engine, of good runs and of failures; and the bounds of traces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 
 def require_all(written: traces.Written) -> None:
-    """See that all was noted that is done in two epochs."""
+    """Check that the trace has all actions of two epochs."""
     for name in ("forward", "backward"):
         assert written.shards("training", name) == SHARDS
         for process, thread in written.names:
@@ -46,10 +46,10 @@ def require_all(written: traces.Written) -> None:
     assert [s.step for s in whole["update"] if s.process == own] == [*range(10)]
     assert [span.step for span in whole["evaluation"]] == [5, 10]
     assert written.of("coordinator", "writing a checkpoint")
-    # What is evaluated is evaluated within the evaluation.
+    # Evaluated shards are within the evaluation.
     for span in written.of("evaluation", "forward"):
         assert any(e.begin <= span.begin and span.end <= e.end for e in whole["evaluation"])
-    # A shard is computed from what the update before has left.
+    # A shard is computed from the result of the update before.
     updates = {span.step: span for span in whole["update"] if span.process == own}
     for span in written.of("training", "forward"):
         assert span.step == 0 or updates[span.step - 1].end <= span.begin + traces.ROUNDED
@@ -99,7 +99,7 @@ def test_some_steps_alone(asked: str, steps: set[int], tmp_path: Path) -> None:
     assert bool(written.of("evaluation", "forward")) == has_evaluation
 
 
-# --- what it is made of: spans of another host, and a bound ---------------------------------------
+# --- parts of a trace: spans of another host, and a bound -----------------------------------------
 
 
 def test_spans_of_another_host_are_moved_by_its_wall_clock() -> None:

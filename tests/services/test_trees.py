@@ -1,4 +1,4 @@
-"""Trees: whatever optimizers and callbacks keep comes back as it was, or is refused in one line."""
+"""Trees: state of optimizers and callbacks comes back unchanged, or is refused in one line."""
 
 from __future__ import annotations
 

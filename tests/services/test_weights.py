@@ -64,7 +64,7 @@ def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path: Path) -> N
     torch.save({"first.weight": torch.zeros(2, 2), "extra": torch.zeros(1)}, path)
     with expect_error(CheckpointError, name=f"weights of {path}"):
         trainer(None, init_from=path)
-    torch.save(Small(), path)  # a pickle of a class: nothing in it is run
+    torch.save(Small(), path)  # a pickle of a class: no code of the pickle is run
     with expect_error(CheckpointError, hide=r"(?<=got ).*(?=, expected a)"):
         trainer(None, init_from=path)
     with expect_error(CheckpointError):
@@ -88,7 +88,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_no_beginning(sound: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["zip", "legacy", "safetensors"])
 def test_whatever_a_reader_raises_is_one_line(kind: str, tmp_path: Path) -> None:
-    """Flips, cuts, blanks and zeros at places that a seed chooses; none is a traceback."""
+    """Flips, cuts, blanks and zeros at places chosen by a seed; none is a traceback."""
     torch.manual_seed(1)
     file, state = io.BytesIO(), Small().state_dict()
     torch.save(state, file, _use_new_zipfile_serialization=kind == "zip")

@@ -1,6 +1,6 @@
-"""What is known of workers, by hand numbers: use and memory of devices, cells, slow workers.
+"""Facts about workers, by hand numbers: use and memory of devices, cells, slow workers.
 
-White-box: no run of a test has GPUs, or takes the minutes after which a slow worker is named again.
+White-box: no run of a test has GPUs, or lasts the minutes until a slow worker is named again.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def test_processes_and_threads_are_measured_until_they_are_gone() -> None:
         over.set()
         waiting.join()
     assert [use.use for use in first] == [None] * 4  # there is no interval yet
-    assert 0.01 < process.use < 1.2  # of a core that it may have to share
+    assert 0.01 < process.use < 1.2  # of a core, perhaps shared
     assert 1 << 20 < process.memory_bytes < GIB
     assert nobody == DeviceUse(1, "cpu", None, None, None, None)
     assert 0.01 < computing.use < 1.2
-    assert computing.memory_bytes is None  # it is all in one process
+    assert computing.memory_bytes is None  # all workers are in one process
     assert idle.use < 0.05
     assert 0 < host.cpu <= 1
     assert 0 < host.memory_bytes < host.memory_total_bytes
@@ -85,7 +85,7 @@ def test_gpus_are_found_by_uuid_and_looked_up_once(monkeypatch: pytest.MonkeyPat
         assert uses == [
             DeviceUse(0, "cuda:0", "physical 1", 0.87, 10 * GIB, 141 * GIB),
             DeviceUse(1, "cuda:1", "physical 0", None, 10 * GIB, 141 * GIB),
-            nothing[2],  # of this one NVML knows nothing
+            nothing[2],  # a worker unknown to NVML
         ]
     assert nvml.looked_up == ["GPU-bbbb", "GPU-cccc", "MIG-cccc", "GPU-dddd", "MIG-dddd"]
     assert nvml.users == 1
@@ -129,7 +129,7 @@ def test_cells_of_the_table() -> None:
 
 
 class Watched:
-    """Workers that are looked at every 5 s; each takes 0.08 s backward, and a time forward."""
+    """Workers looked at every 5 s; each takes 0.08 s backward, and a time forward."""
 
     def __init__(self) -> None:
         self.slow_ones = SlowWorkers()
@@ -165,7 +165,7 @@ class Watched:
             "in forward: 0.21 s against 0.10 s",
         ),
         (
-            (0.1, 3.1),  # of two the line names the other one
+            (0.1, 3.1),  # of two workers the line names the second
             "worker 1 (cuda:1) is slow: 3.18 s a shard, 17.7 times worker 0's 0.18 s; "
             "in forward: 3.10 s against 0.10 s",
         ),
@@ -188,7 +188,7 @@ def test_a_slow_worker_is_named_once_with_its_phase(
 def test_it_is_named_again_when_it_is_twice_as_slow_and_when_it_is_over() -> None:
     watched = Watched()
     for forward_s, until in ((0.21, 100), (0.40, 200), (0.60, 300), (0.10, 500)):
-        watched.look(0.1, 0.1, forward_s, until=until)  # 1.6, 2.7, 3.8 times the others, and 1
+        watched.look(0.1, 0.1, forward_s, until=until)  # 1.6, 2.7, 3.8 times the rest, and 1
     assert [*watched.said] == [5, 200, 355]
     assert "3.8 times the median" in watched.said[200][0]
     assert watched.said[355] == ["worker 2 (cuda:2) is no longer slow"]

@@ -98,7 +98,7 @@ def test_exchanges_by_hand(how: dict[str, Any], seconds: float) -> None:
     ],
 )
 def test_links_to_servers_by_hand(how: dict[str, Any], seconds: float) -> None:
-    """8 workers on 4 hosts: each shard waits for parameters, and until its gradient is there."""
+    """Take 8 workers on 4 hosts: each shard waits for parameters, and for its gradient's way."""
     network = Network(engine="ray", **(MB | how))
     told = quorate.simulate(8, shard_times=EXACT, network=network, per_host=2, steps=10)
     assert told.step_s == pytest.approx(2.0 + seconds)
@@ -139,9 +139,9 @@ def test_dropped_rows_and_staleness() -> None:
 
 
 def test_a_failure_of_a_run_without_copies_by_hand() -> None:
-    """4 workers, a shard of 1 s each: with one away a step takes 2 s, so half of the speed is left.
+    """4 workers, a shard of 1 s each: without one worker a step takes 2 s, at half of the speed.
 
-    They are away for 36 s of each 36,036 s. What was computed of a shard is done again.
+    Workers are away for 36 s of each 36,036 s. A partly computed shard is computed again.
     """
     failures = Failures(worker_mtbf_h=10.0, restart_s=36.0, **WORKERS_FAIL)
     told = quorate.simulate(4, failures=failures, steps=50)
