@@ -1,4 +1,4 @@
-"""Where a shard is in its run: who is told, and that it is a pure function of plan and step."""
+"""The position of a shard in a run: the receivers, and a pure function of plan and step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ seen: list[Any] = []  # of a test
 
 
 def zero() -> nn.Module:
-    """Return one weight, whose gradient is the mean of x."""
+    """Return a single weight, with the mean of x as its gradient."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
     return model
@@ -37,7 +37,7 @@ def trained(loss: Any, data: Any = ROWS, **settings: Any) -> quorate.Trainer:
     return fit(zero, loss, data, **{"epochs": 1, "optimizer": sgd, **shape, **settings})
 
 
-# --- which loss functions ask ---------------------------------------------------------------------
+# --- loss functions with a position ---------------------------------------------------------------
 
 
 def two(model: Any, batch: Any) -> torch.Tensor:
@@ -89,7 +89,7 @@ def test_one_of_four_parameters_is_refused() -> None:
         trained(lambda model, batch, at, more: 0)
 
 
-# --- what it says ---------------------------------------------------------------------------------
+# --- contents of a position -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -151,7 +151,7 @@ def test_a_longer_run_says_that_progress_is_another(tmp_path: Path, capsys: Any)
 
 
 class Told(Dataset[torch.Tensor]):
-    """Each row says where it is loaded."""
+    """Rows with the position of their loading."""
 
     def __len__(self) -> int:
         return 8

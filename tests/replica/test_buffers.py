@@ -1,6 +1,6 @@
-"""What becomes of the buffers that shards change: averages, counters, tables, queues.
+"""The fates of buffers changed by shards: averages, counters, tables, queues.
 
-And train() and eval() as in a plain loop: a model's own, and parts that the script put aside.
+And train() and eval() as in a plain loop: a model's own, and parts put aside by the script.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Counts(nn.Module):
         torch.manual_seed(0)
         self.layer = nn.Linear(3, 3)
         self.norm = nn.BatchNorm1d(3)
-        self.branch = nn.BatchNorm1d(3)  # that few shards go through
+        self.branch = nn.BatchNorm1d(3)  # for few shards
         table = torch.rand(7, dtype=torch.float64) / 3
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("waves", torch.polar(torch.rand(5) / 3, torch.rand(5)))
@@ -46,7 +46,7 @@ class Counts(nn.Module):
         self.register_buffer("tokens", torch.tensor(0))
         self.register_buffer("usage", torch.zeros(EXPERTS, dtype=torch.int64))
         self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
-        self.register_buffer("draws", torch.tensor([7, 0]))  # a seed, and how often it was used
+        self.register_buffer("draws", torch.tensor([7, 0]))  # a seed, and the number of its uses
         self.register_buffer("pointer", torch.tensor(90))
         self.register_buffer("wave_mean", torch.zeros(3, dtype=torch.complex64))
         self.head = nn.Module()
@@ -181,7 +181,7 @@ class Net(nn.Module):
 
 
 class SaysItsMode(Net):
-    """Its own train() notes more than the flags of modules."""
+    """Notes more than the flags of modules in a train() of its own."""
 
     def train(self, mode: bool = True) -> SaysItsMode:
         self.mode = float(mode)
@@ -206,7 +206,7 @@ def test_evaluations_call_a_train_of_the_models_own_too() -> None:
 
 
 class KeepsNorms(Net):
-    """As detectors do: their backbone's statistics stay, and its first layer is frozen."""
+    """Keeps the backbone's statistics and freezes its first layer, as detectors do."""
 
     def train(self, mode: bool = True) -> KeepsNorms:
         super().train(mode)

@@ -1,4 +1,4 @@
-"""What is collected in evaluations: outputs of all rows, and states of metrics, in their order."""
+"""Values collected in evaluations: outputs of all rows, and states of metrics, in their order."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_function_of_all_rows_is_that_of_the_whole_on_any_workers() -> None:
     assert 0 < found[0]["area"] < 1
 
 
-# As torchmetrics names its reductions, by which they are known.
+# torchmetrics's names of its reductions: quorate knows the reductions by name.
 def dim_zero_sum(states: torch.Tensor) -> torch.Tensor:
     return states.sum(0)
 
@@ -84,7 +84,7 @@ def dim_zero_mean(states: torch.Tensor) -> torch.Tensor:
 
 
 class Spread(nn.Module):
-    """A metric with the states and reductions that torchmetrics declares them by."""
+    """A metric with states and reductions as declared by torchmetrics."""
 
     def __init__(self, reduction: Any = dim_zero_sum, keeps: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``compile=True``: the same bits whoever computes, and what happens where it does not work."""
+"""``compile=True``: the same bits whoever computes, and the behaviour where compiling fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not wri
 
 
 def run(folder: Path, *arguments: str, **env: str) -> tuple[str, set[str], list[float]]:
-    """What it printed, the digests in that, and the last losses."""
+    """Return the output, the digests in the output, and the last losses."""
     words = ["run", str(SCRIPT), str(folder / "run"), *arguments]
     code, out, err = WARM.run(words, {**os.environ, **env}, 400)
     assert code == 0, out + err
@@ -54,11 +54,11 @@ def run(folder: Path, *arguments: str, **env: str) -> tuple[str, set[str], list[
 def test_one_digest_on_workers_and_on_towers_after_a_resume(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Dropout draws from the shard's stream: else the losses would not be those without compile.
+    """Dropout draws from the shard's stream: else the losses would differ from plain losses.
 
-    Towers that go on in mid-run have compiled the loss for later steps than other workers have.
+    Towers that go on in mid-run have compiled the loss for later steps than other workers.
     """
-    # What was compiled before would be taken from torch's cache, without a trace of it.
+    # An earlier compilation would come from torch's cache, without a trace of the loss.
     text, digests, losses = run(tmp_path, *words, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     assert len(digests) == 1, text
     assert text.count("digest ") == 2
@@ -78,7 +78,7 @@ def test_one_digest_on_workers_and_on_towers_after_a_resume(
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Graphs that were made, while torch's backend runs them as they are."""
+    """Return the list of graphs made, while torch's backend runs the graphs unchanged."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own modules
         import torch._inductor.compile_fx as inductor
@@ -96,7 +96,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ``Shared`` of another test may be alive, and messages speak of it."""
+    """Hide a ``Shared`` of another test, perhaps alive: messages would mention the object."""
     monkeypatch.setattr(compiled, "are_any", lambda: False)
     torch._dynamo.reset()
 
@@ -167,7 +167,7 @@ def test_a_mistake_of_the_user_is_raised_as_it_is_and_torchs_with_its_reason(
         loss.run(batch, training=False, work=work(model, batch))
 
 
-# --- losses that are told where they are --------------------------------------------------------
+# --- losses with a position -----------------------------------------------------------------------
 
 
 def annealed(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
@@ -194,7 +194,7 @@ def at_step(step: int) -> At:
 
 @pytest.mark.parametrize(("loss", "graphs"), [(annealed, 2), (branches, 7), (of_rows, 1)])
 def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> None:
-    """But for the ways that Python takes by the number of the step."""
+    """Make further graphs only for Python's branches by the number of the step."""
     model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
     batch = [torch.ones(2, 3)]
     for step in range(24):
@@ -208,7 +208,7 @@ def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> N
     assert len(traced) <= graphs
 
 
-# --- losses that read shared values -------------------------------------------------------------
+# --- losses with shared values --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
 
 
 def set_as_at(shared: Shared, step: int) -> None:
-    """Set numbers of both signs, zero, one, and some that are no short fractions."""
+    """Set numbers of both signs, zero, 1.0, and some without a short fraction."""
     shared.beta = (0.0, 1.0, -0.1, 2.5e-7, 1e6 / 3, -1.0)[step % 6]
     shared.count = (0, 1, -1, -2, 7, 1 << 50)[step % 6]
     shared.bank = torch.full((3,), float(step))
@@ -228,7 +228,7 @@ def set_as_at(shared: Shared, step: int) -> None:
 
 
 def computed(loop: Compiled, loss: Any, batch: Any, model: nn.Module) -> tuple[float, float]:
-    """Return what a shard gives, compiled and not."""
+    """Return the result of a shard, compiled and not."""
     view = View(torch.device("cpu"))
     with view.reading():
         found = loop.run(batch, training=True, work=work(model, batch))
@@ -236,7 +236,7 @@ def computed(loop: Compiled, loss: Any, batch: Any, model: nn.Module) -> tuple[f
 
 
 def test_one_graph_for_all_values(traced: list[str], shared: Shared) -> None:
-    """But for what Python decides by them, and for what is no number."""
+    """Make further graphs only for Python's decisions by values, and for other kinds of values."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         (x,) = batch
@@ -262,7 +262,7 @@ def by_exponential(shared: Shared, model: nn.Module, batch: Any) -> torch.Tensor
 
 
 def in_two_graphs(shared: Shared, model: nn.Module, batch: Any) -> torch.Tensor:
-    """Between two graphs what one thread reads would be what another has set."""
+    """Read a value in two graphs: in between another thread could set a new value."""
     found = mean(model, batch) * shared.beta
     torch._dynamo.graph_break()
     return found * shared.beta

@@ -47,7 +47,7 @@ def test_a_checkpoint_has_the_models_own_names(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["compiled_model", "compiled_layers", "compiled_loss"])
 def test_stages_of_what_the_script_compiles_are_refused_in_one_line(name: str) -> None:
-    """Stages compute operators and modules one by one: they would leave the compiler out."""
+    """Stages compute operators and modules separately: they would leave the compiler out."""
     words = ["run", "--devices", "cpu+cpu", str(SCRIPT), name]
     code, out, err = WARM.run(words, dict(os.environ), 200)
     assert code == 2, out + err

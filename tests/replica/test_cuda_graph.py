@@ -1,4 +1,4 @@
-"""Shards as CUDA graphs: on a GPU, the same bits; what a failed recording leaves."""
+"""Shards as CUDA graphs: on a GPU, the same bits; the state after a failed recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quorate.replica.notes import Notes
 
 
 class CpuRecord:
-    """A recording on the CPU, which fails; torch can end it, or cannot."""
+    """A recording on the CPU, always failing; torch can end the recording, or cannot."""
 
     device = torch.device("cpu")
 

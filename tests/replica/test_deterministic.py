@@ -1,4 +1,4 @@
-"""What is set so that a GPU gives the same bits each time; that it does is in test_gpu.py."""
+"""The settings for the same bits each time on a GPU; the effect is tested in test_gpu.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_convolutions_are_repeatable_where_a_gpu_computes() -> None:
         assert said == []
 
 
-# --- operators that add in any order -------------------------------------------------------------
+# --- operators with additions in any order --------------------------------------------------------
 
 INDICES = TensorDataset(
     torch.randint(0, 7, (16, 25_000), generator=torch.Generator().manual_seed(1))
@@ -125,7 +125,7 @@ def test_cublas_has_workspaces_of_one_size_if_cuda_has_not_started(
 ) -> None:
     recurrent, computing = nn.Sequential(nn.LSTM(2, 2)), Computing(deterministic=True)
     monkeypatch.setattr("quorate.replica.deterministic._is_too_late", False)
-    monkeypatch.setenv(WORKSPACE, "")  # so that it is put back
+    monkeypatch.setenv(WORKSPACE, "")  # to restore the variable
     monkeypatch.delenv(WORKSPACE)
     filled = torch.utils.deterministic.fill_uninitialized_memory
     assert f"{WORKSPACE}=:4096:8" in remarks(recurrent, [GPU])[0]
@@ -136,7 +136,7 @@ def test_cublas_has_workspaces_of_one_size_if_cuda_has_not_started(
     Replicas(recipe, [Group([CPU])])
     assert WORKSPACE not in os.environ
     Replicas(recipe, [Group([GPU])]).tell(print)
-    assert os.environ[WORKSPACE] == ":4096:8"  # worker processes have it too
+    assert os.environ[WORKSPACE] == ":4096:8"  # worker processes have the variable too
     assert remarks(recurrent, [GPU]) == []
     with repeatable(computing, [GPU]):
         assert torch.get_deterministic_debug_mode() == 2

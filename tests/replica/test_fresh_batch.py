@@ -1,6 +1,6 @@
-"""A shard is computed from a fresh copy of its batch, however often; the dataset stays as it is.
+"""A shard is computed from a fresh copy of its batch, however often; the dataset stays unchanged.
 
-Losses that write their batch and draw, so that shards are computed again, are ``strangers``.
+Losses that write their batch and draw, and so need repeated shards, are in ``strangers``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_also_where_it_is_scaled_anew() -> None:
 
 
 class Whole(Dataset[dict[str, torch.Tensor]]):
-    """Its rows are its own tensors: one row is one batch."""
+    """Rows kept as tensors of the dataset: one row is one batch."""
 
     def __init__(self) -> None:
         self.x, self.labels = [x.clone().expand(2, 4) for x in X], [*torch.arange(ROWS)]

@@ -1,4 +1,4 @@
-"""Kernels: products of linear layers by oneDNN: their values, what is torch's, and the choice."""
+"""Kernels: products of linear layers by oneDNN: their values, exceptions, and the choice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS, INPUTS, OUTPUTS = 64, 256, 512
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
-    """How many products oneDNN made since it was asked last; within, layers are computed by it."""
+    """Count oneDNN's products since the last call; within, layers are computed by oneDNN."""
     made = 0
     product = onednn.product
 
@@ -117,7 +117,7 @@ def test_a_gradient_is_derived_once_more(calls: Callable[[], int]) -> None:
 
 
 class Tagged(torch.Tensor):
-    """A subclass: what it does with operators is its own."""
+    """A subclass with separate behaviour for operators."""
 
 
 def autocast(layer: nn.Linear, x: torch.Tensor) -> None:
@@ -182,7 +182,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(None, TORCH) == (TORCH, [])
     assert choose(None, ONEDNN) == choose(MEASURED, ONEDNN) == (ONEDNN, [])
     assert choose(ONEDNN) == choose(ONEDNN, TORCH) == (ONEDNN, [])
-    assert asked == []  # what a run began with is kept
+    assert asked == []  # the kernels from the beginning of a run are kept
     kernels, (said,) = choose(MEASURED)
     assert kernels == ONEDNN
     assert "2.4 times as fast" in said
@@ -216,7 +216,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def ended(
     run_dir: Path, engine: str, *kernels: str, times: float = 2.4, steps: int = 4
 ) -> tuple[str, str, str]:
-    """Return the digest of a run, whose kernels it was by, and what it said."""
+    """Return the digest of a run, the owner of its kernels, and its output."""
     options = ("--engine", *engine.split(), *kernels)
     done = run(command("kernels.py", str(run_dir), str(times), str(steps), options=options))
     assert done.code == 0, done.said
@@ -230,15 +230,15 @@ def test_one_digest_on_all_engines_and_a_resume_keeps_the_choice(tmp_path: Path)
     whole, kernels, said = ended(tmp_path / "whole", tower, "--kernels", MEASURED)
     assert kernels == ONEDNN
     assert "sync, products by oneDNN" in said
-    # Whose bits are others on most processors, and not on all.
+    # torch's bits differ on most processors, and not on all.
     _, kernels, _ = ended(tmp_path / "slow", f"processes {two}", "--kernels", MEASURED, times=1.1)
     assert kernels == TORCH
-    # Gone on with elsewhere: where it would not be chosen, and nobody asks for it.
+    # A resume elsewhere: oneDNN would not be chosen, and nobody requests oneDNN.
     ended(tmp_path / "half", f"processes {two}", "--kernels", MEASURED, steps=1)
     digest, kernels, said = ended(tmp_path / "half", f"collective {two}", times=1.1)
     assert (digest, kernels) == (whole, ONEDNN)
     assert "same bits: no" not in said
-    # torch's are taken where they are asked for, which is said.
+    # torch's kernels are used on request, with a message.
     kernels, said = ended(tmp_path / "half", tower, "--kernels", TORCH, steps=5)[1:]
     assert kernels == TORCH
     assert "same bits: no, because kernels was onednn and is torch since step 4" in said
@@ -264,7 +264,7 @@ def test_the_switches_of_bf32() -> None:
     with float32_products(parse("bf32")):
         assert now() == ["bf16"] * 3
         assert torch.get_float32_matmul_precision() == "medium"  # torch's older name agrees
-        with float32_products(parse("fp32")) as said:  # as a script may have it
+        with float32_products(parse("fp32")) as said:  # as perhaps set by a script
             assert now() == ["ieee"] * 3
             assert bool(said) == rounds_factors()
         assert now() == ["bf16"] * 3

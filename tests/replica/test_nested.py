@@ -1,4 +1,4 @@
-"""Batches of any structure: what is walked through, and what is left alone."""
+"""Batches of any structure: visited parts, and parts left alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Named(dict[str, Any]):
 
 
 class Rows(UserList[int]):
-    """Cannot be made anew from its values."""
+    """A list that cannot be made anew from values."""
 
     def __init__(self, count: int) -> None:
         super().__init__([*range(count)])
@@ -76,7 +76,7 @@ def test_containers_are_new_ones_and_keep_their_kind() -> None:
     moved = mapped(batch, lambda tensor: tensor)
     assert moved is not batch
     assert moved["a"] is not batch["a"]
-    assert moved["rows"] is batch["rows"]  # as nothing in it changes
+    assert moved["rows"] is batch["rows"]  # as no part changes
     assert moved.note == "kept"
     assert mapped_leaves([1, {"a": (2, "b")}], lambda leaf: leaf * 2) == [2, {"a": (4, "bb")}]
 

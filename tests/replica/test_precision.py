@@ -1,4 +1,4 @@
-"""Precision: masters in float32, what replicas compute with, and one digest within each."""
+"""Precision: masters in float32, the dtypes of replicas, and a single digest within each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Mixed(nn.Module):
-    """A layer of each kind: lowered, kept for its statistics, kept for its dtype, frozen."""
+    """Layers of each kind: lowered, kept for the statistics, kept for the dtype, frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_a_gradient_is_that_of_autocast_over_rounded_weights() -> None:
 
 
 def test_updates_are_those_of_float32_masters() -> None:
-    """An update that bfloat16 could not hold is not lost."""
+    """Keep updates too small for bfloat16."""
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         return (model.weight * batch[0].mean()).sum()
@@ -131,7 +131,7 @@ def test_updates_are_those_of_float32_masters() -> None:
     slowly = functools.partial(torch.optim.SGD, lr=2.0**-12)
     fit(model, loss, ONES, steps=7, optimizer=slowly, workers=2, precision="bf16")
     assert model.weight.item() == 1 - 7 * 2.0**-12
-    assert torch.tensor(1 - 2.0**-12).bfloat16().item() == 1  # it would have stood still
+    assert torch.tensor(1 - 2.0**-12).bfloat16().item() == 1  # bfloat16 would have stood still
 
 
 def mlp() -> nn.Module:
@@ -149,7 +149,7 @@ def trained_mlp(
 
 def test_float16_gives_one_digest_also_where_gradients_overflow() -> None:
     def steep(model: nn.Module, batch: Any) -> torch.Tensor:
-        # Rows with label 0 have gradients that overflow at the first scale.
+        # Gradients of rows with label 0 overflow at the first scale.
         images, labels = batch
         weight = torch.where(labels == 0, 3e4, 1.0)
         return (F.cross_entropy(model(images), labels, reduction="none") * weight).mean()
@@ -162,14 +162,14 @@ def test_float16_gives_one_digest_also_where_gradients_overflow() -> None:
     ("factor", "scales"),
     [
         (1e3, 3),  # 8192 and 512 are too large for 1000 * scale < 65504
-        (2.0**-26, 1),  # float16 does not hold it, and it is not lost
+        (2.0**-26, 1),  # too small for float16, and not lost
         (math.inf, 1),  # the loss is not finite: no scale can help
     ],
 )
 def test_a_gradient_that_overflows_is_computed_again_with_a_smaller_scale(
     factor: float, scales: int
 ) -> None:
-    """The loss is factor * x @ w, its gradient factor * x, whatever the scale."""
+    """Use the loss factor * x @ w: its gradient is factor * x, whatever the scale."""
     seen: list[torch.Tensor] = []
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_a_gradient_that_overflows_is_computed_again_with_a_smaller_scale(
 
 def test_a_gradient_that_no_scale_makes_finite_is_an_error() -> None:
     def root(model: Any, batch: Any) -> torch.Tensor:
-        return (model(batch[0]).float() * 0).abs().sqrt().mean()  # 0, its derivative inf * 0
+        return (model(batch[0]).float() * 0).abs().sqrt().mean()  # 0, with the derivative inf * 0
 
     with expect_error(NotFiniteError):
         fit(nn.Linear(1, 1), root, ONES, steps=1, precision="fp16")
@@ -217,7 +217,7 @@ def test_tensor_float_is_off_unless_asked_for() -> None:
         return cross_entropy(model, batch)
 
     before = (torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision)
-    assert before[1] == "tf32"  # torch's default: not what somebody expects of fp32
+    assert before[1] == "tf32"  # torch's default: not as expected of fp32
     for precision, expected in (("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")):
         seen.clear()
         trained_mlp(2, precision, loss=loss)
@@ -225,7 +225,7 @@ def test_tensor_float_is_off_unless_asked_for() -> None:
         assert all(flags == [expected] * 3 for flags in seen), precision
         assert (torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision) == before
     with float32_products(parse("fp32")) as said:
-        assert said == []  # there is no GPU that it would concern
+        assert said == []  # no GPU is concerned
     assert "no effect on cpu" in remarks(parse("tf32"), CPU)[0]
     assert "slow" in remarks(parse("fp16"), CPU)[0]
     assert remarks(parse("tf32"), [torch.device("cuda", 0)]) == []

@@ -1,4 +1,4 @@
-"""What a replica computes: weights, metrics and failures of shards, and what it refuses."""
+"""A replica's work: weights, metrics and failures of shards, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def large_tensors() -> int:
 
 
 def test_memory_is_logarithmic_in_the_shards() -> None:
-    """A tower has log2(V) + 2 gradients at a time, and those of shards that it is dealt at once."""
+    """A tower has log2(V) + 2 gradients at a time, plus those of shards dealt at once."""
     shards, found = 128, []
 
     def loss(model: nn.Module, batch: Any, at: Any) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_memory_is_logarithmic_in_the_shards() -> None:
             found.append(large_tensors() - before)
         return mean_square(model, batch)
 
-    before = large_tensors()  # those of other tests
+    before = large_tensors()  # tensors of other tests
     data = TensorDataset(torch.ones(2 * shards, 4))
     shape = {"batch_size": shards, "shards": shards, "epochs": 1, "shuffle": False}
     fit(partial(nn.Linear, 4, 1000), loss, data, workers=1, engine="towers", **shape)
@@ -46,7 +46,7 @@ def test_memory_is_logarithmic_in_the_shards() -> None:
 
 
 class Views(nn.Module):
-    """Flattens with a view, which a channels_last tensor does not allow."""
+    """Flattens with a view, impossible for a channels_last tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_trained_is_refused(model: Any) -> None:
 
 
 class Once(torch.autograd.Function):
-    """Raises in the first backward after it was armed, when later layers have their gradients."""
+    """Raises in the first backward after arming, when later layers have their gradients."""
 
     armed = False
 

@@ -1,4 +1,4 @@
-"""``Shared``: what can be in it, who reads and sets it when, the same bits with it."""
+"""``Shared``: its contents, who reads and sets values at each time, and the same bits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_one_line(make: Callable[[], object]) -> None:
 
 
 class Course:
-    """A loss of a student with a coefficient, a bank and a teacher, and what sets them."""
+    """A loss of a student with a coefficient, a bank and a teacher, and their updates."""
 
     def __init__(self) -> None:
         self.teacher = net().eval()
@@ -106,7 +106,7 @@ class Course:
         self.shared.bank = torch.full((1 + step % 2,), step / 20)  # of two sizes
         with torch.no_grad():
             for name, value in self.teacher.state_dict().items():
-                value.data.copy_(model.state_dict()[name])  # which torch counts nowhere
+                value.data.copy_(model.state_dict()[name])  # counted nowhere by torch
 
     def train(self, workers: int, updates: int = 6, **settings: Any) -> quorate.Trainer:
         training = trainer(self.loss, workers, **settings)
@@ -144,9 +144,9 @@ def test_towers_and_resumes_have_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("update", ["async", "quorum:3"])
 def test_a_shard_reads_one_version_while_updates_go_on(update: str) -> None:
-    """But a thread of the user's own reads what is set."""
+    """Read the newest values in a user's thread, in contrast to a shard."""
     teacher = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    teacher[1].weight = teacher[0].weight  # it stays tied
+    teacher[1].weight = teacher[0].weight  # the tie stays
     shared = quorate.Shared("a", number=0, tensor=torch.zeros(1000), teacher=teacher)
     nn.init.constant_(teacher[0].weight, 0.0)
     elsewhere: list[int] = []
@@ -175,7 +175,7 @@ def test_a_shard_reads_one_version_while_updates_go_on(update: str) -> None:
     assert elsewhere
 
 
-# --- what may not be done while shards are computed -----------------------------------------------
+# --- forbidden actions while shards are computed --------------------------------------------------
 
 
 ACTS: dict[str, Callable[[quorate.Shared], object]] = {
@@ -227,7 +227,7 @@ def test_reading_in_another_way_is_refused(kind: str) -> None:
     data: Any = Reads(old) if kind == "in a dataset" else ROWS
     with expect_error(SharedError, name="Shared 'a'"):
         trainer(loss).fit(data, steps=1)
-    teacher(torch.ones(2, 3))  # here it may be called, and read
+    teacher(torch.ones(2, 3))  # calling and reading are allowed here
     assert new.beta == 0.5
 
 

@@ -33,7 +33,7 @@ CALLERS = {
 
 
 class Said(NamedTuple):
-    """What a run said, and its last line."""
+    """The lines of a run, and the last line as JSON."""
 
     lines: list[str]
     result: Any
@@ -41,7 +41,7 @@ class Said(NamedTuple):
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Said]:
-    """One process for all: it has the devices, and torch is imported once."""
+    """Use one process for all: the process has the devices, and torch is imported once."""
     words = [sys.executable, str(SCRIPT), *RUNS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def runs() -> dict[str, Said]:
 
 
 def lacking(lines: list[str]) -> dict[str, str]:
-    """Return by whom each operator was called that has no kernel; each is named once."""
+    """Return the caller of each operator without a kernel; each operator is named once."""
     named = [pair for pair in pairwise(lines) if " has no kernel on toy" in pair[0]]
     found = {line.split()[0].removeprefix("aten::"): caller.strip() for line, caller in named}
     assert len(found) == len(named)
@@ -64,7 +64,7 @@ def lacking(lines: list[str]) -> dict[str, str]:
 
 
 def check_log(lines: list[str]) -> None:
-    """Check the one table of where operators ran."""
+    """Check the single table of the devices of operators."""
     title = "where the operators of a shard ran on a toy worker:"
     head, table = lines.index(title), [line.split() for line in lines]
     assert lines.count(title) == 1

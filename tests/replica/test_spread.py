@@ -1,4 +1,4 @@
-"""A replica over several devices, as the script puts its parts: what does not fit."""
+"""A replica over several devices, as the script places its parts: misfits."""
 
 from __future__ import annotations
 

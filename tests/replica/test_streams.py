@@ -54,7 +54,7 @@ def test_the_list_of_random_operators_is_that_of_this_torch() -> None:
 
 
 def test_the_list_of_kernels_that_draw_is_that_of_this_torch() -> None:
-    """Kernels of devices alone, with a dropout: the forward ones, others use its numbers again."""
+    """Kernels of devices with a dropout: forward kernels, as other kernels reuse their numbers."""
     found = set()
     for name in torch._C._dispatch_get_all_op_names():
         base, _, overload = name.partition(".")
@@ -70,7 +70,7 @@ def test_the_list_of_kernels_that_draw_is_that_of_this_torch() -> None:
                 found.add(name[6:])
     others = re.compile("backward|no_dropout|_fill_|_for_cpu|_sdp_choice")
     found = {name for name in found if not others.search(name)}
-    # The one has another name for its dropout, the other is composite where no device has it.
+    # The first has another name for its dropout, the second is composite without a device's kernel.
     more = {"_fused_dropout", "_scaled_dot_product_fused_attention_overrideable"}
     assert found | more == FUSED.keys()
 
@@ -105,7 +105,7 @@ def test_streams_nest() -> None:
 
 
 class Passing(TorchDispatchMode):
-    """A mode that does nothing: below it operators have the thread's dispatch key off."""
+    """A mode without an effect: below the mode operators have the thread's dispatch key off."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -1,6 +1,6 @@
-"""What we use of torch's private parts does what it is used for, in the torch that is installed.
+"""Used private parts of torch serve their purpose, in the installed torch.
 
-And a torch that lacks a part is named at import, with the promise that then does not hold.
+And a torch without a part is named at import, with the promise broken by the lack.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 from quorate.replica import torch_internals as internals
 from quorate.replica.torch_internals import Promise
 
-# --- a torch that has all of it, and one that lacks something -------------------------------------
+# --- a torch with all parts, and torches without a part -------------------------------------------
 
 
-# How to make a torch that lacks what a promise is made of.
+# How to make a torch without the base of a promise.
 TAKEN_AWAY = {
     Promise.STREAMS: "del torch._C._IncludeDispatchKeyGuard",
     Promise.MUTABLE_FROZEN: "torch.Tensor._version = property(lack)",
@@ -37,7 +37,7 @@ TAKEN_AWAY = {
 }
 
 
-# What it must still be possible to do then.
+# Actions that must still be possible then.
 USED_WITHOUT = {
     Promise.STREAMS: """
         from quorate.replica.streams import Stream
@@ -72,7 +72,7 @@ USED_WITHOUT = {
 }
 
 
-# A process that imports torch once; each torch that lacks something is in a process forked from it.
+# A process that imports torch once; each torch with a lack is in a process forked from it.
 FORKS = """
 import json, os, sys, tempfile, traceback
 import torch
@@ -105,7 +105,7 @@ print(json.dumps(logged))
 
 @pytest.fixture(scope="module")
 def logged() -> dict[str, tuple[int, str]]:
-    """For each promise how it ended, and what was on stderr, where torch lacks its parts."""
+    """Return the end and stderr of a process for each promise, with a torch without the parts."""
     cases = {
         promise.name: (
             TAKEN_AWAY[promise],

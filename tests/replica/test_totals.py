@@ -44,7 +44,7 @@ def iou(total: torch.Tensor) -> dict[str, float]:
 
 
 def score(total: torch.Tensor) -> float:
-    """Return a number that is no sum of means: of the words that are right and all words."""
+    """Return a number other than a sum of means: of the right words and all words."""
     right, words = total.double()
     return float(torch.exp(1 - words / right))
 
@@ -98,14 +98,14 @@ def trainer_of(mistake: str = "none", **options: Any) -> quorate.Trainer:
 
 
 def logged(run_dir: Path) -> list[dict[str, Any]]:
-    """Of each update and evaluation what is no matter of time or of who computed it."""
+    """Return the lines of updates and evaluations, without times and the names of workers."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     apart = ("examples_per_s", "fresh", "stale", "dropped", "at", "begun_at", "spent")
     return [{k: v for k, v in line.items() if k not in apart} for line in lines]
 
 
 def of_all_at_once(model: torch.nn.Module) -> dict[str, float]:
-    """What an evaluation must give, without shards."""
+    """Return the expected result of an evaluation, without shards."""
     x, true = rows(41, 2).tensors
     guess = model(x).argmax(-1)
     found = iou(confusion(true, guess))
@@ -147,7 +147,7 @@ def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
     assert (len(validations), len(updates)) == (2, 6)
     assert 0.2 < expected["score"] < 1
     assert 0.3 < expected["mean_iou"] < 1
-    assert all("mean_iou" in line and "score" not in line for line in updates)  # as it is returned
+    assert all("mean_iou" in line and "score" not in line for line in updates)  # as returned
     records = sorted((run_dir / "checkpoints").rglob("*.json"))
     best = max(line["score"] for line in validations)
     assert any(str(best) in record.read_text() for record in records)
@@ -196,7 +196,7 @@ def test_what_finish_raises_is_the_users_own_and_the_state_is_saved(tmp_path: Pa
     with pytest.raises(ArithmeticError, match="no number from 207 counts") as raised:
         trainer.fit(rows(67, 1))
     assert raised.value.__notes__ == ["quorate: in totals['confusion'], of a total of shape (5, 5)"]
-    # The update whose metrics it was is made, and counted: what is saved is a whole number of them.
+    # The update with these metrics is made, and counted: only a whole number of updates is saved.
     assert trainer.global_step == 1
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000000001"]
 

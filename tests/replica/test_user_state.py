@@ -1,6 +1,6 @@
-"""What user code keeps and writes: what takes more than a case of ``strangers``.
+"""State and writes of user code: tests with more than a case of ``strangers``.
 
-There each misbehaviour is a case, which is named on towers and in all other ways.
+There each misbehaviour is a case, named on towers and in all other ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import quorate
 
 
 def test_what_the_script_keeps_is_as_the_first_shard_left_it() -> None:
-    """Looking for states computes from other parameters: an anchor must not be one of those."""
+    """Searching for states computes from other parameters: an anchor must not be of those."""
     held: dict[str, torch.Tensor] = {}
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -60,7 +60,7 @@ def test_a_callback_may_write_while_a_tower_computes_what_nobody_waits_for() -> 
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         if threading.current_thread().name.endswith("-2"):
-            time.sleep(0.01)  # another tower computes its shard too
+            time.sleep(0.01)  # another tower computes a shard too
         return (model.a(batch[0]) + model.frozen(batch[0]) - batch[1]).square().mean()
 
     doubts: list[str] = []
@@ -69,7 +69,7 @@ def test_a_callback_may_write_while_a_tower_computes_what_nobody_waits_for() -> 
         doubts.extend(report.doubts)
         for parameter in model["frozen"].parameters():
             parameter.data = parameter.data * 0.9
-        time.sleep(0.03)  # meanwhile the tower that is late ends its shard
+        time.sleep(0.03)  # meanwhile the late tower ends its shard
 
     sizes = {"batch_size": 8, "epochs": 5, "workers": 3, "engine": "towers"}
     fit(model, loss, rows(16), callbacks=[Calls(fade)], **sizes)

@@ -1,4 +1,4 @@
-"""Callbacks: when each is told what, and what becomes of a run when one raises."""
+"""Callbacks: the order of calls, and the fate of a run after an exception in a callback."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_exception_in_a_callback_ends_the_run_with_the_state_saved(tmp_path: 
 
         def stopped(self, reason: str) -> None:
             super().stopped(reason)
-            raise OSError("later")  # the first exception is the one that is raised
+            raise OSError("later")  # the first exception is raised
 
     notes = Failing()
     with pytest.raises(LookupError, match="the user's"):
@@ -66,7 +66,7 @@ def test_an_exception_in_a_callback_ends_the_run_with_the_state_saved(tmp_path: 
     assert notes.said[-1] == ("stopped", "LookupError: the user's")
 
 
-# --- what a resume would lose ---------------------------------------------------------------------
+# --- losses at a resume ---------------------------------------------------------------------------
 
 
 class Helper:
@@ -78,7 +78,7 @@ class Helper:
 
 
 class Keeping(quorate.Callback):
-    """Keeps all of the trainer, and what a test makes of that."""
+    """Keeps the whole trainer, and a test's choice of values."""
 
     kept: Any = None
 
@@ -108,7 +108,7 @@ def counted(own: Keeping, _: quorate.Report) -> None:
     own.kept += 1
 
 
-SAID, DOUBTED, SILENT = 1, 2, 0  # how often it is said: a doubt again in the end
+SAID, DOUBTED, SILENT = 1, 2, 0  # number of messages: a doubt again in the end
 KEPT: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
     "a scheduler": (DOUBTED, cosine, stepped),
     "a generator": (DOUBTED, lambda _: Helper(), lambda o, _: o.kept.chance.random()),

@@ -1,4 +1,4 @@
-"""Optimizers that want a step's gradient at other parameters too: LBFGS, sharpness-aware ones."""
+"""Optimizers in need of a step's gradient at other parameters too: LBFGS, sharpness-aware."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class SAM(torch.optim.Optimizer):
         with torch.enable_grad():
             closure()
         for p, kept in self.state.items():
-            p.data = kept["before"]  # as it is mostly written: another tensor's memory
+            p.data = kept["before"]  # as mostly written: another tensor's memory
         self.base.step()
 
 
 class Polite(torch.optim.SGD):
-    """Calls its closure first, if it has one, as torch's own do."""
+    """Calls its closure first, if given, as torch's optimizers do."""
 
     calls = 0
 
@@ -75,7 +75,7 @@ class Polite(torch.optim.SGD):
 
 
 class Scales(torch.optim.SGD):
-    """Scales a gradient in its place, asks for it again at the same parameters, and adds both."""
+    """Scales a gradient in place, asks for the gradient again at the same parameters, adds both."""
 
     def step(self, closure: Any) -> None:  # type: ignore[override]
         closure()
@@ -131,7 +131,7 @@ def test_parameters_are_those_of_a_plain_loop_on_any_workers_and_after_a_resume(
 
 
 def test_what_is_known_already_is_not_computed_again() -> None:
-    """An optimizer with an optional closure calls it first: at the parameters of the gradient."""
+    """Count calls: an optimizer with an optional closure calls first, at the same parameters."""
     calls = [0]
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:

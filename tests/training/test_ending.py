@@ -1,4 +1,4 @@
-"""The end of training: stops, early and at once; best weights; names that are looked for before."""
+"""The end of training: early and immediate stops; best weights; names checked beforehand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import quorate
 from quorate.callbacks import EarlyStopping, ReduceLROnPlateau
 from quorate.errors import CheckpointError, SettingError
 
-# What the model is trained towards gets it away from these.
+# Targets that move the model away from these targets.
 OTHER = TensorDataset(small.DATA.tensors[0][:20], -small.DATA.tensors[1][:20])
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -65,7 +65,7 @@ def test_early_stopping_and_plateau_resume_exactly_and_load_finds_weights(tmp_pa
     assert (resumed.best, resumed.best_step) == (early.best, early.best_step)
     assert again.param_groups[0]["lr"] == whole.param_groups[0]["lr"]
     assert values(again) == values(whole)
-    # The weights are the best ones, and it does not go on.
+    # The weights are the best weights, and training does not go on.
     more, _ = fit(parts, 2, 60, ema_decay=0.8)
     assert more.global_step == whole.global_step
     assert values(more) == (best := values(whole))
@@ -164,7 +164,7 @@ class Keeps(quorate.Callback):
 
 def test_what_a_callback_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
     trainer(tmp_path).fit(small.DATA, steps=3, callbacks=[Keeps("a"), Keeps("b")])
-    # One that is not there in between is kept on; a new one begins empty.
+    # The state of a missing callback is kept on; a new callback begins empty.
     trainer(tmp_path).fit(small.DATA, steps=5, callbacks=[Keeps("b"), Keeps()])
     last = [Keeps("a"), Keeps("b"), Keeps()]
     trainer(tmp_path).fit(small.DATA, steps=6, callbacks=last)

@@ -1,4 +1,4 @@
-"""The front door: groups of settings, their shorthands, what the command overrides, what moved."""
+"""The front door: groups of settings, their shorthands, overriding by the command, moved names."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_is_typed_beats_what_is_passed(tmp_path: Path) -> None:
     assert found == {"threads": 2, "clip_norm": 0.5, "update": "async", "workers": 3}
 
 
-# --- what has moved -------------------------------------------------------------------------------
+# --- moved names ----------------------------------------------------------------------------------
 
 
 def test_a_former_keyword_of_fit_too() -> None:
@@ -210,7 +210,7 @@ SAID: dict[str, dict[str, Any]] = {
 
 
 def test_what_a_resume_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What would make another run is refused; what changes bits is said."""
+    """Refuse settings of another run; report settings with other bits."""
     trainer, step = small(run_dir=tmp_path), 2
     trainer.fit(DATA, steps=step)
     model = quorate.load_weights(Small(), tmp_path)

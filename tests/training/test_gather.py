@@ -21,7 +21,7 @@ ROWS, BATCH, SHARDS, STEPS = 46, 18, 5, 9
 
 
 class Encoder(nn.Module):
-    """Two views to unit vectors; the temperature is learnt, and the loss alone uses it."""
+    """Maps two views to unit vectors; the temperature is learnt, and used by the loss alone."""
 
     def __init__(self, dropout: float = 0.2, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def info_nce(model: nn.Module, views: tuple[torch.Tensor, ...]) -> dict[str, tor
 
 
 DATA = views()
-# Dropout would differ: its random numbers are a shard's. LayerNorm normalises each row by itself.
+# Dropout would differ: random numbers belong to a shard. LayerNorm normalises each row alone.
 Plain = partial(Encoder, 0.0, nn.LayerNorm)
 GATHER = quorate.Gather(unit_vectors, info_nce)
 
@@ -84,7 +84,7 @@ def batches(steps: int, dtype: torch.dtype = torch.float32) -> list[list[torch.T
 def test_value_and_gradient_are_those_of_one_whole_batch(
     dtype: torch.dtype, shards: int, bound: float
 ) -> None:
-    """By SGD with a rate of 1: what parameters change by is the gradient, the temperature's too."""
+    """Use SGD with a rate of 1: parameters change by the gradient, the temperature too."""
     rows = TensorDataset(*(view.to(dtype) for view in DATA.tensors))
     ours = trainer(
         lambda: Plain().to(dtype), optimizer=partial(torch.optim.SGD, lr=1.0), shards=shards

@@ -1,4 +1,4 @@
-"""Lines of a run: where V comes from, slow workers, evaluations, what there is too little of."""
+"""Lines of a run: the origin of V, slow workers, evaluations, scarce resources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quorate.errors import SettingError
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], data: Any = None, **settings: Any) -> list[str]:
-    """What a new trainer says of a fit, but for its updates."""
+    """Return a new trainer's lines for a fit, except for updates."""
     capsys.readouterr()
     defaults = {"batch_size": 8, "shards": None, "workers": 2, "steps": 2, "engine": "towers"}
     fit(data=rows(32) if data is None else data, **defaults | settings)
@@ -38,14 +38,14 @@ def test_each_notice_is_said_once_and_the_first_line_says_where_shards_came_from
     assert head.endswith(", sync")
     assert fix == "pass shards=2 for the same bits on any number of workers"
     assert others == []
-    assert lines_of(capsys) == [head]  # each fit says what it does
-    # What is new is said: of a loader, of another number of workers.
+    assert lines_of(capsys) == [head]  # each fit describes its settings
+    # News are reported: of a loader, of another number of workers.
     loaded = lines_of(capsys, loader)
     assert loaded[0] == head
     assert len(loaded) == 2
     assert lines_of(capsys, loader) == [head]
     assert "; no shards given, so 1, as many as workers: " in lines_of(capsys, workers=1)[0]
-    # A resume goes on with it, and says so.
+    # A resume goes on with the number, and says so.
     lines_of(capsys, run_dir=tmp_path)
     (line, *_) = lines_of(capsys, workers=3, steps=4, run_dir=tmp_path)
     assert line.startswith("8 rows = 2 shards x 4 on 3 cpu workers")
@@ -58,7 +58,7 @@ def test_a_strict_run_refuses_to_guess(capsys: pytest.CaptureFixture[str], tmp_p
     with expect_error(SettingError, name="shards"):
         lines_of(capsys, strict=True)
     assert "sync" in lines_of(capsys, strict=True, shards=2, run_dir=tmp_path)[0]
-    # The checkpoint has it: nobody guesses.
+    # The checkpoint has the number: nobody guesses.
     assert "sync" in lines_of(capsys, strict=True, workers=3, steps=4, run_dir=tmp_path)[0]
 
 
@@ -68,12 +68,12 @@ def test_a_strict_run_refuses_to_guess(capsys: pytest.CaptureFixture[str], tmp_p
 def test_what_a_worker_raises_is_said_of_the_evaluation(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its batches are no steps."""
+    """Report batches of the evaluation, as its batches are no steps."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if not model.training and threading.current_thread().name.endswith("-1"):
             raise ZeroDivisionError("no rows of this class")
-        time.sleep(0.02)  # so that the second tower has its shards
+        time.sleep(0.02)  # until the second tower has its shards
         return model(batch[0]).square().mean()
 
     data = rows(32)
@@ -101,7 +101,7 @@ def test_slow_workers_are_named_once_when_a_run_ends(capsys: pytest.CaptureFixtu
     assert of_fit.endswith(" of validation computed by another worker too"), of_fit
 
 
-# --- a shard of one row that BatchNorm cannot normalise -------------------------------------------
+# --- a shard of one row, impossible for BatchNorm -------------------------------------------------
 
 
 def of_one_row(
@@ -129,7 +129,7 @@ def test_it_is_refused_before_the_first_update_with_what_helps(count: int) -> No
     assert "'1' (BatchNorm1d)" in text
     for name, value in re.findall(r"(batch_size|shards)=(\d+)", text):
         of_one_row(vectors, classified(count, 4), **{name: int(value)})
-    # What no step has is not refused, and one image has many values per channel.
+    # Shards absent from all steps are not refused, and one image has many values per channel.
     of_one_row(vectors, classified(104, 4), steps=5)
     of_one_row(vectors, classified(101, 4), steps=4)
     images = [nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(27, 2)]

@@ -51,7 +51,7 @@ def test_parameters_that_share_elements_are_refused_by_name(model: type[nn.Modul
 
 
 class Aliased(nn.Module):
-    """Buffers that are a parameter, and a row of it."""
+    """Has buffers in the memory of a parameter, and of a row of the parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Aliased(nn.Module):
 
 
 class Columns(nn.Module):
-    """Two parameters that are columns of one matrix: they have no element in common."""
+    """Has two parameters as columns of one matrix: they have no element in common."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Columns(nn.Module):
 def test_it_is_the_plain_loop(
     model: type[nn.Module], workers: int, clip_norm: float | None
 ) -> None:
-    def seeded() -> nn.Module:  # a deep copy would part what shares its memory
+    def seeded() -> nn.Module:  # a deep copy would part shared memory
         torch.manual_seed(0)
         return model()
 
@@ -95,7 +95,7 @@ def test_it_is_the_plain_loop(
 
 
 class Strided(nn.Module):
-    """Reads elements by where they lie, which is elsewhere in channels_last."""
+    """Reads elements by their places in memory, different in channels_last."""
 
     def __init__(self) -> None:
         super().__init__()

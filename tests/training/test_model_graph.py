@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 import quorate
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of a library that it brings along
+    warnings.simplefilter("ignore", DeprecationWarning)  # of a bundled library
     from tensorboard.plugins.graph.graphs_plugin import GraphsPlugin
 
 ROWS = TensorDataset(
@@ -37,7 +37,7 @@ Edges = dict[str, tuple[str, list[str]]]  # name -> operator, inputs
 
 
 class Branched(nn.Module):
-    """Has what tracers stumble over: a branch on values, a layer called twice, writes in place."""
+    """Has difficulties for tracers: a branch on values, a layer called twice, writes in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def edges_of(text: str, root: str) -> Edges:
-    """Return lines of a name, an operator and its inputs as edges; ``~`` stands for the model."""
+    """Return lines of a name, an operator and inputs as edges; ``~`` stands for the model."""
     lines = [line.replace("~", root).split() for line in text.strip().splitlines()]
     return {name: (operator, inputs) for name, operator, *inputs in lines}
 
@@ -101,7 +101,7 @@ def events_of(run_dir: Path) -> list[Any]:
 
 
 def shown(run_dir: Path) -> GraphDef:
-    """Return the graph that TensorBoard's page gets, by the plugin that gives it."""
+    """Return the graph for TensorBoard's page, through TensorBoard's own plugin."""
     multiplexer = EventMultiplexer().AddRunsFromDirectory(str(run_dir))
     multiplexer.Reload()
     provider = MultiplexerDataProvider(multiplexer, str(run_dir))
@@ -136,7 +136,7 @@ def test_the_graph_is_that_of_the_forward_pass_as_it_ran(tmp_path: Path) -> None
     assert shapes(graph, "Branched/chunk") == [[4, 2], [4, 2]]
     assert {node.device for node in graph.node if node.op != "Result"} == {"/device:CPU:0"}
     inputs = {name.partition(":")[0] for _, names in found.values() for name in names}
-    assert inputs <= found.keys()  # or TensorBoard draws none of it
+    assert inputs <= found.keys()  # or TensorBoard draws nothing
 
 
 def test_a_run_has_one_graph_however_often_it_is_resumed(tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_a_run_has_one_graph_however_often_it_is_resumed(tmp_path: Path) -> None
         train(run_dir, epochs=epochs)
     assert len([*(run_dir / "summaries").glob("*tfevents*")]) == 2
     assert [e.step for e in events_of(run_dir) if e.HasField("graph_def")] == [0]
-    for file in (run_dir / "summaries").iterdir():  # one whose summaries are deleted gets another
+    for file in (run_dir / "summaries").iterdir():  # without summaries a run writes the graph again
         file.unlink()
     train(run_dir, epochs=3)
     assert edges(shown(run_dir))["Branched/matmul"] == BRANCHED["Branched/matmul"]
 
 
-SEEN: list[float] = []  # by a loss function: a global that outlives a shard
+SEEN: list[float] = []  # by a loss function: a global with a longer life than a shard
 
 
 class Seen(quorate.Callback):

@@ -1,4 +1,4 @@
-"""What optimizers and schedules keep outlives a resume, wherever it is; or it is named."""
+"""State of optimizers and schedules outlives a resume, wherever kept; or the state is named."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def net() -> nn.Module:
 
 
 class Own(Optimizer):
-    """What those below have in common: they say how far to go from a gradient."""
+    """The common part of the optimizers below: they say how far to go from a gradient."""
 
     def __init__(self, params: Params, lr: float = 0.05) -> None:
         super().__init__(params, {"lr": lr})
@@ -57,7 +57,7 @@ class Own(Optimizer):
 
 
 class Lookahead(Optimizer):
-    """Wraps another, and has its slow weights in an attribute, by parameter."""
+    """Wraps another optimizer, and has slow weights in an attribute, by parameter."""
 
     def __init__(self, base: Optimizer) -> None:
         self.base, self.count = base, 0
@@ -114,7 +114,7 @@ class Odd(Own):
 
 
 class Late(Own):
-    """Makes what it keeps in its first step."""
+    """Makes all state in the first step."""
 
     def moved(self, number: int, parameter: Any) -> torch.Tensor:
         if not hasattr(self, "counts"):
@@ -124,7 +124,7 @@ class Late(Own):
 
 
 class Noisy(Own):
-    """Draws from torch's default generator, and from one of its own."""
+    """Draws from torch's default generator, and from a private generator."""
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)
@@ -157,7 +157,7 @@ def trained(steps: int, optimizer: Any, run_dir: Path | None = None, **options: 
 def test_an_optimizer_goes_on_as_if_nothing_had_been_and_does_what_it_does_in_plain_torch(
     name: str, tmp_path: Path
 ) -> None:
-    """Also what it shares: a schedule reaches the groups of the one that is wrapped."""
+    """Share groups too: a schedule reaches the groups of the wrapped optimizer."""
     make, plain = OPTIMIZERS[name], net()
     scheduled = {"schedule": lambda o: lr_scheduler.StepLR(o, 2, 0.5), "ema_decay": 0.9}
     options = {} if name.startswith("schedulefree") else scheduled
@@ -174,7 +174,7 @@ def test_an_optimizer_goes_on_as_if_nothing_had_been_and_does_what_it_does_in_pl
 
 
 class Counting:
-    """A factor that depends on how often it was asked."""
+    """A factor that depends on the number of calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -280,7 +280,7 @@ def test_schedule_free_weights_are_evaluated_and_saved(tmp_path: Path) -> None:
     assert_close(quorate.load_weights(net(), tmp_path), plain, 2e-5)
 
 
-# --- what cannot be saved -------------------------------------------------------------------------
+# --- state that cannot be saved -------------------------------------------------------------------
 
 
 class OfClass(Own):
@@ -303,7 +303,7 @@ def of_hook(params: Params) -> Optimizer:
 
 
 class InState(Odd):
-    """Has one in its state."""
+    """Has a deque in the state."""
 
     def step(self, closure: Any = None) -> None:
         super().step()
@@ -334,7 +334,7 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once_where_it_is_to_be(tmp_p
 
 
 class Flattens(Own):
-    """Keeps parameters in memory of its own: what it writes there would reach no worker."""
+    """Keeps parameters in separate memory: writes there would reach no worker."""
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)

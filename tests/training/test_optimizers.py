@@ -1,4 +1,4 @@
-"""Torch's optimizers do in a trainer what they do in a plain loop, on any workers and resumed."""
+"""torch's optimizers do the same in a trainer as in a plain loop, on any workers and resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH, STEPS = 12, 15
 
 
 def grouped(kind: type[optim.Optimizer], decay: bool = True, **options: Any) -> Make:
-    """Return an optimizer of two groups: matrices, and the others."""
+    """Return an optimizer of two groups: matrices, and all further parameters."""
 
     def make(params: list[nn.Parameter]) -> optim.Optimizer:
         others = {"weight_decay": 0.0} if decay else {}
@@ -54,11 +54,11 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 class Ways(nn.Module):
-    """Has all that vectors of parameters could be wrong about.
+    """Has all traps for vectors of parameters.
 
-    Each row goes to one expert, which no row of some shards, or of some steps, meets; a step takes
-    one branch as a whole; a layer begins late, one is never used. Odd sizes, a parameter without
-    dimensions, one in channels_last, a tied and a frozen one, and a part of another dtype.
+    Each row goes to one expert; some shards, or some steps, have no row for an expert; a step takes
+    one branch as a whole; a layer begins late, another is never used. Odd sizes, a parameter
+    without dimensions, one in channels_last, a tied and a frozen one, and a part of another dtype.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ def ways() -> nn.Module:
 
 
 def routed() -> TensorDataset:
-    """Rows of all steps: x, the expert of each, of which the last is seldom one, the step, y."""
+    """Return rows of all steps: x, the row's expert (the last is rare), the step, y."""
     generator, count = torch.Generator().manual_seed(3), STEPS * BATCH
     x = torch.randn(count, 3, generator=generator, dtype=torch.float64)
     often = torch.tensor([5.0, 3.0, 0.3, 0.1])
@@ -135,7 +135,7 @@ class Own(optim.Adam):
 
 
 def change(step: int, groups: list[dict[str, Any]]) -> None:
-    """Change what a schedule of the user's own would; a rate that is a tensor too."""
+    """Change the settings like a user's own schedule; a rate as a tensor too."""
     if step == 3:
         groups[0]["lr"] = 0.5
     elif step == 5:
@@ -200,7 +200,7 @@ class Long(nn.Module):
 
 
 def of_long(model: Any, batch: Any) -> torch.Tensor:
-    """A loss of which each element's gradient is another one."""
+    """Return a loss with a different gradient for each element."""
     by = batch[0].mean().to(model.many.dtype)
     return (model.many * (model.many + by)).sum() * 1e-3 + (model.few * by).sum()
 
@@ -237,7 +237,7 @@ SPAN = 1 << 17  # elements of a block
     ("dtype", "beside"), [(torch.float32, -70), (torch.bfloat16, 1), (torch.complex64, 1)]
 )
 def test_a_mean_in_blocks_is_that_of_whole_vectors(dtype: torch.dtype, beside: int) -> None:
-    """By SGD with a rate of 1, and weights that do not divide: gradients are added by a tree."""
+    """Use SGD with a rate of 1, and weights without division: gradients are added by a tree."""
     size, weights = 2 * SPAN + beside, [2, 3, 3, 3]
     generator = torch.Generator().manual_seed(1)
     gradients = [torch.randn(size, generator=generator).to(dtype) for _ in weights]
@@ -339,7 +339,7 @@ trainer.fit(TensorDataset(x, x.sum(1, keepdim=True)), steps=6, callbacks=[Change
 def test_updates_in_parts_have_the_bits_of_one_process_whoever_is_killed(
     name: str, parts: int, tmp_path: Path
 ) -> None:
-    """Where one looks at shapes, as Adafactor does, one process makes all updates, and says so."""
+    """Adafactor looks at shapes: then one process makes all updates, and says so."""
     script = tmp_path / "script.py"
     script.write_text(IN_PARTS)
     ways = {"tower": TOWER, "stages": ("--devices", "cpu+cpu", "--workers", "1")}

@@ -1,4 +1,4 @@
-"""Closed forms: loss = x * A * B against a simulation in floats; updates that are not finite."""
+"""Closed forms: loss = x * A * B against a simulation in floats; non-finite updates."""
 
 from __future__ import annotations
 
@@ -120,11 +120,11 @@ def test_evaluation_counts_every_row_once_with_its_weight() -> None:
         assert trainer.evaluate(TensorDataset(x, n))["loss"] == pytest.approx(expected, rel=1e-12)
 
 
-# --- what is not finite ---------------------------------------------------------------------------
+# --- values that are not finite -------------------------------------------------------------------
 
 
 class Poisoned(nn.Module):
-    """Its mask has infinities, which are the model's own affair."""
+    """Has a mask with infinities, the model's own affair."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def infinite(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def root_at_zero(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Finite, with a gradient that is not: the slope of a root at zero."""
+    """Return a finite loss with a non-finite gradient: the slope of a root at zero."""
     x, mark = batch
     y = model(x)
     return y.square().mean() + (y * 0.0 * (mark == 1) + (mark != 1)).sqrt().sum() * 1e-3
@@ -179,7 +179,7 @@ def test_an_update_that_is_not_finite_is_not_made(loss: Any, workers: int, tmp_p
 
 @pytest.mark.parametrize("update", ["sync", "async"])
 def test_skipping_leaves_the_state_and_goes_on(update: str, tmp_path: Path) -> None:
-    """Against a loop over the same rows in which that step's gradient was never applied."""
+    """Compare with a loop over the same rows, without applying the gradient of the bad step."""
     data = with_marks(9, 30)
     options = {"nonfinite": "skip", "update": update, "workers": 1}
     first = poisoned_trainer(root_at_zero, tmp_path, **options)
@@ -215,7 +215,7 @@ def test_skipping_leaves_the_state_and_goes_on(update: str, tmp_path: Path) -> N
 def test_a_validation_loss_that_rises_is_said_at_the_end(
     losses: list[float], lowest: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rise from the lowest loss is a trend; noise, and one bad evaluation, are none."""
+    """Report a rise from the lowest loss as a trend, but not noise, or one bad evaluation."""
     left = [*losses]
     following = Calls(evaluated=lambda *_: left.pop(0))
 

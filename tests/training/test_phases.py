@@ -90,7 +90,7 @@ def plain_loop(model: nn.ModuleDict, epochs: int) -> list[tuple[str, float]]:
         before = {k: v.clone() for k, v in model.named_buffers()}
         after = {k: torch.zeros_like(v) for k, v in before.items() if v.is_floating_point()}
         total = 0.0
-        for shard in shards:  # each from the buffers as they were; what they become is a mean
+        for shard in shards:  # each from the buffers as before; the mean follows
             for key, value in model.named_buffers():
                 if key in after:
                     value.copy_(before[key])
@@ -139,7 +139,7 @@ def test_a_gan_is_that_of_a_plain_loop() -> None:
     assert [r.lr for r in reports if r.phase == "g"] == [0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025]
     found = training.model.state_dict()
     for key, value in plain.state_dict().items():
-        if value.is_floating_point():  # a batch is counted once, whatever its number of shards
+        if value.is_floating_point():  # a batch is counted once, for any number of shards
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-9, msg=key)
 
 
@@ -163,7 +163,7 @@ def test_phases_that_train_several_parts_or_the_same(tmp_path: Path) -> None:
     reports = [*whole.updates(dataset(), epochs=1)]
     assert [r.phase for r in reports] == ["warm", "both", "g"] * 3
     assert whole.updates_per_epoch(dataset(), "g") == 3
-    for steps in (4, 9):  # each phase has moments of its own for what several train
+    for steps in (4, 9):  # each phase has separate moments for common parameters
         last = made(2, tmp_path / "run")
         last.fit(dataset(), steps=steps)
     assert digest(last.model.state_dict().items()) == digest(whole.model.state_dict().items())

@@ -141,7 +141,7 @@ def test_files_hold_the_same(tmp_path: Path) -> None:
     manifest = json.loads((folder / "prediction.json").read_text())
     assert (manifest["rows"], manifest["shards"], manifest["averaged"]) == (ROWS, V, False)
     assert manifest["outputs"]["boxes"] == ["boxes.values.npy", "boxes.shapes.npy"]
-    # A prediction takes the place of one, whole, and of nothing else.
+    # A prediction replaces an earlier prediction, as a whole, and nothing else.
     assert made.predict(DATA, to=folder) == folder
     assert sorted(path.name for path in folder.iterdir()) == ["output.npy", "prediction.json"]
     (tmp_path / "mine").mkdir()
@@ -169,7 +169,7 @@ def test_nothing_is_left_of_a_prediction_that_fails(tmp_path: Path) -> None:
 
 
 class Inputs(Dataset[dict[str, torch.Tensor]]):
-    """Rows that are named, as those of a tokenizer."""
+    """Rows with names, as from a tokenizer."""
 
     def __len__(self) -> int:
         return 9
@@ -225,7 +225,7 @@ def told(model: nn.Module, batch: list[torch.Tensor], at: Any) -> torch.Tensor:
 
 def test_a_loss_that_is_told_where_it_is_is_not_what_predicts() -> None:
     made = trainer(2, loss=told)
-    for _ in made.updates(DATA, steps=2):  # by the workers of a loop that is under way
+    for _ in made.updates(DATA, steps=2):  # by the workers of a loop under way
         assert made.predict(DATA, lambda m, b: m(b[0])).shape == (ROWS, 3)
     with expect_error(OutputError, name="predict", got="a function with the argument at"):
         made.predict(DATA, told)
@@ -244,7 +244,7 @@ if importlib.util.find_spec("ray") is not None:
 
 @pytest.mark.slow
 def test_the_same_on_all_engines_and_with_a_kill(tmp_path: Path) -> None:
-    """Outputs of all kinds, before the first loop of a script, in it and after it."""
+    """Predict outputs of all kinds, before the first loop of a script, inside and afterwards."""
     commands = {}
     for name, options in RUNS.items():
         (kept := tmp_path / name).mkdir()
@@ -264,7 +264,7 @@ def test_the_same_on_all_engines_and_with_a_kill(tmp_path: Path) -> None:
 
 
 def test_items_of_lists_are_in_memory_of_their_own() -> None:
-    """And not in that of the message which they came in, or of whoever computed them."""
+    """Copy items: they share no memory with the arriving message, or with their maker."""
     sink, parcel = in_memory(2), torch.zeros(2, 3)
     sink.put([{"row": row} for row in parcel], 2)
     parcel.fill_(1.0)

@@ -1,4 +1,4 @@
-"""Saving and resuming: the state is whole, or it is not loaded; what is not as it was is said."""
+"""Saving and resuming: the state is whole, or is not loaded; later changes are reported."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_a_resume_in_the_middle_of_an_epoch_on_other_workers(
     resumed.fit(DATA, steps=13)
     assert "resumed step 9 (epoch 2, 80%) from" in capsys.readouterr().out
     assert digest_of(resumed) == digest_of(whole)
-    # What is saved loads into plain torch, and there is nothing to do in a run that is finished.
+    # Saved weights load into plain torch, and there is nothing to do in a finished run.
     plain, averaged = Small(), Small()
     plain.load_state_dict(load_file(newest(tmp_path) / "model.safetensors"))
     averaged.load_state_dict(load_file(newest(tmp_path) / "averaged.safetensors"))
     both = [*plain.state_dict().items(), *averaged.state_dict().items()]
     assert digest(both) == digest_of(whole)
     done = trainer(tmp_path)
-    assert done.evaluate(DATA) == whole.evaluate(DATA)  # of what is saved there
+    assert done.evaluate(DATA) == whole.evaluate(DATA)  # of the saved state
     done.fit(DATA, steps=13)
     assert "nothing to do: 13 of 13 updates are done" in capsys.readouterr().out
     assert digest_of(done) == digest_of(whole)
@@ -81,7 +81,7 @@ def test_an_update_that_was_cut_off_is_neither_saved_nor_continued(tmp_path: Pat
         run.fit(DATA, epochs=2)
 
 
-# --- what is not as it was ------------------------------------------------------------------------
+# --- changes since the save -----------------------------------------------------------------------
 
 NUMBERS = torch.arange(48, dtype=torch.float32).reshape(48, 1)
 StepLR = torch.optim.lr_scheduler.StepLR
@@ -111,7 +111,7 @@ def test_other_rows_of_the_same_number(tmp_path: Path, capsys: pytest.CaptureFix
     assert inspected(tmp_path)["same_bits"] is False
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("doubts") for line in lines] == [None, None, None, [said], None]
-    # It stays with the run, and is not said anew.
+    # The doubt stays with the run, and is not reported again.
     train(tmp_path, 6, TensorDataset(other))
     assert "same bits: no" not in capsys.readouterr().out
     assert inspected(tmp_path)["doubts"] == [said]
@@ -150,7 +150,7 @@ class CutOff(Exception):  # noqa: N818
 
 
 def rows_of(model: Any, number: int, rows: int = 32) -> TensorDataset:
-    """Return rows that follow from the model, as those of a policy do."""
+    """Return rows that follow from the model, like a policy's rows."""
     x = torch.randn(rows, 6, generator=torch.Generator().manual_seed(number))
     with torch.no_grad():
         return TensorDataset(x, model.first(x)[:, :1].tanh())
@@ -161,7 +161,7 @@ def several(run_dir: Path, keep: int = 5) -> quorate.Trainer:
 
 
 def script(run_dir: Path, *, killed_at: int | None = None, keep: int = 5, **rows: int) -> str:
-    """Train as a script of policy gradients does; return the digest at its end."""
+    """Train like a script of policy gradients; return the final digest."""
 
     def updated(_: Any, report: quorate.Report) -> None:
         if report.global_step == killed_at:
@@ -188,12 +188,12 @@ def test_a_script_that_is_started_again_ends_as_if_it_had_not_been_killed(
     for earlier in range(UPDATES, killed_at, UPDATES):
         text = f"this fit ends after update {earlier}, and the run has made {killed_at}; until"
         assert text in said
-    # It is done now, and so it is when it is started once more.
+    # The run is done now, and stays done at another start.
     assert script(tmp_path / "run") == undisturbed
     said = capsys.readouterr().out
     assert said.count("nothing to do: this fit ends after update ") == FITS - 1
     assert "nothing to do: 16 of 16 updates are done" in said
-    # A state saved between two earlier fits is that of the newest update.
+    # A state saved between two earlier fits is the state of the newest update.
     made = several(tmp_path / "run")
     made.fit(rows_of(made.model, 0), steps=UPDATES)
     assert digest(made.model.state_dict().items()) != undisturbed

@@ -1,4 +1,4 @@
-"""Gradients by rows: what torch's optimizers make of them, who takes them, sums by row."""
+"""Gradients by rows: the effect of torch's optimizers, accepting optimizers, sums by row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 from quorate.errors import SettingError
 
-# torch's own optimizers make sparse tensors without a word on checks, which torch then speaks of.
+# torch's own optimizers make sparse tensors without a word on checks, and torch warns of the lack.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
 BATCH = 16
@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 class Table(nn.Module):
-    """A table, one that most shards do not read, a frozen one; if asked for a dense layer on it."""
+    """Has a table, one rarely read, a frozen one; and on request a dense layer on top."""
 
     def __init__(self, *, has_head: bool = True) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def trained(model: nn.Module, optimizer: Any, dataset: Any = None, **options: Any) -> str:
-    """Train the model; return its digest."""
+    """Train the model; return the digest."""
     defaults = {"loss": loss, "batch_size": BATCH, "shards": 4, "workers": 1, "epochs": 2}
     dataset = data() if dataset is None else dataset
     fit(model, data=dataset, optimizer=optimizer, shuffle=False, **defaults | options)
@@ -94,7 +94,7 @@ def plain(
 def test_it_is_plain_torch_and_with_one_shard_to_the_bit(name: str) -> None:
     make, has_head = OPTIMIZERS[name], name != "sparse_adam"
     words, labels = data().tensors
-    few = TensorDataset(words % 3, labels)  # rows that all shards read
+    few = TensorDataset(words % 3, labels)  # rows read by all shards
     for dataset, clip_norm in ((data(), None), (data(), 0.05), (few, None)):
         expected = plain(seeded(has_head=has_head), make, dataset, clip_norm).state_dict()
         model = seeded(has_head=has_head)

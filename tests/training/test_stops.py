@@ -1,4 +1,4 @@
-"""Stops: the first reason counts; limits, signals, callbacks and threads ask for one."""
+"""Stops: the first reason counts; limits, signals, callbacks and threads request stops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def slow_trainer(run_dir: Path, **options: Any) -> quorate.Trainer:
 def test_a_run_ends_at_its_time_limit_and_the_next_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limit_s = 0.2  # less than a start takes: it counts from the first shard on
+    limit_s = 0.2  # less than a start takes: the limit counts from the first shard on
     run = slow_trainer(tmp_path)
     run.fit(DATA, steps=1_000_000, max_time_s=limit_s)
     steps = run.global_step
@@ -53,12 +53,12 @@ def test_a_run_ends_at_its_time_limit_and_the_next_goes_on(
     out = capsys.readouterr().out
     assert f"stopped after step {steps:,}: max_time_s={limit_s} has passed" in out
     assert f"saved step {steps:,}" in out
-    slow_trainer(tmp_path).fit(DATA, steps=steps + 3, max_time_s=3600.0)  # does not wait for it
+    slow_trainer(tmp_path).fit(DATA, steps=steps + 3, max_time_s=3600.0)  # does not wait an hour
     assert inspected(tmp_path)["global_step"] == steps + 3
 
 
 class Acts(quorate.Callback):
-    """Does something after an update, and notes what is saved and why the run ended."""
+    """Acts after an update, and notes the saves and the reason for the end of the run."""
 
     def __init__(self, at: int, act: Callable[[quorate.Run], object]) -> None:
         self.at, self.act, self.updates = at, act, 0
@@ -94,7 +94,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
 def test_the_first_reason_counts_and_no_update_follows(
     update: str, more: int, tmp_path: Path
 ) -> None:
-    """Under async each shard that is computed already is one update."""
+    """Under async each computed shard is an update."""
 
     def ask_twice(trainer: quorate.Run) -> None:
         trainer.stop("first")
@@ -156,7 +156,7 @@ def test_stop_ends_an_evaluation_and_a_prediction(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["processes", "collective"])
 def test_processes_of_user_code_end_by_sigterm(how: str, tmp_path: Path) -> None:
-    """Of a rank's user code too: their signals are their own, and no wish to end the run."""
+    """Signals of user code's processes are their own, also in a rank, and no request to stop."""
     options, found = ("--engine", how, "--workers", "2"), tmp_path / "found"
     ended = run(command("children_of_user_code.py", options=options), {"FOUND": str(found)})
     assert ended.code == 0, ended.said

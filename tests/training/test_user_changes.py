@@ -1,4 +1,4 @@
-"""What user code changes between two updates, against a loop of plain torch that does the same."""
+"""Changes by user code between two updates, against a loop of plain torch with the same changes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def change(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
             flat = nn.utils.parameters_to_vector(model.last.parameters())
             nn.utils.vector_to_parameters(flat + 0.1, model.last.parameters())
         elif n == 9:
-            # Of other strides.
+            # With different strides.
             model.first.weight.data = model.first.weight.data.t().contiguous().t()
             model.teacher.weight.copy_(model.teacher.weight + 0.2)
         elif n == 10:
@@ -186,7 +186,7 @@ def test_changes_reach_all_workers_and_checkpoints(tmp_path: Path, references: R
     assert {digests(tmp_path / name) for name in first} == {expected}
 
 
-# --- one change each, on towers in this process --------------------------------------------------
+# --- one change each, on towers in this process ---------------------------------------------------
 
 ROWS = TensorDataset(
     torch.randn(16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
@@ -284,9 +284,9 @@ def test_an_attribute_that_is_no_number_is_said(capsys: pytest.CaptureFixture[st
 
 
 class Partial(Two):
-    """Its state dict has the head under another name, the body not at all, and a copy of a third.
+    """Has a state dict with the head under another name, without the body, with a copy of a third.
 
-    It has a buffer that is not persistent, and that training changes.
+    The model has a buffer that is not persistent, and changes in training.
     """
 
     def __init__(self) -> None:

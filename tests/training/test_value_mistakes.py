@@ -1,4 +1,4 @@
-"""Mistakes that no error shows: a line names each, and no sound script has such a line."""
+"""Mistakes without an error: a line names each, and no sound script has such a line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_loss_that_draws_may_be_a_sum_within_two_standard_errors() -> None:
 
 
 def test_looking_for_mistakes_leaves_no_trace() -> None:
-    """What the loss function counts and draws is that of its shards alone."""
+    """The loss function counts and draws for its shards alone."""
     counts, total, drawn = {"calls": 0}, torch.zeros(()), torch.Generator().manual_seed(1)
     table, numbers, rows = np.zeros(3), np.random.default_rng(1), [0]
 
@@ -55,7 +55,7 @@ def test_looking_for_mistakes_leaves_no_trace() -> None:
     sizes = {"batch_size": 24, "shards": 4, "workers": 1, "spot_check_every": 0}
     fit(mlp, loss, vectors(), optimizer=SGD, steps=3, **sizes)
     calls = counts["calls"]
-    assert 12 <= calls <= 14  # two shards are computed twice, by a witness of what they change
+    assert 12 <= calls <= 14  # two shards are computed twice, by a witness of their changes
     expected = torch.Generator().manual_seed(1), np.random.default_rng(1)
     for _ in range(calls):
         torch.randn((), generator=expected[0])

@@ -1,4 +1,4 @@
-"""What tests of a model in stages have in common."""
+"""Fixtures common to tests of a model in stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As a worker on a CPU has it."""
+    """Set one thread, as on a CPU worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

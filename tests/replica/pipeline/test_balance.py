@@ -1,4 +1,4 @@
-"""The cut by itself: what stages are measured to cost, and the runs of them that balance best."""
+"""The cut alone: the measured costs of stages, and the best-balanced runs of stages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_model_of_equal_layers_is_cut_in_the_middle() -> None:
     assert found.balanced(2) == ("e",)
     assert found.balanced(4) == ("c", "e", "g")
     assert found.balanced(9) is None
-    # 8 x (100 + 3 x 100 + 10 + 5) do not fit one device of 2,000; two of them they do.
+    # 8 x (100 + 3 x 100 + 10 + 5) do not fit a device of 2,000, but they fit two devices.
     assert memory(found.costs) == 8 * 415
     assert found.balanced(1, 2_000) is None
     assert found.balanced(2, 2_000) == ("e",)

@@ -1,4 +1,4 @@
-"""A backward pass in two parts: the bits of one pass, and what is left for the second part."""
+"""A backward pass in two parts: the bits of a single pass, and the work of the second part."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def gradients_of(
 
 
 def passes(model: nn.Module, values: torch.Tensor) -> tuple[torch.Tensor, Root]:
-    """A forward pass, as of a stage: its leaf, and where its backward pass begins."""
+    """Compute a forward pass of a stage: return its leaf, and the start of the backward pass."""
     torch.manual_seed(5)
     leaf = values.clone().requires_grad_()
     output = model(leaf * 1.0)
@@ -76,7 +76,7 @@ def passes(model: nn.Module, values: torch.Tensor) -> tuple[torch.Tensor, Root]:
 
 
 def compared(model: nn.Module, values: torch.Tensor) -> int:
-    """Compute in one part and in two; return how many parameters the second part had."""
+    """Compute in one part and in two; return the number of parameters in the second part."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     leaf, root = passes(model, values)
     derive([root])
@@ -119,7 +119,7 @@ OPERATORS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: a @ b,
     lambda a, b: torch.nn.functional.linear(a, b),
     lambda a, b: torch.cat([a, b])[1:5],
-    lambda a, b: torch.maximum(a, b),  # not one of those in parts
+    lambda a, b: torch.maximum(a, b),  # not an operator in parts
     lambda a, b: Doubles.apply(a, b.sum()),  # type: ignore[no-untyped-call]
 ]
 

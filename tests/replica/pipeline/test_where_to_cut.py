@@ -1,4 +1,4 @@
-"""Where a model may be cut, and what a cut leaves as it was."""
+"""Possible cuts of a model, and everything left unchanged by a cut."""
 
 from __future__ import annotations
 

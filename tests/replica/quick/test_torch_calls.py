@@ -1,4 +1,4 @@
-"""What is called around every shard in the place of torch's public functions does the same."""
+"""Calls around every shard in the place of torch's public functions have the same effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gradients(derive: Any, dtype: torch.dtype) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_loss_is_derived_as_by_torch(dtype: torch.dtype) -> None:
-    for _ in range(2):  # a hook that writes the first gradient writes it for itself alone
+    for _ in range(2):  # a hook that writes the first gradient writes no second gradient
         ours, torchs = (
             gradients(torch_calls.derive, dtype),
             gradients(torch.autograd.backward, dtype),
