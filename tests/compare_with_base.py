@@ -1,4 +1,4 @@
-"""Compare the bits of random runs with those of a base commit.
+"""Compare the bits of random runs with the bits of a base commit.
 
     python tests/compare_with_base.py --configurations 40 --seed 1
     python tests/compare_with_base.py --base HEAD~1 --only "model=mlp engine=towers:3"
@@ -13,8 +13,8 @@ depend on the number of configurations.
 
 ``--record`` writes the golden digests of this kind of processor, with the code of commit 1ed5e4f:
 of all runs of ``tests/golden/configurations.txt``, and of runs that go on from the checkpoints of
-``tests/fixtures/checkpoints-1ed5e4f``. Record where the tests compare live, which takes twice as
-long, and after a line was added to the list.
+``tests/fixtures/checkpoints-1ed5e4f``. Record after a new line in the list, and on machines without
+a record: there the tests compare live, and take twice as long.
 
 Exit code 0: all configurations are equal. Exit code 1: some configurations differ; a line under
 each shows the command that repeats the difference; or a golden run fails. Exit code 2: a mistake in

@@ -1,4 +1,4 @@
-"""What user code has beside the model: the same bits on all engines, after a kill, elsewhere."""
+"""State of user code beside the model: the same bits on all engines, after a kill, elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOWERS = ("--engine", "towers", "--workers", "3")
 
 
 def test_a_run_that_is_killed_goes_on_elsewhere(tmp_path: Path, references: References) -> None:
-    """In the middle of an epoch, two steps and one after a checkpoint; at last a worker alone."""
+    """Kill in mid-epoch, two steps and one after a checkpoint; at last a single worker."""
     run_dir = ("--run-dir", str(tmp_path / "run"))
     ways = ("6", 4, RANKS), ("9", 8, STAGES), ("13", 12, TOWERS), ("-16", 25, PROCESSES)
     for kill, saved, engine in ways:

@@ -1,4 +1,4 @@
-"""Ranks of a collective: the bits of a tower, on the way to which they may end and begin anew."""
+"""Ranks of a collective: the bits of a tower; meanwhile ranks may end and begin anew."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def found(run_dir: Path) -> dict[str, Any]:
 
 
 class Way(NamedTuple):
-    """A script on ranks; ``bits`` are options that decide the bits too."""
+    """A script on ranks; ``bits`` are options with an effect on the bits."""
 
     ranks: int
     script: str
@@ -50,14 +50,14 @@ WAYS = [
     Way(3, "ranks.py", "then=change optimizer=sgd", options=SMALL),
     Way(3, "ranks.py", "what=nan optimizer=adafactor"),
     Way(2, "ranks.py", "what=nan optimizer=tensors", options=WHOLE),
-    # Callbacks reach the state of the optimizer, which lies on all ranks.
+    # Callbacks reach the state of the optimizer, spread over all ranks.
     Way(3, "ranks.py", "then=moments,change", bits="--precision bf16"),
-    # An optimizer that asks for a gradient again.
+    # An optimizer with a second request for a gradient.
     Way(3, "ranks.py", "optimizer=wolfe"),
-    # Losses over the whole batch. In slices of a few blocks the temperature is one rank's.
+    # Losses over the whole batch. In slices of a few blocks a single rank has the temperature.
     Way(3, "ranks.py", "loss=gather", bits="--shards 5", options="--bucket-mb 0.01"),
     Way(2, "ranks.py", "loss=gather what=inf", options=WHOLE),
-    # Gradients that are not what they were when they were sent.
+    # Gradients that change after they are sent.
     Way(2, "ranks.py", "deep=doubled", options=SMALL),
     Way(2, "ranks.py", "deep=checkpoints", options=SMALL),
     Way(2, "ranks.py", "deep=teacher", options=SMALL),
@@ -94,7 +94,7 @@ def test_the_bits_of_a_tower(way: Way, references: References, tmp_path: Path) -
 def test_it_is_told_to_end_and_killed_and_goes_on_elsewhere(
     references: References, tmp_path: Path
 ) -> None:
-    """A loss over the batch: in its first pass, on towers, in its second pass, on fewer ranks."""
+    """End a loss over the batch in its first pass, on towers, in its second, on fewer ranks."""
     run_dir = tmp_path / "run"
     saves = ("--run-dir", str(run_dir), "--save-every-steps", "1")
     towers = ("--engine", "towers", "--workers", "2")
@@ -105,7 +105,7 @@ def test_it_is_told_to_end_and_killed_and_goes_on_elsewhere(
         return run(command("ranks.py", *words, options=(*options, *saves)))
 
     first = goes_on(on(3), "what=TERM", "at=forward,1,1")
-    assert first.code == 128 + signal.SIGTERM, first.said  # as one process would end
+    assert first.code == 128 + signal.SIGTERM, first.said  # as for a single process
     made = inspected(run_dir)["global_step"]
     assert made in (1, 2)
     assert f"stopped after step {made}: rank 1: SIGTERM" in first.out
@@ -146,7 +146,7 @@ def test_what_user_code_raises_is_one_traceback_and_saved_before(
 
 @pytest.mark.slow
 def test_what_another_rank_alone_comes_to_is_said_and_kept(tmp_path: Path) -> None:
-    """A doubt of rank 1's own, after the first step; and what only a comparison shows."""
+    """A doubt of rank 1 alone, after the first step; and a doubt shown only by a comparison."""
     own = "on rank 1, forward writes last.bias (Linear) now"
     ended = run(
         command("ranks.py", "what=writes", "at=,1,", options=on(2, "--run-dir", str(tmp_path)))
@@ -225,7 +225,7 @@ def test_nothing_is_left_of_ranks_that_had_not_met(tmp_path: Path) -> None:
 def test_torchrun_starts_the_ranks_and_starts_them_anew(
     references: References, tmp_path: Path
 ) -> None:
-    """After a kill; and what was there before is moved aside once."""
+    """Restart after a kill; an earlier run is moved aside once."""
     run_dir = tmp_path / "run"
     saves = ("--run-dir", str(run_dir), "--save-every-steps", "2")
     earlier = run(command("ranks.py", "steps=2", options=(*TOWER, *saves)))
@@ -241,7 +241,7 @@ def test_torchrun_starts_the_ranks_and_starts_them_anew(
         assert "gloo listens on 127.0.0.1 (this machine alone)" in ended.out
 
 
-# What is another one, and what is said of it. A shell puts $RANK in, where it is.
+# Differences between ranks, and the message. The shell replaces $RANK.
 OTHERS = {
     "PYTHONPATH={folder}/$RANK:$PYTHONPATH {run} {script}": (
         "rank 1 differs from rank 0 in the torch build: got 2.99.0, expected"

@@ -1,4 +1,4 @@
-"""Update rules in a dictated order: to the last digit of a computation by hand.
+"""Update rules in a dictated order: equal to a computation by hand, to the last digit.
 
 Shards of one row compute ``x * a * b``, with two scalars. Workers in memory follow a script.
 """
@@ -80,7 +80,7 @@ def agrees_with_a_hand_computation(
         losses, ages, total = {}, [], 0.0
         for shard, row, worker, (a, b) in of_update:
             x, weight = X[row].item(), WEIGHTS[row].item()
-            ages.append(n - states.index([a, b]))  # only what one update left can be read
+            ages.append(n - states.index([a, b]))  # only the result of a single update can be read
             count["stale" if ages[-1] else "fresh"][worker] += 1
             gradients[0][shard], gradients[1][shard] = weight * b * x, weight * (x * a)
             losses[shard] = weight * (x * a * b)
@@ -99,14 +99,14 @@ def agrees_with_a_hand_computation(
 
 
 class Scenario(NamedTuple):
-    """A rule, the moves of its workers, and the first updates; the others are as it comes."""
+    """A rule, the moves of its workers, and the first updates; later updates in any order."""
 
     update: str
     shards: int
     workers: int
     updates: int
     moves: list[Move]
-    order: list[list[int]]  # of each update the workers whose shards it was made of
+    order: list[list[int]]  # the workers of each update's shards
     staleness: Sequence[int] = ()  # of each update
     dropped_rows: int = 0  # by each update
 
@@ -116,7 +116,7 @@ def finish(*workers: int) -> list[Move]:
 
 
 OVER_COMMIT = [
-    *(*finish(0, 0, 0, 1), LeavesOff(0)),  # of the copy that it had begun
+    *(*finish(0, 0, 0, 1), LeavesOff(0)),  # of the copy begun by worker 0
     *(*finish(1, 1, 1, 0), LeavesOff(1)),
     *(*finish(1), Leaves(1, results_stay=True)),
 ]
@@ -129,7 +129,7 @@ SCENARIOS = {
         [[0, 1], [0, 2], [0, 1]],
         dropped_rows=1,
     ),
-    # The fast one does three; then the other is the fast one; what a lost one has computed stays.
+    # Worker 0 is fast for three shards; then worker 1 is fast; results of a lost worker stay.
     "over_commit": Scenario(
         *("sync", 4, 2, 4, OVER_COMMIT),
         [[0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 0, 1]],
@@ -141,11 +141,11 @@ SCENARIOS = {
         [[0, 0, 1], [0, 0, 0]],
         dropped_rows=2,
     ),
-    # Worker 0's second shard was begun before its first was applied.
+    # Worker 0's second shard was begun before the first was applied.
     "race": Scenario(
         *("async", 3, 3, 12, finish(*RACE)), [[w] for w in RACE], staleness=[0, 1, 2, 3, 1, 1, 5, 5]
     ),
-    # Workers 0 and 1 wait for worker 2, as otherwise it would be 3.
+    # Workers 0 and 1 wait for worker 2, as otherwise the staleness would be 3.
     "bound": Scenario(
         *("bounded:2", 3, 3, 12, finish(0, 1, 0, 1, 2, 2, 1, 0)),
         [[0], [1], [2], [0], [1]],
@@ -155,7 +155,7 @@ SCENARIOS = {
 
 
 class Played:
-    """What a run in memory was."""
+    """The facts of a run in memory."""
 
     def __init__(self, scenario: Scenario) -> None:
         calls: list[tuple[int, list[float]]] = []
@@ -196,7 +196,7 @@ class Played:
             for step in range(len(self.reports)):
                 yield [(t, s, w) for (t, s), w in kept.items() if t == step]
             return
-        # In any order of the steps: a report counts who computed the one shard.
+        # In any order of the steps: a report counts the worker of its single shard.
         left, before = dict(kept), Counter[int]()
         for report in self.reports:
             counts = Counter(

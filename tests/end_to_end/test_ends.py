@@ -1,4 +1,4 @@
-"""The end of a run beside its signals: nobody outlives it, nothing is left, nothing holds it up."""
+"""The end of a run beside signals: no process outlives a run, nothing is left or delays the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.runs import LIMIT_S, command, last_json, processes_of, soon, starte
 
 in_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 
-AT_ONCE_S = 10.0  # in which a run ends by itself after a second signal
+AT_ONCE_S = 10.0  # the limit for an end after a second signal
 WORKERS = ("--workers", "2")
 
 
@@ -48,7 +48,7 @@ def test_loops_leave_nothing(tmp_path: Path) -> None:
     assert len({each["files"] for each in found[1:]}) == 1, found
     assert said.count("computes on towers") == 1  # a notice is said once
     assert set(Path("/dev/shm").iterdir()) <= before
-    assert all(name.startswith("torchinductor_") for name in left), left  # torch's, by its import
+    assert all(name.startswith("torchinductor_") for name in left), left  # made by importing torch
 
 
 @in_proc
@@ -74,7 +74,7 @@ def test_a_second_signal_ends_whatever_the_run_is_blocked_in(tmp_path: Path, sig
             run.send_signal(number)
             time.sleep(0.3)
         began = time.monotonic()
-        # It has AT_ONCE_S to end by itself after the second, and none after the third.
+        # The run has AT_ONCE_S to end by itself after the second signal, and none after the third.
         code = run.wait(timeout=AT_ONCE_S + 20)
         assert code == (130 if signals == 2 else 143)
         assert (time.monotonic() - began >= AT_ONCE_S - 1) == (signals == 2)

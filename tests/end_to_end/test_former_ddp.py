@@ -1,4 +1,4 @@
-"""Scripts that trained with DDP: the same bits everywhere, or one line that names the call."""
+"""Former DDP scripts: the same bits everywhere, or a line with the name of the call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
     pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked"),
 ]
-# In all ways: what is guarded, what the environment says, a call; all with this variable.
+# In all ways: guarded code, the environment's facts, a call; all cases with this variable.
 IS_ALL = "QUORATE_TEST_FORMER_DDP" in os.environ
 CHOSEN = ("loss_divided_by_guarded_world_size", "rank_read_in_the_loss", "barrier_in_the_loss")
 

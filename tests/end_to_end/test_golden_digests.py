@@ -25,8 +25,8 @@ PARTS = 4
 def expected_results(runs: Sequence[Configuration]) -> dict[str, golden.Result]:
     """Return the results of this kind of processor, from its file or else of the base commit.
 
-    Where the history lacks that commit (an archive of the source, a shallow clone), the digests are
-    those of the same trainings on one worker.
+    If the history lacks the base commit (an archive of the source, a shallow clone), the digests
+    come from the same trainings on one worker.
     """
     found = golden.recorded(golden.file_of(golden.processor()))
     if found is None:

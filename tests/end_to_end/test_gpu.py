@@ -1,6 +1,6 @@
-"""What only a GPU can answer. Runs where torch sees one: ``python -m pytest -m gpu``.
+"""Questions for a GPU alone. Run if torch sees a GPU: ``python -m pytest -m gpu``.
 
-The simulated accelerator runs this file too, but for what is CUDA's: see ``tests/accelerator``.
+The simulated accelerator runs this file too, except for CUDA's parts: see ``tests/accelerator``.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LIMIT_S = 300
 
 
 def run(*words: str, code: int = 0, **environment: str) -> str:
-    """Return what the command prints."""
+    """Return the output of the command."""
     found, out, err = WARM.run(words, {**os.environ, **environment}, LIMIT_S)
     assert found == code, (found, out, err)
     return out + err
 
 
 def trained(engine: str, workers: int, how: str, *options: str, code: int = 0, **env: str) -> str:
-    """Return what a run of the script prints."""
+    """Return the output of a run of the script."""
     words = ("run", "--devices", DEVICE, "--engine", engine, "--workers", str(workers), *options)
     return run(*words, str(SCRIPT), how, code=code, **env)
 
@@ -71,8 +71,8 @@ PRECISIONS = ["tf32", "bf16", "fp16"] if ON_CUDA else ["bf16", "fp16"]
         f"{CONVOLUTION} engine=towers:2 event=resume then=inline",
         f"{CONVOLUTION} engine=processes:2 event=resume then=processes:1",
         f"{CONVOLUTION} engine=processes:2 steps=16 pause=10 fault=kill@forward+kill@backward",
-        # Two stages share the GPU: each has a queue of its own, and they share its generator, from
-        # which dropout draws.
+        # Two stages share the GPU: each has a separate queue, and both share the generator of the
+        # GPU, the source of dropout's numbers.
         "model=transformer optimizer=adam engine=stages",
         "model=mlp optimizer=adam engine=stages:2",
     ],
@@ -100,7 +100,7 @@ def test_stages_give_the_bits_of_one_piece(cut: str, tmp_path: Path) -> None:
 def test_dropout_is_the_shards_own() -> None:
     class Disturbs(quorate.Callback):
         def updated(self, report: quorate.Report) -> None:
-            torch.rand(100, device=DEVICE)  # what others draw from it does not count
+            torch.rand(100, device=DEVICE)  # draws by other code do not count
 
     def weights(seed: int, *callbacks: quorate.Callback) -> str:
         def net() -> nn.Module:
@@ -121,7 +121,7 @@ ONE = {"devices": DEVICE, "workers": 1, "engine": "towers", "steps": 1}
 
 
 def test_an_overflow_in_float16_costs_nothing() -> None:
-    # The derivative is 512 for each row. Times the first scale it is above 65,504.
+    # The derivative is 512 for each row. Times the first scale the value is above 65,504.
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
 
@@ -170,7 +170,7 @@ def test_a_memory_fraction_is_held(engine: str, workers: int) -> None:
     assert "a larger memory_fraction" in said
 
 
-# --- what is said ---------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------
 
 VERIFY = ("--devices", DEVICE, "--engine", "towers", "--workers", "1,2", "--updates", "2")
 
@@ -217,7 +217,7 @@ def test_the_log_of_placement_names_the_device() -> None:
 
 
 def test_batches_are_moved() -> None:
-    """Whatever holds their tensors; and pinned memory where the device wants it."""
+    """Move tensors in any container; pin memory if the device has use for pinned memory."""
     dicts = [{"x": [torch.tensor([1.0 * n]), n], "name": str(n)} for n in range(8)]
 
     def loss(model: Any, batch: Any) -> torch.Tensor:

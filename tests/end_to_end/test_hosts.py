@@ -1,4 +1,4 @@
-"""Ranks on several hosts, which are slow, cut off, lost and back again: the same bits."""
+"""Ranks on several hosts: slow, cut off, lost and back again, with the same bits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from support.runs import LIMIT_S, command, digests, inspected, soon
 
 pytestmark = pytest.mark.slow
 RANKS = pytest.mark.skipif(not torch.distributed.is_available(), reason="without distributed")
-# Without, torchrun's agent of a host that comes back waits for an address that nobody says (2.13).
+# Without, torchrun's agent of a returning host waits for an address never published (2.13).
 ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
-# A store that is on a host of its own, and outlives all others.
+# A store on a separate host, with a longer life than all ranks.
 STORE = """
 import time, torch.distributed
 store = torch.distributed.TCPStore("host-c", 29400, is_master=True, wait_for_workers=False)
@@ -47,7 +47,7 @@ def of_ranks(run_dir: Path, nodes: str, steps: int = 16, restarts: int = 0) -> l
 
 
 def wait_for(heard: Sequence[Heard], word: str, limit_s: float = LIMIT_S) -> None:
-    """Wait until one of several processes says it."""
+    """Wait until a process says the word."""
     soon(
         lambda: any(word in each.all for each in heard),
         lambda: f"no {word!r}: {[each.all for each in heard]}",
@@ -99,7 +99,7 @@ def test_the_doctor_measures_a_slow_link_and_compares_run_directories(tmp_path: 
             host.slow(1000)
         first, second = end_all([two[0].start(words), two[1].start(other)], 90)
     assert (first.code, second.code) == (0, 0), first.out + second.out
-    assert "hosts" not in second.out  # the first one says all
+    assert "hosts" not in second.out  # the first host prints all
     found = json.loads(first.out[first.out.index("{") :])
     assert [report["address"] for report in found["reports"]] == ["10.231.7.1", "10.231.7.2"]
     (way,) = found["crossings"]
@@ -113,12 +113,12 @@ def test_the_doctor_measures_a_slow_link_and_compares_run_directories(tmp_path: 
     assert not [*tmp_path.glob(".quorate-doctor-*")]
 
 
-# --- links that are cut, and hosts that are lost --------------------------------------------------
+# --- cut links, and lost hosts --------------------------------------------------------------------
 
 
 @RANKS
 def test_a_link_is_cut_for_4_s_and_for_good(tmp_path: Path) -> None:
-    """For a while: nobody is lost. Then all end, and name the host that is cut off."""
+    """Cut for a while: nobody is lost. Then all end, and name the host behind the cut link."""
     run_dir = tmp_path / "run"
     words = of_ranks(run_dir, "2", steps=1000)
     with several.hosts(2) as two:
@@ -132,7 +132,7 @@ def test_a_link_is_cut_for_4_s_and_for_good(tmp_path: Path) -> None:
         assert len(ranks_of(run_dir)) == 2
         two[1].cut()
         soon(lambda: not ranks_of(run_dir), lambda: [each.all for each in heard])
-        two[1].kill()  # torchrun itself waits for minutes for its store, on the first host
+        two[1].kill()  # torchrun waits for minutes for its store, on the first host
         codes = [each.ended(60) for each in heard]
     assert codes[0] != 0
     for each, lost in zip(heard, ("host-b", "host-a"), strict=True):
@@ -151,7 +151,7 @@ def test_the_host_of_rank_0_is_lost_and_where_they_meet_is_elsewhere(
         store.wait_for("listens")
         heard = [Heard(host.start(words, ELASTIC)) for host in three[:2]]
         wait_for(heard, "made step 4 on 2")
-        lost = 0 if "made step" in heard[0].all else 1  # rank 0 says it
+        lost = 0 if "made step" in heard[0].all else 1  # printed by rank 0
         three[lost].die()
         assert heard[1 - lost].ended(120) == 0, heard[1 - lost].all
         assert "on 1\n" in heard[1 - lost].all

@@ -1,4 +1,4 @@
-"""A Keras model on worker processes: the same bits, and it learns."""
+"""A Keras model on worker processes: the same bits, and the model learns."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_a_keras_model(tmp_path: Path) -> None:
     ended = run_all(commands, {"KERAS_BACKEND": "torch"})
     for name in "12":
         assert ended[name].code == 0, ended[name].said
-        # It learns, and so do its running statistics.
+        # The model learns, and so do the running statistics.
         found = last_json(ended[name].out)
         assert found["accuracy"] > 0.85, ended[name].out
         assert found["moved"] > 0.01, ended[name].out
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
-    # Its deep copies have other parameters, which would never be trained.
+    # Deep copies would have different parameters, never trained.
     assert ended["tower"].code == 2
     assert "use engine='processes'" in ended["tower"].err

@@ -1,4 +1,4 @@
-"""Ranks that come to grief in each phase: all end soon, it is said why, and nothing is left."""
+"""Ranks fail in each phase: all end soon, with the reason, and nothing is left."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "1"))
 RANKS = 3
 LIMIT_S = 150.0
 SOON_S = 2.0
-LOST_S = 10.0  # after which a rank that is not heard of is lost
-SLOW_S = 60.0  # beyond what is promised: these machines are busy
+LOST_S = 10.0  # a rank silent for as long is lost
+SLOW_S = 60.0  # beyond the promise: these machines are busy
 HOST = os.uname().nodename
 
 
 class Lost(NamedTuple):
-    """A run that is over."""
+    """A finished run."""
 
     code: int
     said: str
-    after_s: float  # from what happened to the end of all processes
+    after_s: float  # from the event to the end of all processes
     step: int | None  # of the newest checkpoint
 
 
 def of_ranks(folder: Path, *words: str, options: tuple[str, ...] = ()) -> list[str]:
-    """Return a command line of ranks that have a folder for notes, and save every second step."""
+    """Return a command line of ranks with a folder for notes, and a save every second step."""
     (folder / "notes").mkdir(exist_ok=True)
     saves = ("--run-dir", str(folder / "run"), "--save-every-steps", "2")
     own = ("--engine", "collective", "--workers", str(RANKS))
@@ -59,9 +59,9 @@ def of_torchrun(folder: Path, *words: str, restarts: int = 0) -> list[str]:
 
 @contextmanager
 def nothing_is_left(folder: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a run; within a while of its end no process, file or memory of it is left.
+    """Start a run; soon after its end no process, file or memory of the run is left.
 
-    Yields what ``started`` does.
+    Yields the values of ``started``.
     """
     before = shared_memory()
     with started(folder, words) as (process, mark):
@@ -69,7 +69,7 @@ def nothing_is_left(folder: Path, words: list[str]) -> Iterator[tuple[subprocess
         assert process.returncode is not None
         soon(lambda: not processes_of(mark), lambda: processes_of(mark))
         files = {p.name for p in (folder / "temporary").iterdir() if p.name.startswith("quorate")}
-        # What had no end of its own has left the folder where ranks meet, and nothing in it.
+        # A killed run leaves the folder where ranks meet; a run with an end of its own nothing.
         assert process.returncode < 0 or not files, files
     assert shared_memory() <= before
 
@@ -102,13 +102,13 @@ def wait_for(path: Path) -> str:
     return path.read_text()
 
 
-# What happens where, what is said of it, and how long it may take until all have ended.
+# The event and its place, the message, and the time limit for the end of all ranks.
 GRIEF = {
-    # It may take more time, or hangs for a moment, where it is measured by seconds.
+    # Where seconds decide, a rank may need more time, or may hang only for a moment.
     "hang backward,0": ("rank 0 on {host} hangs: it is at backward of step 3, shard 0", 6.0),
     "exit fetching,1": (r"sys.exit\(0\) was called by the code that computes a shard", SOON_S),
     "STOP exchange,2": ("rank 2 on {host} was not heard of for 10 s", LOST_S + SOON_S),
-    # By its parent, or by the others' pipes: whoever hears of it first.
+    # Reported by the parent, or by the pipes of other ranks: by the first to hear.
     **{
         f"KILL {at}": (r"rank \d (was killed by signal 9 \(SIGKILL\)|on {host} has ended)", SOON_S)
         for at in ("exchange,1", "update,2", "saving,2")
@@ -137,7 +137,7 @@ def test_rank_0_is_killed_and_the_others_end(tmp_path: Path) -> None:
 
 
 def test_rank_0_is_stopped_and_may_go_on(tmp_path: Path, references: References) -> None:
-    """By Ctrl-Z, which reaches it alone: the others wait for it."""
+    """Stop by Ctrl-Z, for rank 0 alone: all further ranks wait for rank 0."""
     words = of_ranks(tmp_path, "what=STOP", "at=forward,0,3")
     with nothing_is_left(tmp_path, words) as (process, _):
         wait_for(tmp_path / "notes" / "happened")
@@ -150,7 +150,7 @@ def test_rank_0_is_stopped_and_may_go_on(tmp_path: Path, references: References)
 
 
 def test_memory_of_a_container_that_runs_out_is_named(tmp_path: Path) -> None:
-    with memory_group(2 << 30) as group:  # which is full within the timeout
+    with memory_group(2 << 30) as group:  # full within the timeout
         words = of_ranks(tmp_path, "what=hungry", "at=forward,1,3")
         ended = lost(tmp_path, inside(group, words))
     assert ended.code == 1, ended.said
@@ -163,7 +163,7 @@ def test_sigterm_in_each_phase_saves_and_ends_all(at: str, tmp_path: Path) -> No
     then = ("then=tells",) if phase == "saving" else ()
     ended = lost(tmp_path, of_ranks(tmp_path, "what=TERM", f"at={at}", *then))
     assert ended.after_s < 5 + SLOW_S, ended.said
-    if phase == "start":  # a script that has not come to fit yet dies by the signal
+    if phase == "start":  # before fit, a script dies by the signal
         assert ended.code == 1, ended.said
         assert "rank 1 was killed by signal 15 (SIGTERM)" in ended.said
         return
@@ -177,10 +177,9 @@ def test_sigterm_in_each_phase_saves_and_ends_all(at: str, tmp_path: Path) -> No
 def test_random_ranks_are_killed_at_random_moments_and_torchrun_is_told_to_end(
     tmp_path: Path, references: References
 ) -> None:
-    """A rank is killed again and again, wherever it is; and at last torchrun gets SIGTERM.
+    """A rank is killed again and again, in any place; at last torchrun gets SIGTERM.
 
-    What is saved then, and trained to the end on a tower, has the bits of a run that nobody
-    disturbed.
+    The state saved at SIGTERM, trained to the end on a tower, has the bits of an undisturbed run.
     """
     chance = random.Random(16)
     steps = ("steps=100", "pause=0.04")
@@ -202,7 +201,7 @@ def test_random_ranks_are_killed_at_random_moments_and_torchrun_is_told_to_end(
                     path.unlink()
                     killed += 1
                     at = len(said.lines)
-        # Ranks that lost one may print a step which they had made; a new start says where they met.
+        # Ranks may print a made step after the loss of a rank; a new start prints their meeting.
         said.wait_for("made step", said.wait_for("ranks met at", at))
         told_at = time.monotonic()
         process.terminate()

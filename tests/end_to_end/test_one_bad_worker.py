@@ -1,4 +1,4 @@
-"""A worker that is worse off than the others: the run goes on without it, and says so."""
+"""A worker in a worse state than the rest: the run goes on without the worker, and says so."""
 
 from __future__ import annotations
 

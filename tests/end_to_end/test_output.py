@@ -1,4 +1,4 @@
-"""Output that is closed, full or broken, at any moment: the same bits, code 0, no traceback."""
+"""Closed, full or broken output, at any moment: the same bits, code 0, no traceback."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def read_until(pipe: int, most: int) -> None:
 
 
 def run_spoiled(kind: str, engine: str, run_dir: Path, chance: random.Random) -> tuple[int, bytes]:
-    """Run to the end with an output that is spoiled on the way; its exit code, and its errors."""
+    """Run to the end with an output spoiled on the way; return exit code and error output."""
     options = ("--engine", engine, "--workers", "2", "--run-dir", str(run_dir))
     full = ["speaks=stdout,stderr", f"full={chance.randrange(STEPS)}"]
     words = full if kind == "full" else ["speaks=stdout"]
     line = command("lasting.py", UPDATES, *words, options=options)
     read, write = os.pipe()
-    if kind == "slow":  # nobody waits for whoever does not read
+    if kind == "slow":  # nobody waits for a reader who does not read
         fcntl.fcntl(write, fcntl.F_SETFL, fcntl.fcntl(write, fcntl.F_GETFL) | os.O_NONBLOCK)
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     errors_file = run_dir.with_suffix(".errors")
@@ -69,7 +69,7 @@ def test_output_that_is_lost_at_any_moment_ends_no_run(
     assert not [line for line in errors.splitlines() if not line.startswith(b"a loss")], errors
     assert digests(run_dir) == references.on_a_tower("lasting.py", UPDATES).digests
     if kind == "slow" and not (run_dir / "display.txt").exists():
-        return  # the coordinator was done before its workers had filled the pipe
+        return  # the coordinator ended before its workers had filled the pipe
     (note,) = (run_dir / "display.txt").read_text().splitlines()
     assert "standard output: " in note
     assert note.endswith("nothing more is shown, training continues")
@@ -77,7 +77,7 @@ def test_output_that_is_lost_at_any_moment_ends_no_run(
 
 @pytest.mark.parametrize(
     ("engine", "closed"),
-    # Forks and pipes between processes meet most of what is closed; a daemon has none of the three.
+    # Forks and pipes between processes meet most closed streams; a daemon has none of the three.
     [(PROCESSES, ">&-"), (PROCESSES, "<&- >&- 2>&-"), (STAGES, "<&- >&-")],
     ids=["output", "all", "both of stages"],
 )

@@ -43,14 +43,14 @@ LASTS = ("ranks.py", "steps=100000", "pause=0.01", "then=tells")
 
 @pytest.fixture(scope="module")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
-    """Two nodes, of one CPU and of two, that are as they were after each test."""
+    """Two nodes, of one CPU and of two, unchanged after each test."""
     with ray_cluster(tmp_path_factory.mktemp("cluster"), 1, 2) as running:
         yield running
 
 
 @pytest.fixture
 def cluster(shared_cluster: RayCluster) -> RayCluster:
-    """The cluster, which knows the objects of earlier tests: a leak fails one test, not all."""
+    """The cluster, with the objects of earlier tests known: a leak fails one test, not all."""
     shared_cluster.objects_before = shared_cluster.left()["objects"]
     return shared_cluster
 
@@ -75,12 +75,12 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     phases = "model=phases options=ema+schedule data=short"
     runs = {
         "everything": ("everything.py", (), ("--shards", "5"), 3, 3),
-        # A step that is computed again at other parameters; changes by callbacks; all of a batch.
+        # A step computed again at other parameters; changes by callbacks; a whole batch's loss.
         "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
         "changes": ("ranks.py", ("then=change",), (), 3, 0),
         "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
         "batch": ("ranks.py", ("loss=gather",), ("--shards", "5"), 3, 0),
-        # Models that take turns; what user code sets beside the model.
+        # Models in turns; state of user code beside the model.
         "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
         "beside": ("beside.py", (), (), 3, 0),
     }
@@ -99,14 +99,14 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     servers_at = r"server 0 on .*\(node (\w+)\), server 1 on .*\(node (\w+)\)"
     placed = re.search(servers_at, ended["served"].said)
     assert placed is not None
-    assert placed[1] != placed[2]  # each on a node of its own
+    assert placed[1] != placed[2]  # each on a separate node
     nothing_is_left_on(cluster)
 
 
 def test_the_same_bits_whoever_is_killed(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
-    """Workers, the actors that hold their places, and relays of nodes, at random moments."""
+    """Kill workers, the actors holding their places, and relays of nodes, at random moments."""
     stop, chance = tmp_path / "stop", random.Random(17)
     options = (*cluster.options(2), "--servers", "2", "--run-dir", str(tmp_path / "run"))
     words = command("lasting.py", "pause=0.01", f"stop={stop}", options=options)
@@ -134,15 +134,15 @@ def test_nodes_come_are_killed_and_are_drained(
     options = (*cluster.options(3)[:-1], "2:4", "--run-dir", str(run_dir))
     words = command("lasting.py", "pause=0.01", f"stop={stop}", options=options)
     with heard(words, cluster.env) as said:
-        # 1. A node comes: it has a worker within seconds.
+        # 1. A node comes: within seconds the node has a worker.
         at = said.wait_for("3 take part")
         cluster.tell("add 1")
         at = said.wait_for("4 take part", at)
-        # 2. It is killed, with its worker wherever that is.
+        # 2. The node is killed, with its worker wherever the worker is.
         cluster.tell("kill -1")
-        at = said.wait_for("is lost with its", at)  # actor, or node: Ray tells of one first
+        at = said.wait_for("is lost with its", at)  # actor, or node: Ray's order varies
         at = said.wait_for("3 take part", at)
-        # 3. Another comes, and is drained: its worker hands over, and nothing is lost.
+        # 3. Another node comes, and is drained: its worker hands over, and nothing is lost.
         cluster.tell("add 1")
         at = said.wait_for("4 take part", at)
         cluster.tell("drain -1")
@@ -155,7 +155,7 @@ def test_nodes_come_are_killed_and_are_drained(
         json.loads(line)["at"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()
     ]
     longest_s = max(after - before for before, after in pairwise(times[10:]))
-    assert longest_s < 60.0  # it waits for nobody; seconds, if busy
+    assert longest_s < 60.0  # no wait for anybody; seconds, if busy
     has_the_bits_of_a_tower(run_dir, references)
     cluster.tell("kill -1")
     nothing_is_left_on(cluster)
@@ -176,7 +176,7 @@ def test_a_server_that_is_lost_ends_the_run_in_a_line_and_the_next_goes_on(
     assert "Traceback" not in said.all
     (line,) = (each for each in said.lines if each.startswith("quorate: server"))
     assert "is lost, and its slice of the parameters with it; run the same command" in line
-    # Of what came back half nothing was saved.
+    # Nothing was saved of a half-returned update.
     assert inspected(run_dir)["global_step"] in (2, 4, 6)
     rest = run(command("ranks.py", "what=one", options=(*TOWER, *saves)))
     assert rest.code == 0, rest.said
@@ -231,7 +231,7 @@ def test_a_folder_travels_and_what_user_code_raises_names_worker_node_and_rows(
     (folder / "sizes.py").write_text("SHARDS = 4")
     (script := folder / "train.py").write_text(TRAVELS)
     (where := tmp_path / "where").mkdir()
-    # One of two workers at least is on the other node, with a copy of the folder.
+    # At least one of two workers is on the second node, with a copy of the folder.
     travels = (*cluster.options(2)[:-1], "2:3", "--working-dir", str(tmp_path))
     ended = run_all(
         {
@@ -242,7 +242,7 @@ def test_a_folder_travels_and_what_user_code_raises_names_worker_node_and_rows(
     )
     assert ended["there"].code == 0, ended["there"].said
     folders = {Path(text) for file in where.iterdir() if (text := file.read_text())}  # none torn
-    assert folder in folders  # of the coordinator, which compares the workers with itself
+    assert folder in folders  # the coordinator's, compared with the workers
     assert {copy.name for copy in folders} == {"app"}
     assert len(folders) > 1
     raised = ended["raises"]
@@ -271,48 +271,48 @@ def test_whoever_is_killed_a_detached_run_goes_on_until_it_is_stopped(
     script = ("ranks.py", "steps=60", "pause=0.05", "then=tells")
     words = command(*script, options=("--detached", *cluster.options(2)[2:], *saves))
     listed = [*words[:3], "inspect", "--address", cluster.address]
-    # 1. Who asked for it is killed: it goes on, and whoever asks again looks on.
+    # 1. The caller is killed: the run goes on, and the next caller looks on.
     with started(tmp_path, words) as (process, _):
         wait_for(process, "made step 8 ")
         process.kill()
     assert f"{folder}  runs" in run(listed).out
     with started(tmp_path, words) as (process, _):
-        # Whoever asks for something else in its name is told.
+        # A different request under the same name is refused.
         other = run([*words[:4], "--seed", "1", *words[4:]])
         assert other.code == 2, other.said
         assert "with another script, arguments or options" in other.err
-        # 2. The coordinator is killed, with its actor: it is started again, and resumes.
+        # 2. The coordinator is killed, with its actor: Ray starts the actor again, which resumes.
         wait_for(process, "made step 12 ")
         os.kill(psutil.Process(_coordinator(cluster, folder)).ppid(), signal.SIGKILL)
         wait_for(process, "resumed ")
         wait_for(process, "made step")
-        # 3. Ctrl-C here stops it there.
+        # 3. Ctrl-C here stops the run there.
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130, rest
         assert "saved step" in rest
-    # 4. What it has saved goes on anywhere, and nothing is left.
+    # 4. The saved state goes on anywhere, and nothing is left.
     ended = run(command(*script, options=(*TOWER, *saves)))
     assert ended.code == 0, ended.said
     assert digests(folder) == references.on_a_tower("ranks.py", "steps=60").digests
-    nothing_is_left_on(cluster, objects=1)  # of a coordinator that was killed
+    nothing_is_left_on(cluster, objects=1)  # of a killed coordinator
 
 
 def _coordinator(cluster: RayCluster, folder: Path) -> int:
-    """Return the pid of the process that makes the updates, once there is one."""
+    """Return the pid of the process with the updates, once there is such a process."""
     pattern = rf"--dies-with.*{folder}|{folder}.*--dies-with"
     soon(lambda: cluster.processes(pattern))
     return min(cluster.processes(pattern))
 
 
-# --- processes of Ray that are killed -------------------------------------------------------------
+# --- killed processes of Ray ----------------------------------------------------------------------
 
 SAYS = r"quorate: Ray's (raylet|head process, gcs_server,) on this machine"
 
 
 def listening(pid: int) -> list[Any]:
-    """Return the ports of all networks that a process listens at."""
-    with suppress(psutil.Error):  # it has ended meanwhile
+    """Return the ports of all networks where a process listens."""
+    with suppress(psutil.Error):  # the process has ended meanwhile
         there = psutil.Process(pid).net_connections("inet")
         return [each for each in there if each.status == psutil.CONN_LISTEN]
     return []
@@ -325,11 +325,11 @@ def test_nothing_of_a_local_cluster_is_left(tmp_path: Path, who: str) -> None:
     with started(tmp_path, words) as (process, mark):
         said = Heard(process)
         said.wait_for("made step 2 ")
-        # Also the one that writes a title over its command line, and else over its environment:
-        # without the word in there it would not be found below, nor by who ends it.
+        # Wait for the process with a title over its command line, and else over its environment:
+        # without the word in there, neither this test nor the ending code would find the process.
         title = "ray::DashboardAgent"
         soon(lambda: any(line.startswith(title) for line in processes_of(mark).values()))
-        # Others of this machine and of its network reach neither ports nor files.
+        # Other users of this machine and of its network reach neither ports nor files.
         ports = {c.laddr.ip for pid in processes_of(mark) for c in listening(pid)}
         assert ports
         assert ports <= {"127.0.0.1", "::ffff:127.0.0.1"}
@@ -343,7 +343,7 @@ def test_nothing_of_a_local_cluster_is_left(tmp_path: Path, who: str) -> None:
             (pid,) = [pid for pid, line in lines.items() if "raylet/raylet " in line]
             os.kill(pid, signal.SIGKILL)
         assert said.ended(LIMIT_S) == (-9 if who == "SIGKILL" else 2), said.all
-        # All at once, also those of Ray's that would take a minute to see that nobody needs them.
+        # All at once, even Ray's processes that would take a minute to notice their uselessness.
         soon(lambda: not processes_of(mark) and not session.exists(), lambda: processes_of(mark))
     assert who == "SIGKILL" or "saved step" in said.all
     if who == "raylet":

@@ -1,6 +1,6 @@
 """Update rules: whole reads, ends of loops, saves in the middle, long evaluations, one worker.
 
-Their books over a run with kills are in ``test_scenarios``.
+The rules' books over a run with kills are in ``test_scenarios``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import quorate
 
 @pytest.mark.slow
 def test_what_a_worker_reads_is_what_one_update_left_behind() -> None:
-    """A hundred updates while others read; each shard says which state it read."""
+    """Make a hundred updates while shards are computed; each shard names the state it read."""
     options = ("--workers", "3", "--shards", "6", "--update", "async", "--engine", "processes")
     ended = run(command("torn.py", "100", options=options))
     assert ended.code == 0, ended.said
     found = last_json(ended.out)
     assert found["updates"] == 100
-    # The test is one only if updates were made while shards were computed.
+    # The test is valid only if updates were made while shards were computed.
     assert sum(count for age, count in found["staleness"] if age) > 50, found
 
 
 class Drawn(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Rows that draw."""
+    """Rows with draws."""
 
     def __len__(self) -> int:
         return 48
@@ -59,7 +59,7 @@ def test_on_one_worker_async_is_sync_with_batches_of_a_shard() -> None:
         assert trained(batch_size=12, shards=4, update=update) == expected
 
 
-# --- loops that are left, and resumed -------------------------------------------------------------
+# --- loops left early, and resumed ----------------------------------------------------------------
 
 ROWS = 11  # an epoch has three batches of four shards
 DATA = TensorDataset(torch.arange(ROWS), torch.linspace(-1, 1, ROWS).reshape(-1, 1))
@@ -90,7 +90,7 @@ def test_a_save_in_the_middle_of_a_loop_is_where_another_trainer_goes_on(
 ) -> None:
     reports: list[quorate.Report] = []
     first = trainer(tmp_path, update=update)
-    for stop_at in (5, 6, 17):  # a loop that is left goes on in the next
+    for stop_at in (5, 6, 17):  # a loop left early goes on in the next
         for report in first.updates(DATA, epochs=4):
             reports.append(report)
             if report.global_step == stop_at:

@@ -1,4 +1,4 @@
-"""The promise: one digest on any number of devices, after a resume, and whoever is slow."""
+"""The promise: one digest on any number of devices, after a resume, and with slow workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_digest_depends_on_seed_and_shards_and_on_no_loader(references: Refe
 
 
 class Careless(nn.Module):
-    """Draws from the generators that all threads share, and recomputes activations."""
+    """Draws from the generators shared by all threads, and recomputes activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class ByIndex(Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_augmentation_belongs_to_the_sample_and_the_epoch(together: bool) -> None:
-    """Whatever the shards, batches and workers: one noise per row, another in each epoch."""
+    """Draw one noise per row and epoch, whatever the shards, batches and workers."""
 
     def seen(batch_size: int, shards: int, workers: int, loader_workers: int) -> list[float]:
         values: set[float] = set()

@@ -1,4 +1,4 @@
-"""Checkpoints that all ranks write: what one process writes, whatever happens meanwhile."""
+"""Checkpoints written by all ranks: the bytes of a single process, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def saved_steps(run_dir: Path) -> list[int]:
 
 
 def files_of(run_dir: Path, step: int) -> dict[str, bytes]:
-    """The bytes of a checkpoint's tensor files, but for the checksum of the record in each.
+    """Return the bytes of a checkpoint's tensor files, without the checksum of the record in each.
 
-    With them what the record says of the optimizer.
+    The record's entries on the optimizer are included.
     """
     path = checkpoint(run_dir, step)
     record = json.loads((path / "state.json").read_text())
@@ -64,7 +64,7 @@ def files_of(run_dir: Path, step: int) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory that one process has written."""
+    """Return a run directory written by a single process."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     ended = trained(run_dir, options=TOWER)
     assert ended.code == 0, ended.said
@@ -92,7 +92,7 @@ def test_the_files_of_one_process_of_groups_with_momentum(tmp_path: Path) -> Non
 
 
 def mounted(ranks: int, how: str, words: list[str]) -> list[str]:
-    """Return torchrun's command line of ranks some of which have another folder there."""
+    """Return torchrun's command line of ranks; some ranks have a different folder mounted there."""
     line = f'{how}; exec "$@"'
     start = ["unshare", "--mount", "--propagation", "private", "sh", "-c", line, "sh"]
     return torchrun(ranks, "--no-python", *start, sys.executable, *words[1:])
@@ -119,7 +119,7 @@ def test_rank_0_reads_and_writes_for_those_who_cannot(whole: Path, tmp_path: Pat
 def test_each_rank_reads_what_it_owns_and_goes_on_after_the_end(
     whole: Path, tmp_path: Path
 ) -> None:
-    """From a checkpoint of a tower; at the end rank 0 reads all of it: there is nothing to do."""
+    """Resume a tower's checkpoint; at the end rank 0 reads the whole: there is nothing to do."""
     runs = {"ranks": (tmp_path / "run", on(3)), "tower": (tmp_path / "tower", TOWER)}
     for run_dir, _ in runs.values():
         shutil.copytree(whole, run_dir)
@@ -147,8 +147,8 @@ def test_a_rank_is_killed_in_the_midst_of_a_save(at: str, whole: Path, tmp_path:
     assert (tmp_path / "notes" / "happened").exists(), killed.said
     if rank != "0":
         assert killed.code == 1, killed.said
-        # "by signal 9", or "by the kernel" if a test beside this one ran out of memory meanwhile:
-        # the kernel's count of such ends is the machine's.
+        # "by signal 9", or "by the kernel" if a test beside this test ran out of memory meanwhile:
+        # the kernel's count of such ends is for the whole machine.
         assert f"quorate: rank {rank} was killed by" in killed.err
     assert inspected(run_dir)["global_step"] == 2
     resumed = trained(run_dir, options=on(2))

@@ -1,4 +1,4 @@
-"""Scenarios: trainings with faults on every engine, each one line; see ``support/scenarios.py``."""
+"""Scenarios: trainings with faults on every engine, a line each; see ``support/scenarios.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS_OF = ["(cpu), step 3, shard ", ", rows ["]
 
 
 def signals(place: str, deadly: str) -> str:
-    """Return faults: a process gets one signal after another, an update each."""
+    """Return faults: a process gets a sequence of signals, one for each update."""
     names = enumerate((*IGNORED, *deadly.split()), 2)
     return "+".join(f"{name}@{place}:{step}" for step, name in names)
 
@@ -29,7 +29,7 @@ ONE_KILL = Scenario(
     " pause=10 fault=kill@fetching",
     says=[KILLED, ANOTHER],
 )
-# Workers that are killed, stopped, slow, wrong once: the bits of one worker.
+# Killed, stopped, slow, or once wrong workers: the bits of one worker.
 WORKERS = [
     Scenario(
         "model=convolution optimizer=adam data=augmented shards=6 engine=processes:3 steps=16"
@@ -45,12 +45,12 @@ WORKERS = [
             "was killed by signal 11 (SIGSEGV) in step 5, shard ",
         ],
     ),
-    # Shards that are short are dealt in runs.
+    # Short shards are dealt in runs.
     Scenario(
         "model=linear data=short shards=6 engine=processes:2 steps=30"
         " fault=kill@worker:10+pause@worker:15+kill@worker:20"
     ),
-    # Whoever waits for it takes 3 s for each update.
+    # A caller waiting for the run takes 3 s for each update.
     Scenario(
         "model=mlp shards=6 engine=processes:3 steps=16 pause=10 fault=slow@one:2",
         median_s=2.0,
@@ -67,7 +67,7 @@ WORKERS = [
         " fault=kill@worker:2+stop@starting",
         says=["took more than worker_timeout_s=4 s to start; another is starting"],
     ),
-    # With a check after every update, most kills hit one.
+    # With a check after every update, most kills hit a check.
     Scenario(
         "model=mlp options=checks shards=6 engine=processes:3 steps=16 pause=10"
         " fault=kill@forward+kill@backward+kill@forward+kill@backward",
@@ -75,7 +75,7 @@ WORKERS = [
     ),
     Scenario("model=mlp engine=processes:2 timeout=5 fault=stop@server:2+kill@worker:3"),
     Scenario("model=tied engine=stages:2 timeout=5 fault=stop@shard:2"),
-    # Gradients that are computed again at other parameters; a loss over the whole batch, for which
+    # Gradients computed again at other parameters; a loss over the whole batch: for such a loss,
     # gradients go back through represented shards; gradients by rows.
     *(
         Scenario(
@@ -88,7 +88,7 @@ WORKERS = [
             "model=sparse optimizer=adagrad options=ema+clip data=short",
         )
     ),
-    # Models that take turns, and workers that are killed while their loaders start.
+    # Models in turns, and workers killed while their loaders start.
     Scenario(
         "model=phases optimizer=adam options=ema+clip+schedule data=short engine=processes:3"
         " event=kill-worker at=5"
@@ -120,7 +120,7 @@ RULES = [
     ),
     Scenario("model=mlp data=augmented rule=async steps=40 engine=processes:1"),
 ]
-# Runs that are killed or told to stop, and go on elsewhere.
+# Runs killed or told to stop, and resumed elsewhere.
 PARTS = [
     Scenario(
         "model=convolution optimizer=adam options=ema+clip+schedule+validation data=augmented"
@@ -198,7 +198,7 @@ MISTAKES = [
         codes=[2],
         says=["expected one that hands over the gradient of", "leave sparse=True out"],
     ),
-    # Scripts that are not the same in workers.
+    # Scripts with differences in workers.
     Scenario(
         "model=mlp engine=processes:2 fault=data@script",
         codes=[2],

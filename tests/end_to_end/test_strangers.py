@@ -1,4 +1,4 @@
-"""Trainings as strangers write them: the same bits and the right values, or it is said why not."""
+"""Trainings as strangers write them: the same bits and the right values, or a stated reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.strangers import is_right, judged, judged_here, makers
 
 CASES = makers()
-# In all ways: of each kind of habit one; all of them with QUORATE_TEST_STRANGERS=all.
+# In all ways: a case of each kind of habit; all cases with QUORATE_TEST_STRANGERS=all.
 CHOSEN = {
     "compiled_layers": "torch.compile",
     "counter_attribute": "state of the model",
@@ -23,7 +23,7 @@ CHOSEN = {
 
 
 def one_of(count: int) -> list[Any]:
-    """Return names of cases as parameters: one of ``count`` belongs to `make test`."""
+    """Return names of cases as parameters: each ``count``-th belongs to `make test`."""
     return [
         pytest.param(name, marks=[] if number % count == 0 else [pytest.mark.slow])
         for number, name in enumerate(sorted(CASES))

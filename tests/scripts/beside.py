@@ -1,7 +1,7 @@
-"""State outside of the model, and what depends on the step: annealing, a curriculum, a teacher.
+"""State outside of the model, and values by step: annealing, a curriculum, a teacher.
 
 ``beside.py [KILL]``: the whole run kills itself with signal 9 after update KILL; or after update
--KILL its worker 0, and trains until that is back. A checkpoint follows every fourth update.
+-KILL the run kills worker 0, and trains until the worker is back. Every fourth update is saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def net() -> nn.Module:
 
 
 class Curriculum(Dataset[Any]):
-    """Rows that are harder in each epoch."""
+    """Rows harder in each epoch."""
 
     def __len__(self) -> int:
         return ROWS
@@ -63,7 +63,7 @@ def loss(model: nn.Module, batch: Any, at: Any) -> Any:
 
 
 class After(quorate.Callback):
-    """What user code does between two updates, and the end."""
+    """The actions of user code between two updates, and at the end."""
 
     is_back = False
 

@@ -1,7 +1,7 @@
-"""A script with one mistake, named by its arguments as Python has it, for tests of messages.
+"""A script with a mistake, named by Python's arguments, for tests of messages.
 
-broken.py trainer|fit SETTING VALUE: a setting. broken.py loss VALUE: what the loss returns, with
-``out`` of the model and ``elsewhere``, another one. broken.py fine: none.
+broken.py trainer|fit SETTING VALUE: a setting. broken.py loss VALUE: the result of the loss, with
+``out`` of the model and ``elsewhere``, another model. broken.py fine: none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training that has a checkpoint of commit 1ed5e4f: see ``support/trainings/checkpoints.py``.
+"""A training with a checkpoint of commit 1ed5e4f: see ``support/trainings/checkpoints.py``.
 
     quorate run --devices cpu --workers 2 --run-dir RUN tests/scripts/checkpointed.py NAME FOLDER
 
@@ -30,7 +30,7 @@ import quorate
 from quorate.callbacks import ReduceLROnPlateau
 
 NAME, FOLDER = sys.argv[1:]
-NOT_FINITE = (1, 6)  # updates of "skipped", one on each side of its checkpoint
+NOT_FINITE = (1, 6)  # updates of "skipped", on both sides of its checkpoint
 
 
 def not_finite(model: Any, batch: Batch, at: quorate.At) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def not_finite(model: Any, batch: Batch, at: quorate.At) -> dict[str, Any]:
 
 
 class Mean:
-    """A teacher, and other values that the loss reads: they are not the model's."""
+    """A teacher, and other values for the loss, outside of the model."""
 
     def __init__(self) -> None:
         torch.manual_seed(5)
@@ -84,7 +84,7 @@ class Follows(quorate.Callback):
 
 
 class Amends(quorate.Callback):
-    """Pulls the weights to an average of its own, which is its state."""
+    """Pulls the weights to an average, kept as the callback's state."""
 
     def __init__(self) -> None:
         self.average: torch.Tensor | None = None

@@ -24,7 +24,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def handlers(_: object) -> list[str]:
-    """Return what this process does about the signals of a job, and whom it tells of them."""
+    """Return this process's handlers for the signals of a job, and its wakeup descriptor."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     names = [getattr(h := signal.getsignal(n), "name", None) or h.__name__ for n in numbers]
     return [*names, str(signal.set_wakeup_fd(-1))]
@@ -40,7 +40,7 @@ def fork_and_end(who: str) -> None:
     with FORK.Pool(2) as pool:
         found = pool.map(handlers, range(1))[0]
     process = sleeping()
-    process.terminate()  # before it is back from the fork, perhaps
+    process.terminate()  # perhaps before the process is back from the fork
     process.join(20)
     process.kill()
     with Path(os.environ["FOUND"]).open("a") as file:

@@ -2,8 +2,8 @@
 
     quorate run tests/scripts/compiled.py RUN_DIR [ranks] [at]
 
-One shape of a shard, BatchNorm, draws of several kinds, a weight that is a tensor. With "at" the
-loss is told its step: two ways through it, and a number that is another in each step.
+A single shape of a shard, BatchNorm, draws of several kinds, a tensor as weight. With "at" the loss
+receives the step: two branches, and a number that changes in each step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A run of a configuration: see ``support/trainings``, whose runner starts it.
+"""A run of a configuration: see ``support/trainings``, whose runner starts the run.
 
     quorate run --devices cpu --workers 2 --run-dir RUN tests/scripts/configured.py \
         "model=mlp optimizer=adam data=short" PART FOLDER
 
-Arguments: the configuration; which part of the run this is, 0 or 1, where the event of the
-configuration ends part 0; a folder for files of the dataset, and for a mark of what has happened.
+Arguments: the configuration; the part of the run, 0 or 1: the event of the configuration ends part
+0; a folder for files of the dataset, and for marks of past events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIGURATION, PART, FOLDER = parse(sys.argv[1]), int(sys.argv[2]), Path(sys.arg
 
 
 class Kills(quorate.Callback):
-    """Kills a process once, after update ``at``: the main process, or one of a worker."""
+    """Kills a process once, after update ``at``: the main process, or a worker's process."""
 
     def updated(self, report: quorate.Report) -> None:
         mark = FOLDER / "killed"

@@ -1,11 +1,11 @@
-"""A training whose transport is checked before its first update.
+"""A training with a check of the transport before the first update.
 
     quorate run --devices cpu --workers 2 --engine processes tests/scripts/contract.py
 
-With the argument ``pipes``, without ``quorate run``, it checks the engine of
+With the argument ``pipes``, without ``quorate run``, the script checks the engine of
 ``docs/maintainers/pipe_engine.py``.
 
-Prints the clauses of the contract that were tried, as a line of JSON. Shard 0 of step 3 holds a row
+Prints the tried clauses of the contract, as a line of JSON. Shard 0 of step 3 holds a row
 that cannot be loaded; the training itself is given up.
 """
 

@@ -1,9 +1,9 @@
-"""A script with everything that could make a result depend on who computed it.
+"""A script with everything that could make a result depend on the computing worker.
 
     quorate run --devices cpu --workers 3 --shards 4 --run-dir RUN tests/scripts/everything.py
 
 Convolution, BatchNorm, dropout, an LSTM with dropout, an embedding, Adam, clipping, averaged
-weights, a schedule, a last batch that does not divide, weights that are no row counts, and random
+weights, a schedule, an uneven last batch, weights other than row counts, and random
 augmentation from torch's, NumPy's and Python's generators.
 """
 

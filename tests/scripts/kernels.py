@@ -1,8 +1,8 @@
-"""A script whose linear layers are large enough for oneDNN, on a processor that is said to like it.
+"""A script with linear layers large enough for oneDNN, on a processor said to be fast by oneDNN.
 
     quorate run --devices cpu --kernels measured tests/scripts/kernels.py RUN [TIMES [STEPS]]
 
-What would be measured is 2.4, or TIMES: the machine that tests run on may be of either kind.
+The measured ratio is replaced by 2.4, or TIMES: the test machine may be of either kind.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.replica.kernels import measured
 
-# Rows of a shard, and a width at which oneDNN and MKL add in different orders: over 384 inputs
+# Rows of a shard, and a width with different orders of addition by oneDNN and MKL: over 384 inputs
 # a processor was seen to have the same bits by both.
 ROWS, WIDTH = 32, 768  # 19 million multiply-adds in a layer
 
 
 def net() -> nn.Module:
-    """Return two layers that are taken, one that is too small, and dropout between them."""
+    """Return two layers for oneDNN, one layer too small for it, and dropout between them."""
     torch.manual_seed(0)
     first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     return nn.Sequential(first, nn.ReLU(), nn.Dropout(0.1), second, nn.ReLU(), nn.Linear(WIDTH, 10))

@@ -1,11 +1,11 @@
-"""A run that is killed inside its saves, at one system call after another, and resumed each time.
+"""A run killed inside its saves, at one system call after another, and resumed each time.
 
     PYTHONPATH=tests python tests/scripts/killed_in_saves.py FOLDER KILLS
 
-Each step is saved twice, as the best one and as a due one, and one checkpoint is kept. Every run is
-a fork of this process, which has imported torch. A run counts what its saves ask the system for
+Each step is saved twice, as the best step and as a due step, and a single checkpoint is kept. Every
+run is a fork of this process, with torch imported. A run counts the system calls of its saves
 (``rename``, ``mkdir``, ``write``, ``fsync``, ...), and sends itself SIGKILL before a call of some
-number. KILLS numbers are spread over all calls; 0: one kill at each. Every fifth is resumed.
+number. KILLS numbers are spread over all calls; 0: a kill at each. Every fifth run is resumed.
 
 After each kill all checkpoints are sound, and the newest is no older than after an earlier kill.
 The resumed run ends with the undisturbed digest.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # torch imports it with the first optimizer: 2 s in each process
+import torch._dynamo  # imported by torch with the first optimizer: 2 s in each process
 from support.runs import inspected
 from support.system_calls import forked
 from torch import nn
@@ -30,7 +30,7 @@ import quorate
 
 STEPS = 4
 ROWS = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
-SAVER = "quorate-checkpoints"  # the thread that saves
+SAVER = "quorate-checkpoints"  # the saving thread
 
 
 def train(run_dir: Path) -> None:
@@ -50,7 +50,7 @@ def train(run_dir: Path) -> None:
 
 
 def in_a_fork(run_dir: Path, last: int = 0) -> tuple[int, int]:
-    """Train to the end, or to a call of the thread that saves; see ``forked``."""
+    """Train to the end, or to a call of the saving thread; see ``forked``."""
 
     def quietly() -> None:
         said = os.open(run_dir.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

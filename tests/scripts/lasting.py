@@ -1,16 +1,16 @@
-"""A training that lasts as long as is wanted, and is looked at, blocked or spoiled meanwhile.
+"""A training of any wanted length, for tests that watch, block or spoil the run meanwhile.
 
     quorate run --engine ray --workers 1:3 tests/scripts/lasting.py pause=0.01 stop=FILE
     quorate run --engine towers tests/scripts/lasting.py updates=120
 
-Words: ``updates``: how many there are; ``pause``: seconds that each shard takes at least; ``stop``:
-a file that ends it, once it is there; ``begun``: a folder in which each process that makes updates
-leaves a file with its pid; ``stuck``: the update after which it hangs where no signal ends it and
-no handler is called. With ``stop`` it prints "N take part" whenever N changes. An update more or
-less changes no bit of those before: a tower that makes as many has the same digest.
+Words: ``updates``: the number of updates; ``pause``: the least seconds of each shard; ``stop``:
+a file whose appearance ends the run; ``begun``: a folder in which each updating process leaves a
+file with the pid; ``stuck``: the update after which the run hangs, where no signal ends the run and
+no handler is called. With ``stop`` the script prints "N take part" whenever N changes. An update
+more or less changes no bit of earlier updates: a tower with as many has the same digest.
 
-``loops``: it makes so many loops, some left before workers are there, and prints descriptors and
-children. ``speaks=stdout,stderr``: all processes print a lot there, and from the step ``full`` on
+``loops``: the number of loops, some left before workers are there; descriptors and children are
+printed. ``speaks=stdout,stderr``: all processes print a lot there, and from the step ``full`` on
 nothing more can be written there.
 """
 
@@ -49,7 +49,7 @@ def speak(step: int) -> None:
     if step >= int(WORDS.get("full", "1000000")):
         spoil()
     for name in NAMES:
-        # Some of it stays in the buffer, and some overflows it.
+        # Some text stays in the buffer, and some overflows the buffer.
         print("a loss", step, "." * 300, file=getattr(sys, name), flush=step % 3 == 0)
 
 

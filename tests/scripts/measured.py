@@ -1,10 +1,10 @@
-"""A small loop for measuring; what is slow in it is asked for.
+"""A small loop for measuring, with slow parts on request.
 
     quorate bench tests/scripts/measured.py --workers 1,2 straggler
     quorate bench --workers 1,2 tests/scripts/measured.py input
 
-straggler: the last of two workers sleeps in forward. input: rows sleep. loop: a loop of one's own
-whose body sleeps. evaluation: as much of it as of training. even: nothing.
+straggler: the last of two workers sleeps in forward. input: rows sleep. loop: a user's own loop
+with sleep in the body. evaluation: as much evaluation as training. even: nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A small training with what devices do differently: convolutions, dropout, BatchNorm.
+"""A small training of device-dependent operators: convolutions, dropout, BatchNorm.
 
     quorate run --devices cuda:0 --workers 2 tests/scripts/on_gpu.py clean
 
-Argument: clean, atomics (adds up in the order in which threads come), held (fails if torch has
+Argument: clean, atomics (adds up in the threads' order of arrival), held (fails if torch has
 reserved more than the fraction ON_GPU_FRACTION), big (takes a fifth of the memory).
 """
 

@@ -1,18 +1,18 @@
-"""A training for ranks of a collective: of everything that their bits depend on, with mischief.
+"""A training for ranks of a collective: with everything to influence their bits, and mischief.
 
     quorate run --engine collective --workers 3 tests/scripts/ranks.py optimizer=sgd then=change
     torchrun --nproc-per-node 3 -m quorate run tests/scripts/ranks.py what=KILL at=forward,1,3
 
-Words: ``optimizer`` of OPTIMIZERS; ``then``: callbacks of CALLBACKS; ``steps``; ``pause``: seconds
-that each shard takes at least; ``saves``: all ranks write checkpoints, however small they are;
-``loss=gather``: InfoNCE over all rows of a batch, whose steps are those of the first epoch;
-``deep``: another net, whose gradients are sent while backward makes the next; ``kept``: a folder
+Words: ``optimizer`` of OPTIMIZERS; ``then``: callbacks of CALLBACKS; ``steps``; ``pause``: the
+least seconds of each shard; ``saves``: all ranks write checkpoints, however small;
+``loss=gather``: InfoNCE over all rows of a batch, with the steps of the first epoch;
+``deep``: another net, with gradients sent while backward makes the next; ``kept``: a folder
 for predictions.
 
 ``what`` happens once, ``at`` a phase of a rank in a step: a signal (KILL, STOP, TERM), hang, exit,
 raise, hungry; or full, at a call for a file of the second save ("pwrite,1,2": rank 1, the 2nd
-call). Or a rank is another one: model, data, rows, shards, writes, other. Also without a
-rank: nan, inf, around, one, more. ``folder`` gets the pids of ranks, and when it was.
+call). Or a rank differs: model, data, rows, shards, writes, other. Also without a
+rank: nan, inf, around, one, more. ``folder`` gets the pids of ranks, and the time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS, BATCH, SHARDS, STEPS = 96, 24, 4, int(WORDS["steps"])
 
 
 def own_rank() -> int:
-    """Return torchrun's rank of this process, or its place among those that rank 0 has forked."""
+    """Return torchrun's rank of this process, or its place among the forks of rank 0."""
     if "RANK" in os.environ or not quorate.is_worker() or FOLDER is None:
         return int(os.environ.get("RANK", quorate.is_worker()))
     (FOLDER / f"forked-{os.getpid()}").touch()
@@ -63,18 +63,18 @@ made: list[torch.optim.Optimizer] = []
 
 
 def here(phase: str, number: int = 0, *, by_first: bool = False) -> None:
-    """Let it happen, once, if this is where it is to.
+    """Make the mischief happen, once, if this is its place.
 
     Args:
         number: the step, or the number of a call.
-        by_first: whether rank 0 alone comes here, and does it to whomever it is to happen to.
+        by_first: whether rank 0 alone comes here, on behalf of the target rank.
     """
     if FOLDER is None or phase != PHASE or number < int(NUMBER) or not (IS_TARGET or by_first):
         return
     try:
         (FOLDER / "happened").touch(exist_ok=False)
     except FileExistsError:
-        if WHAT not in ("exit", "full", "raise"):  # which are tried once more
+        if WHAT not in ("exit", "full", "raise"):  # tried once more
             return
     (FOLDER / "happened").write_text(str(time.time()))
     match WHAT:
@@ -94,7 +94,7 @@ def here(phase: str, number: int = 0, *, by_first: bool = False) -> None:
 
 
 class Rows(Dataset[tuple[torch.Tensor, int, int]]):
-    """Rows that say their number: in the order of the rows a row's step follows from it."""
+    """Rows with their number: a row's step follows from the number, in the order of rows."""
 
     def __len__(self) -> int:
         return ROWS - (WHAT == "rows" and RANK == 1)
@@ -114,15 +114,15 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         here("backward", context.step)
-        if PHASE == "exchange" and IS_TARGET:  # when the others are still at their shards
+        if PHASE == "exchange" and IS_TARGET:  # while all further ranks compute their shards
             threading.Timer(0.2, here, ["exchange", context.step]).start()
         return gradient, None
 
 
 class Net(nn.Module):
-    """Parameters of two dtypes, by rows and not, larger than a slice and tiny, one not used.
+    """Parameters of two dtypes, by rows and not, larger than a slice and tiny, an unused parameter.
 
-    BatchNorm, dropout, branches that a shard may take or not, a table that is renormalised.
+    BatchNorm, dropout, optional branches of a shard, a table with renormalised rows.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Net(nn.Module):
         self.first = nn.Conv2d(3, 300, 5)
         weight = self.first.weight.data
         self.first.weight.data = weight.to(memory_format=torch.channels_last)
-        if WORDS["optimizer"] == "wolfe":  # which wants views of gradients
+        if WORDS["optimizer"] == "wolfe":  # needs views of gradients
             self.first.requires_grad_(False)
         self.norm = nn.BatchNorm1d(300)
         self.left, self.right = nn.Linear(300, 400), nn.Linear(300, 400)
@@ -139,7 +139,7 @@ class Net(nn.Module):
         self.unused = nn.Linear(400, 300)
         self.precise = nn.Linear(400, 200).double()
         self.scale = nn.Parameter(torch.tensor(1.0))
-        self.log_temperature = nn.Parameter(torch.tensor(-0.5))  # the loss of a batch alone uses it
+        self.log_temperature = nn.Parameter(torch.tensor(-0.5))  # only for the loss of a batch
         self.last = nn.Linear(200, 4 if WHAT == "model" and RANK == 1 else 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ class Net(nn.Module):
 
 
 class Doubled(torch.autograd.Function):
-    """The same value; doubles the gradient that another parameter has by then."""
+    """Return the same value; double the present gradient of another parameter."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -166,9 +166,9 @@ class Doubled(torch.autograd.Function):
 
 
 class Deep(nn.Module):
-    """Layers of more than one slice each; one is frozen, one not used, others are used twice.
+    """Layers of more than a slice each; some are frozen, unused, or used twice.
 
-    doubled: a gradient changes after it was made. checkpoints: backward passes within the backward
+    doubled: a gradient changes after its creation. checkpoints: backward passes within the backward
     pass. teacher: forward moves frozen weights, and a buffer comes late.
     """
 
@@ -234,11 +234,11 @@ def contrast(model: Any, views: tuple[torch.Tensor, ...]) -> dict[str, torch.Ten
 
 
 def strange(model: Any, x: Any, labels: Any, rows: Any, step: int) -> torch.Tensor:
-    """Return the loss of a rank that is another one, or of a step that has no loss."""
+    """Return the loss of a rank with a difference, or of a step without a loss."""
     if WHAT == "again":
         seen.append(int(rows[0]))
     if WHAT == "again" and step == 2 and seen.count(seen[-1]) == 2:
-        raise ValueError("mine")  # in the gradient at a point that the optimizer has moved to
+        raise ValueError("mine")  # in the gradient at parameters moved by the optimizer
     if WHAT == "writes" and step == 3:
         model.last.bias.data = model.last.bias.data.clone()
     found = F.cross_entropy(Backward.apply(model(x), step), labels)
@@ -248,7 +248,7 @@ def strange(model: Any, x: Any, labels: Any, rows: Any, step: int) -> torch.Tens
 
 
 class Adam(torch.optim.Adam):
-    """It may be killed in its step."""
+    """Adam that may be killed in a step."""
 
     def step(self, closure: Any = None) -> Any:
         updates.append(len(updates))
@@ -284,7 +284,7 @@ def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 class Tells(quorate.Callback):
-    """Says each step and who is there; saves at once, so that a rank comes to grief meanwhile."""
+    """Prints each step and the crew; saves at once, so a rank can fail meanwhile."""
 
     def started(self, run: quorate.Run) -> None:
         self.run = run
@@ -311,7 +311,7 @@ class Change(quorate.Callback):
 
 
 class Halve(quorate.Callback):
-    """Scales what the optimizer keeps, which lies on all ranks or servers."""
+    """Scales the optimizer's state, spread over all ranks or servers."""
 
     def updated(self, report: quorate.Report) -> None:
         if report.global_step in (2, 5):
@@ -322,7 +322,7 @@ class Halve(quorate.Callback):
 
 
 class Moments(Halve):
-    """Changes what only one of them may know, and clears it."""
+    """Changes state of a single rank, and clears the state."""
 
     def updated(self, report: quorate.Report) -> None:
         super().updated(report)
@@ -368,7 +368,7 @@ class Predicts(quorate.Callback):
 
 CALLBACKS = {"tells": Tells, "change": Change, "halve": Halve, "moments": Moments}
 CALLBACKS |= {"predicts": Predicts}
-drafts: list[str] = []  # folders that checkpoints were written in
+drafts: list[str] = []  # folders of written checkpoints
 calls: dict[tuple[str, str], int] = {}
 
 
@@ -416,7 +416,7 @@ if __name__ == "__main__":
         shards=SHARDS + (WHAT == "shards" and RANK == 1),
         devices="cpu",
     )
-    if WHAT == "around":  # the loop of the ranks is the first one, and not all there is
+    if WHAT == "around":  # the loop of the ranks is the first loop, and more follows
         assert trainer.evaluate(Rows())["loss"] > 0
         trainer.fit(Rows(), steps=5, shuffle=False)
     if WORDS["kept"]:
@@ -430,6 +430,6 @@ if __name__ == "__main__":
     )
     if WORDS["kept"]:
         predict("then")
-    if WHAT == "more":  # of a run that was over: the ranks have ended, and rank 0 has all of it
+    if WHAT == "more":  # of a finished run: the ranks have ended, and rank 0 has all state
         trainer.save()
         trainer.fit(Rows(), steps=STEPS + 2, shuffle=False)

@@ -1,11 +1,11 @@
-"""A Ray cluster whose nodes are all on this machine. It is over when its standard input is.
+"""A Ray cluster with all nodes on this machine. The cluster ends with its standard input.
 
     python tests/scripts/ray_cluster.py 2 1
 
-Arguments: the CPUs of each node; the first one is the head. Prints the address, then carries out
-what it reads, a line each, and prints "done": "kill N" kills node N, "add CPUS" adds one, and
-"drain N" has Ray drain node N, as before a preemption. "left X" prints, in place of "done", what
-programs have left there: actors that are not dead, placement groups, and a line about objects.
+Arguments: the CPUs of each node; the first node is the head. Prints the address, then carries out
+commands, a line each, and prints "done": "kill N" kills node N, "add CPUS" adds a node, and
+"drain N" has Ray drain node N, as before a preemption. "left X" prints, in place of "done", the
+remains of programs there: actors that are not dead, placement groups, and a line about objects.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 STORE_BYTES = 100 << 20
-ANSWERS = os.fdopen(os.dup(1), "w")  # standard output has what Ray says of nodes that die, too
+ANSWERS = os.fdopen(os.dup(1), "w")  # standard output has Ray's words on dying nodes, too
 os.dup2(2, 1)
 
 
 def left() -> dict[str, object]:
-    """Return what there is of other programs. The state that ``ray list`` has needs a dashboard."""
+    """Return the remains of other programs. The state in ``ray list`` needs a dashboard."""
     if not ray.is_initialized():
         ray.init(cluster.address, log_to_driver=False)
     alive = {name: actor["State"] for name, actor in actors().items() if actor["State"] != "DEAD"}

@@ -1,9 +1,9 @@
-"""What worker processes are, and what a script does after its first training loop.
+"""The state of worker processes, and a script's actions after its first training loop.
 
     quorate run --devices cpu --workers 2 tests/scripts/second_loop.py FOLDER
 
-Each process that runs the script up to a loop leaves "about-PID.json" in FOLDER: how it was started
-and what it has; and lines in "notes": what it has come to. Prints JSON at the end.
+Each process that runs the script up to a loop leaves "about-PID.json" in FOLDER: its way of
+starting and its state; and lines in "notes": its progress. Prints JSON at the end.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FOLDER = Path(sys.argv[1])
 
 
 def is_not_obeyed(number: int) -> bool:
-    """Whether a signal does nothing here, or is one of quorate's own."""
+    """Return whether a signal does nothing here, or has a handler of quorate."""
     handler: Any = signal.getsignal(number)
     is_own = callable(handler) and handler is not signal.default_int_handler
     return handler == signal.SIG_IGN or is_own
 
 
 def about() -> dict[str, Any]:
-    """What this process says of itself."""
+    """Return the facts of this process."""
     links = [str(e.readlink()) for e in Path("/proc/self/fd").iterdir() if e.is_symlink()]
     return {
         "command": Path("/proc/self/cmdline").read_text().split("\0"),

@@ -1,11 +1,11 @@
-"""Trains on a kind of device that lacks operators, as ``backend.py`` makes it.
+"""Trains on a kind of device without some operators, made by ``backend.py``.
 
     soft.py "cpu 1" "toy:0 2 soft log" "toy:0 1 soft turned" ...
     quorate run --devices toy:0 --workers 2 --soft-placement tests/scripts/soft.py
 
 Each argument is a run: devices, workers, and options. After each comes a line of JSON: a hash of
-the parameters and the loss, or what was raised with its notes. Then comes a line with operators
-that gave another result, or other memory, than on the CPU.
+the parameters and the loss, or the exception with its notes. The last line has operators with
+another result, or other memory, than on the CPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from quorate.replica.placement.placement import Placement
 from quorate.replica.streams import Stream
 from quorate.training import notices
 
-# As such, in place, with `out`, in a derivative alone, a view, one of two results, one made of
-# others that writes. Convolutions and random numbers a backend would have to bring by itself.
+# As such, in place, with `out`, in a derivative alone, a view, one of two results, a composed
+# operator with writes. Convolutions and random numbers would be a backend's own task.
 LACKING = ["cumsum", "tanh", "tanh_", "sigmoid_backward", "erfinv", "view_as_real", "sort", "fill_"]
 
 
@@ -105,12 +105,12 @@ OPERATORS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def different() -> list[str]:
-    """Names of operators that do not give on the device what the CPU gives."""
+    """Return the names of operators with different results on the device and on the CPU."""
     library = torch.library.Library("quorate_test", "DEF")
     library.define("made_of_two_(Tensor(a!) x) -> ()")
 
     def made_of_two_(x: torch.Tensor) -> None:
-        x.add_(1)  # which the device has, and is not to be done twice
+        x.add_(1)  # an operator of the device, not to be done twice
         x.tanh_()
 
     library.impl("made_of_two_", made_of_two_, "CompositeExplicitAutograd")
@@ -123,7 +123,7 @@ def different() -> list[str]:
 
 
 def computed(operator: Callable[[torch.Tensor], Any], device: torch.device) -> Any:
-    """What an operator returns, and what is then in the tensor that it was given."""
+    """Return an operator's result, and the contents of its argument afterwards."""
 
     def work(_watched: bool) -> Any:
         stream.reseed(7)
@@ -132,7 +132,7 @@ def computed(operator: Callable[[torch.Tensor], Any], device: torch.device) -> A
 
     placement = Placement([device], Computing(soft_placement=True), Notes(), until="")
     with Stream() as stream:
-        for _ in range(2):  # what is lacking is known in the second
+        for _ in range(2):  # missing operators are known in the second
             found = placement.run(work, nn.Identity(), stream, training=True)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu().tolist(), found)
 
@@ -140,7 +140,7 @@ def computed(operator: Callable[[torch.Tensor], Any], device: torch.device) -> A
 backend.register(LACKING)
 if __name__ == "__main__":
     for words in sys.argv[1:]:
-        notices.forget()  # each training says what it would say alone
+        notices.forget()  # each training prints the same as alone
         try:
             said = train_on_towers(*words.split())
         except Exception as error:

@@ -1,10 +1,10 @@
-"""A long vector of equal numbers: whoever reads it while it is written sees two of them.
+"""A long vector of equal numbers: a reader during a write sees two different numbers.
 
     quorate run --devices cpu --workers 3 --shards 6 --update async tests/scripts/torn.py 300
 
 Argument: updates. Every gradient and every update keeps all elements equal. A shard looks at them
-when it begins, and again in its backward pass. What it read, its metrics say; the coordinator
-compares that with what one update left behind. Prints a line of JSON.
+at the beginning, and again in its backward pass. The metrics have the read values; the coordinator
+compares the values with the result of a single update. Prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS, SIZE = int(sys.argv[1]), 2_000_000
 
 
 def even(values: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the value that all elements have."""
+    """Return a copy of the value common to all elements."""
     least, most = values.detach().aminmax()
     if not torch.equal(least, most):
         raise AssertionError(f"torn: from {least.item()!r} to {most.item()!r}")

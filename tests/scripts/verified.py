@@ -1,12 +1,12 @@
-"""A script with one fault that makes bits differ, or none; the argument says which.
+"""A script with a fault that makes bits differ, or none, by the argument.
 
     quorate verify tests/scripts/verified.py -- clock
 
-clock, generator, memory, kernel, loss: a shard is another each time it is computed.
-process: a number is what the process says. collate: batches are turned. asked: rows depend on how
-often they were asked for. rank: row 17 is row 20 in worker processes.
-callback: a callback changes parameters by how often it was called, which no checkpoint has.
-optimizer: it keeps a state that nobody can save. rows: a resumed run has other rows.
+clock, generator, memory, kernel, loss: a shard differs each time.
+process: a number depends on the process. collate: batches are turned. asked: rows depend on the
+number of their loads. rank: row 17 is row 20 in worker processes.
+callback: a callback changes parameters by the number of its calls, missing in checkpoints.
+optimizer: state that nobody can save. rows: a resumed run has other rows.
 late: a number is read from a file that is written after two updates, in VERIFIED_FOLDER.
 stage: once that file is there, the processes of stages compute something else.
 """
@@ -74,7 +74,7 @@ class Noise(nn.Module):
 
 
 class Lottery(torch.autograd.Function):
-    """Stands for a kernel that adds in any order, as index_add does on a GPU."""
+    """Stands for a kernel with additions in any order, as index_add does on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ batches = itertools.count()
 
 
 def turned(rows: list[Any]) -> Any:
-    """Collate a batch whose first row is another one each time."""
+    """Collate a batch with another first row each time."""
     first = next(batches) % len(rows)
     return default_collate(rows[first:] + rows[:first])
 
@@ -170,7 +170,7 @@ class Write(quorate.Callback):
 
 if __name__ == "__main__":
     how = sys.argv[1]
-    # The coordinator's number, also in the workers, which have its environment.
+    # The coordinator's number, also in the workers, by the inherited environment.
     os.environ.setdefault("VERIFIED_FIRST", str(os.getpid()))
     callbacks: list[quorate.Callback] = [Nudge()] if how == "callback" else []
     if how == "late":

@@ -1,4 +1,4 @@
-"""A case: a training as a stranger would write it, and what ought to become of it."""
+"""A case: a training as a stranger would write it, and its expected outcome."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import quorate
 
 STEPS, BATCH, SHARDS = 8, 24, 6
 
-# What may become of a case. Nothing of it is silent.
+# The possible outcomes of a case. None is silent.
 SAME = "same"  # the same bits everywhere, and no doubt
-SAID = "said"  # a doubt is said, with a name in it
-REFUSED = "refused"  # one line, exit code 2; on other engines perhaps the same bits
+SAID = "said"  # a doubt is reported, with a name
+REFUSED = "refused"  # a line, exit code 2; on other engines perhaps the same bits
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 Loss = Callable[..., Any]
@@ -56,7 +56,7 @@ def mlp(hidden: int = 16) -> nn.Sequential:
 
 
 class Net(nn.Module):
-    """``mlp`` in a module that cases derive from."""
+    """``mlp`` in a module, the base of cases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,12 +74,12 @@ class Case:
     """A training.
 
     Args:
-        outcome: any of those is right.
-        names: what a doubt or a refusal has to name.
-        says: what a notice has to say on three towers.
-        after: what a plain loop does after its update number n, beside callbacks' effects:
+        outcome: any of these outcomes is right.
+        names: the name required in a doubt or a refusal.
+        says: the words required in a notice on three towers.
+        after: the actions of a plain loop after its update number n, beside callbacks' effects:
             ``after(model, optimizer, n)``.
-        plain: whether the right values are those of a plain loop over the same shards.
+        plain: whether the right values come from a plain loop over the same shards.
     """
 
     outcome: str | tuple[str, ...] = SAME
@@ -97,7 +97,7 @@ class Case:
     options: tuple[str, ...] = ()  # of the command
 
     def fit(self, steps: int = STEPS, callbacks: Sequence[Any] = (), **settings: Any) -> nn.Module:
-        """Train it."""
+        """Train the model."""
         optimize = quorate.Optimize(self.optimizer, **self.optimize)
         more: dict[str, Any] = {"batch_size": BATCH, "shards": SHARDS, "seed": 0}
         more |= self.settings | settings
@@ -110,7 +110,7 @@ CASES: dict[str, Callable[[], Case]] = {}
 
 
 def case(make: Callable[[], Case], name: str = "") -> Callable[[], Case]:
-    """List a case under its function's name."""
+    """List a case under the name of the function."""
     name = name or make.__name__
     assert name not in CASES, name
     CASES[name] = make
@@ -136,10 +136,10 @@ def forward(
     state: Callable[[], dict[str, Any]] = dict,
     **more: Any,
 ) -> Callable[[Loss], type[nn.Module]]:
-    """List a ``Net`` with another forward pass, ``function(self, x)``, as a case of its name.
+    """List a ``Net`` with another forward pass, ``function(self, x)``, as a case of the same name.
 
     Args:
-        state: returns attributes of a new model; of them a tensor is a buffer.
+        state: returns attributes of a new model; a tensor among them is a buffer.
     """
 
     def listed(function: Loss) -> type[nn.Module]:
@@ -159,7 +159,7 @@ def forward(
 def loss(
     outcome: str | tuple[str, ...] = SAME, names: str = "", model: Any = mlp, **more: Any
 ) -> Callable[[Function], Function]:
-    """List a function as the loss of a case of its name; ``model`` and ``data`` are functions."""
+    """List a function as a loss: a case of the same name; ``model`` and ``data`` are functions."""
     data = more.pop("data", vectors)
 
     def listed(function: Function) -> Function:
@@ -188,7 +188,7 @@ class After(quorate.Callback):
 def between(
     outcome: str | tuple[str, ...] = SAME, names: str = "", model: Any = mlp, **more: Any
 ) -> Callable[[Function], Function]:
-    """List what a callback does, ``change(model, None, n)``, as a case of its name."""
+    """List a callback's effect, ``change(model, None, n)``, as a case of the same name."""
     more.setdefault("optimizer", partial(torch.optim.SGD, lr=0.1, momentum=0.9))
 
     def listed(change: Function) -> Function:
@@ -203,5 +203,5 @@ def between(
 
 
 def pairs(one: nn.Module, other: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-    """Return the parameters of two modules of one shape."""
+    """Return the parameters of two modules of the same shape."""
     return zip(one.parameters(), other.parameters(), strict=True)

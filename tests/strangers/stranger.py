@@ -1,4 +1,4 @@
-"""Train a case by its name: ``stranger.py NAME [--steps N]``."""
+"""Train a case by name: ``stranger.py NAME [--steps N]``."""
 
 from __future__ import annotations
 

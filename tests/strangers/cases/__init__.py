@@ -1,4 +1,4 @@
-"""All cases: one module per kind of habit."""
+"""All cases: a module for each kind of habit."""
 
 from cases import buffers as buffers
 from cases import callbacks as callbacks

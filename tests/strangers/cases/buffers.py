@@ -1,6 +1,6 @@
-"""Buffers: averages, counters, statistics that ought to stay, modes; teachers that forward writes.
+"""Buffers: averages, counters, statistics kept as they are, modes; teachers written by forward.
 
-Frozen parameters that forward writes are carried as buffers are.
+Frozen parameters written by forward are carried as buffers are.
 """
 
 from __future__ import annotations

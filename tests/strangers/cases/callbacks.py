@@ -1,4 +1,4 @@
-"""What user code changes between two updates: parameters, buffers, attributes, the optimizer."""
+"""Changes by user code between two updates: parameters, buffers, attributes, the optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def noise_from_numpy_in_a_callback(model: nn.Module, _: Any, n: int) -> None:
         p.data.add_(0.01 * float(np.random.standard_normal()) + 0.01 * random.random())
 
 
-# A plain loop here asks once which parameters are trained.
+# A plain loop here looks for trained parameters only once.
 @between(ANY, "requires_grad", plain=False)
 def gradual_unfreezing(model: Any, _: Any, n: int) -> None:
     if n in (3, 6):
@@ -92,18 +92,18 @@ def attribute_set_in_callback(model: Any, _: Any, n: int) -> None:
 
 @between(ANY, "1")
 def replaces_a_layer_midway(model: Any, _: Any, n: int) -> None:
-    """An activation is exchanged for another one."""
+    """Exchange an activation for another."""
     if n == 4:
         model[1] = nn.Tanh()
 
 
-# --- the optimizer that the script holds on to ----------------------------------------------------
+# --- the optimizer held by the script -------------------------------------------------------------
 
 
 def held(
     make: Callable[[Any], Optimizer], outcome: Any = SAME, names: str = ""
 ) -> Callable[[Any], Any]:
-    """List what a callback does to an optimizer as a case of its name."""
+    """List a callback's effect on an optimizer as a case of the same name."""
 
     def listed(change: Callable[[Optimizer, nn.Module, int], None]) -> Any:
         def made() -> Case:
@@ -125,7 +125,7 @@ def held(
 
 
 def projecting(params: Any) -> Optimizer:
-    """By a hook, and by the optimizer's own parameters, which have the shapes of the model's."""
+    """Project by a hook, and by the optimizer's own parameters, with the shapes of the model's."""
     optimizer = torch.optim.Adam(params, lr=0.01)
 
     @torch.no_grad()

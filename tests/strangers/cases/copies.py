@@ -55,7 +55,7 @@ def weak_reference_to_the_model() -> Case:
 
 @case
 def computed_before_and_used() -> Case:
-    """A copy cannot tell from what an attribute was computed."""
+    """A copy cannot tell the source of an attribute's value."""
     model: Any = Net()
     model.doubled = model.net[0].weight * 2
 
@@ -92,7 +92,7 @@ rates = {"start": 0.1}
 
 @module("uses_what_scripts_use")
 class Usual(Net):
-    """Globals that are no models, its own class, a lambda, a hook, a helper: nobody is warned."""
+    """Other globals than models, the own class, a lambda, a hook, a helper: nobody is warned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Usual(Net):
 
 @case
 def module_outside_of_the_model() -> Case:
-    """A loss with a part that the model does not have."""
+    """A loss with a part missing in the model."""
     head = nn.Linear(3, 3)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:

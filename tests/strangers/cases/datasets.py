@@ -17,7 +17,7 @@ Change = Callable[[Any, Tensor, int], Tensor]
 
 
 class Over(Dataset[Any]):
-    """Rows of another one, changed."""
+    """Rows of another dataset, changed."""
 
     def __init__(self) -> None:
         self.rows = vectors()
@@ -34,7 +34,7 @@ class Over(Dataset[Any]):
 
 
 def dataset(state: Callable[[], dict[str, Any]] = dict) -> Callable[[Change], Change]:
-    """List a dataset whose rows are ``change(self, x, row)``; ``state`` returns its attributes."""
+    """List a dataset with rows ``change(self, x, row)``; ``state`` returns its attributes."""
 
     def listed(change: Change) -> Change:
         kind: Any = type(change.__name__, (Over,), {"change": change, "__module__": __name__})
@@ -42,13 +42,13 @@ def dataset(state: Callable[[], dict[str, Any]] = dict) -> Callable[[Change], Ch
         def make() -> Case:
             data = kind()
             vars(data).update(state())
-            if change.__name__ == "remembers_rows":  # what is read again is what was read
+            if change.__name__ == "remembers_rows":  # rows read again are unchanged
                 return Case(data=data)
             said = f"the dataset ({change.__name__}) gives different values"
             return Case((SAID, REFUSED), said, data=data)
 
         case(make, f"dataset_{change.__name__}")
-        return kind  # workers find it under this name
+        return kind  # workers find the class under this name
 
     return listed
 
@@ -61,7 +61,7 @@ def remembers_rows(self: Any, x: Tensor, row: int) -> Tensor:
 
 @dataset(lambda: {"generator": torch.Generator().manual_seed(9), "last": {}})
 def remembers_a_shard(self: Any, x: Tensor, row: int) -> Tensor:
-    """Rows that have noise, and are the same as long as no others are read."""
+    """Rows with noise, the same as long as no further rows are read."""
     if row not in self.last:
         if len(self.last) >= 4:  # rows of a shard
             self.last.clear()
@@ -72,7 +72,7 @@ def remembers_a_shard(self: Any, x: Tensor, row: int) -> Tensor:
 
 @dataset(lambda: {"seen": set()})
 def is_right_once_and_slow(self: Any, x: Tensor, row: int) -> Tensor:
-    """Rows that are others from the second time on; loaded ahead, and in a try before that."""
+    """Rows changed from the second time on; loaded ahead, and in a trial before."""
     time.sleep(0.0005)
     is_new = row not in self.seen
     self.seen.add(row)
@@ -80,7 +80,7 @@ def is_right_once_and_slow(self: Any, x: Tensor, row: int) -> Tensor:
 
 
 class Collates:
-    """Keeps a mean of what it has seen."""
+    """Keeps a mean of all seen rows."""
 
     def __init__(self) -> None:
         self.mean = torch.zeros(8)
@@ -97,7 +97,7 @@ def collate_with_a_running_mean() -> Case:
     return Case((SAID, REFUSED), "rows", settings={"loading": loading}, plain=False)
 
 
-# --- rows that the trained model makes ------------------------------------------------------------
+# --- rows made by the trained model ---------------------------------------------------------------
 
 
 class Embedded(Over):

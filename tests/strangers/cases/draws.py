@@ -1,4 +1,4 @@
-"""Draws that are late, seldom, or not from the generators that are keyed."""
+"""Draws: late, seldom, or from generators without a key."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 from case import SAID, SAME, Case, case, cross_entropy, forward, loss
 from torch import Tensor, nn
 
-loss = partial(loss, plain=False)  # a plain loop draws other numbers
+loss = partial(loss, plain=False)  # a plain loop draws different numbers
 TURNS = "workers compute one at a time"
 
 
 def late(name: str, draw: Callable[[], Any]) -> None:
-    """List a loss that scales by what it draws, from an update on."""
+    """List a loss scaled by draws, from an update on."""
 
     def loss(model: nn.Module, batch: Any, at: Any) -> Tensor:
         value = cross_entropy(model, batch)
         return value * (1 + 0.5 * float(draw()) % 1) if at.step >= 4 else value
 
     says = "" if name == "torch_by_name" else TURNS
-    # A draw that nobody expects is noticed afterwards: it has moved the generator of the process.
+    # An unexpected draw is noticed afterwards: the draw has moved the generator of the process.
     outcome = (SAME, "changed") if "hidden" in name else SAME
     case(lambda: Case(outcome, says=says, loss=loss, plain=False), f"late_{name}")
 
@@ -41,7 +41,7 @@ late("torch_by_name", lambda: torch.rand((), generator=torch.default_generator))
 
 @loss()
 def written_before_it_turns_out_to_draw(model: nn.Module, batch: Any, at: Any) -> Tensor:
-    """The shard has to be computed again, and from the batch as it was."""
+    """The shard has to be computed again, and from the original batch."""
     x, y = batch
     assert (x[:, 0] != 0).all()
     x[:, 0] = 0

@@ -1,4 +1,4 @@
-"""Gradients that are missing, hooked, or not what plain torch would give."""
+"""Gradients: missing, hooked, or different from plain torch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Experts(nn.Module):
-    """Routes a whole batch to one expert, by its first number."""
+    """Routes a whole batch to a single expert, by the first number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class Unused(nn.Module):
         return self.net(x)
 
 
-# --- what user code does to gradients sees those of the mean --------------------------------------
+# --- user code on gradients sees the gradients of the mean ----------------------------------------
 
 
 class NonLinear(torch.autograd.Function):
-    """Bounds a gradient, and its norm, on its way."""
+    """Bounds a gradient, and the gradient's norm, on the way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

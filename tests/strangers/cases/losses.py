@@ -1,4 +1,4 @@
-"""Losses, what they return, and what they do to their batch."""
+"""Losses: their results, and their effects on the batch."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def rows_by_name() -> list[Any]:
 
 @loss(model=Net, data=rows_by_name)
 def dict_batches(model: nn.Module, batch: Any) -> Tensor:
-    """Takes its batch apart."""
+    """Take the batch apart."""
     labels = batch.pop("labels")
     return F.cross_entropy(model(**batch), labels)

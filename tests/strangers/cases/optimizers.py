@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 
 class Own(torch.optim.Optimizer):
-    """Steps by ``move``, for each parameter that has a gradient."""
+    """Steps by ``move``, for each parameter with a gradient."""
 
     def __init__(self, params: Any, lr: float = 0.1, **more: Any) -> None:
         super().__init__(params, {"lr": lr, "k": 0, **more})
@@ -48,7 +48,7 @@ class Langevin(Own):
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Slow weights in an attribute of its own."""
+    """Has slow weights in an attribute."""
 
     def __init__(self, params: Any, lr: float = 0.1, k: int = 3) -> None:
         super().__init__(params, {"lr": lr})

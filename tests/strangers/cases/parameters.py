@@ -1,4 +1,4 @@
-"""Trained parameters that are written, replaced, or made outside of the update."""
+"""Trained parameters: written, replaced, or made outside of the update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRITES = "forward writes"
 
 
 def writing(name: str, write: Callable[[nn.Linear], None], **more: Any) -> None:
-    """List a network whose last layer writes its weight in forward, as a plain loop would."""
+    """List a network whose last layer writes the weight in forward, as a plain loop would."""
 
     class Writing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -31,19 +31,19 @@ def writing(name: str, write: Callable[[nn.Linear], None], **more: Any) -> None:
 
 
 def renorm(layer: nn.Linear) -> None:
-    """EEGNet's constraint, as most write it."""
+    """Apply EEGNet's constraint, as in most scripts."""
     layer.weight.data = torch.renorm(layer.weight.data, p=2, dim=0, maxnorm=0.3)
 
 
 writing("renorm_data_in_forward", renorm)
 writing("renorm_data_in_forward_bf16", renorm, settings={"precision": "bf16"}, plain=False)
 writing("clamped_by_a_copy", lambda layer: layer.weight.data.copy_(layer.weight.clamp(-0.1, 0.1)))
-# It changes nothing at first.
+# The clamp changes nothing at first.
 writing("clamped_from_some_update_on", lambda layer: layer.weight.data.clamp_(-0.3, 0.3))
 
 
 class Shrinking(nn.Linear):
-    """Shrinks what is trained every third step: all replicas have the same parameters."""
+    """Shrinks trained values every third step: all replicas have the same parameters."""
 
     def __init__(self) -> None:
         super().__init__(8, 3)
@@ -67,7 +67,7 @@ def unset() -> dict[str, Any]:
 
 @forward(says=WRITES, state=unset, plain=False)
 def actnorm(self: Any, x: Tensor) -> Tensor:
-    """Scale and shift that the first rows determine: those of the first shard."""
+    """Scale and shift by the first rows: by the rows of the first shard."""
     if not bool(self.ready):
         self.shift.data = -x.detach().mean(0)
         self.scale.data = 1 / (x.detach().std(0) + 1e-6)
@@ -76,7 +76,7 @@ def actnorm(self: Any, x: Tensor) -> Tensor:
 
 
 class Words(nn.Module):
-    """The mean of embeddings, which some bound the norms of."""
+    """The mean of embeddings; some embeddings bound the norms."""
 
     def __init__(self, embed: nn.Module) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def embedding_max_norm() -> Case:
 
 
 class Tying(nn.Module):
-    """Ties its head anew each time, as it may have been loaded meanwhile."""
+    """Ties the head anew each time, as the head may have been loaded meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def parameter_made_in_forward(self: Any, x: Tensor) -> Tensor:
     return self.net(x * self.scale)
 
 
-# --- parameters that lie oddly --------------------------------------------------------------------
+# --- parameters with odd places in memory ---------------------------------------------------------
 
 
 def spectral_filter() -> dict[str, Any]:
@@ -135,5 +135,5 @@ def complex_weights(self: Any, x: Tensor) -> Tensor:
 
 @forward()
 def reads_its_input_by_data(self: Any, x: Tensor) -> Tensor:
-    """It names ``.data``, as who writes does."""
+    """Name ``.data``, as a writer does."""
     return self.net(x.data)

@@ -1,4 +1,4 @@
-"""Models and losses that are as they should be: the same bits everywhere, and nobody is warned."""
+"""Sound models and losses: the same bits everywhere, and nobody is warned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def plain_mlp() -> Case:
     return Case()
 
 
-# --- what the script compiles ---------------------------------------------------------------------
+# --- parts compiled by the script -----------------------------------------------------------------
 
 
 def compiled(part: Any) -> Any:
@@ -27,7 +27,7 @@ case(lambda: Case(loss=compiled(cross_entropy)), "compiled_loss")
 
 @case
 def compiled_layers() -> Case:
-    """``copy.deepcopy`` leaves out what ``module.compile()`` did; dropout draws as ever."""
+    """``copy.deepcopy`` leaves out the effect of ``module.compile()``; dropout draws as ever."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 3))
     for layer in model:
         layer.compile(backend="aot_eager")

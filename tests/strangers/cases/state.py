@@ -68,7 +68,7 @@ def buffer_made_in_forward(self: Any, x: Tensor) -> Tensor:
 
 @forward(SAID, "inner")
 def layer_made_in_forward(self: Any, x: Tensor) -> Tensor:
-    """Each worker would draw its own."""
+    """Each worker would draw different values."""
     if not hasattr(self, "inner"):
         self.inner = nn.Linear(8, 8)
     return self.net(torch.tanh(self.inner(x)))
@@ -114,7 +114,7 @@ def clock_in_model(self: Any, x: Tensor) -> Tensor:
     return self.net(x) * (1 + time.perf_counter() % 1)
 
 
-# --- what the first shard leaves: another look at the same rows gives the same --------------------
+# --- state left by the first shard: another look at the same rows gives the same ------------------
 
 
 @forward(SAID, "mean (cached_by_first_batch)", state=lambda: {"mean": None})
@@ -136,7 +136,7 @@ class Basis(Net):
         return self.net(x + (x @ self.basis().T)[:, :8])
 
 
-# --- no state: what is kept and does not matter ---------------------------------------------------
+# --- no state: kept values without an effect ------------------------------------------------------
 
 
 @forward()
@@ -152,14 +152,14 @@ def positions(length: int) -> Tensor:
 
 @forward(plain=False)
 def caches_that_any_shard_fills_alike(self: Any, x: Tensor) -> Tensor:
-    """A cache of functools, a buffer that is made when it is needed first."""
+    """Use a cache of functools, and a buffer made at the first need."""
     if not hasattr(self, "table"):
         self.register_buffer("table", torch.arange(8.0), persistent=False)
     return self.net(x + self.table + positions(8))
 
 
 class Criterion:
-    """As in an experiment that is a class: one method hands the output to the next."""
+    """Hands the output from method to method, like an experiment written as a class."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         self.out = model(batch[0])
@@ -179,7 +179,7 @@ def loss_object_keeps_its_output() -> Case:
 
 @case
 def activation_in_a_global() -> Case:
-    """A forward hook leaves an activation where the loss picks it up."""
+    """A forward hook leaves an activation for the loss to pick up."""
     model, kept = mlp(), {}
     model[0].register_forward_hook(lambda module, args, out: kept.update(hidden=out))
 

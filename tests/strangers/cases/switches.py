@@ -31,11 +31,11 @@ def default_dtype_in_forward(self: Any, x: Tensor) -> Tensor:
     return self.net((x * (1 / scale)).float())
 
 
-# --- switches that a shard leaves turned: the next one finds them as they were --------------------
+# --- switches left turned by a shard: the next shard finds the former setting ---------------------
 
 
 def leaves(name: str, says: str, owner: Any, function: str, *given: Any, **more: Any) -> None:
-    """List a loss that calls a function by what cannot be seen in its code."""
+    """List a loss that calls a function, invisible in the loss's code."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         value = cross_entropy(model, batch) * torch.full((3,), 0.1).sum()
