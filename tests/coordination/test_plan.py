@@ -19,7 +19,6 @@ from quorate.coordination.epochs import LAST, Round, takes_of
 from quorate.coordination.plan import (
     Order,
     Plan,
-    PlanByPhase,
     PlanByShard,
     Rows,
     from_json,
@@ -237,7 +236,7 @@ def test_an_epoch_is_that_of_a_plain_loop(text: str, rows: int) -> None:
     """Compare with a loop over each epoch's batches, with rounds begun anew; by another process."""
     round_ = a_round(text)
     plain = Plan(rows=rows, batch_size=5, shards=2, seed=4)
-    made = PlanByPhase(rows=rows, batch_size=5, shards=2, seed=4, round=round_)
+    made = Plan(rows=rows, batch_size=5, shards=2, seed=4, round=round_)
     plan = from_json(json.loads(json.dumps(made.to_json())))
     expected = []
     for epoch in range(3):
@@ -264,9 +263,9 @@ def test_an_epoch_is_that_of_a_plain_loop(text: str, rows: int) -> None:
 
 def test_a_phase_that_an_epoch_is_too_short_for_or_that_there_is_not() -> None:
     with expect_error(SettingError, name="batch_size", got="5 of 5 rows"):
-        PlanByPhase(rows=5, batch_size=5, shards=1, round=a_round("ddg"))
-    PlanByPhase(rows=5, batch_size=5, shards=1, round=a_round("ddg", d=False))
+        Plan(rows=5, batch_size=5, shards=1, round=a_round("ddg"))
+    Plan(rows=5, batch_size=5, shards=1, round=a_round("ddg", d=False))
     with expect_error(SettingError, name="phase", got="e"):
-        PlanByPhase(rows=20, batch_size=5, shards=1, round=a_round("ddg")).updates_of("e")
+        Plan(rows=20, batch_size=5, shards=1, round=a_round("ddg")).updates_of("e")
     with expect_error(SettingError, name="phase", got="d"):
         Plan(rows=20, batch_size=5, shards=1).updates_of("d")

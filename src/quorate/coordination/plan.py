@@ -12,7 +12,8 @@ batch, V shards, t step, s shard.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from quorate.coordination.sampling import EpochRows, repeats
 from quorate.coordination.sampling import Rows as Rows
 from quorate.errors import SettingError
 
+WITHOUT_PHASES = Round(("",), (0,))
 Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
 
 
@@ -85,67 +87,66 @@ def next_home(
     return next((t for t in range(step, end) if homes(rank_of, t)), end)
 
 
+@dataclass(kw_only=True, eq=False)
 class Plan:
     """Rows of every step and shard of a run over one dataset.
 
     The last batch of an epoch has the remaining rows, so each row counts once per epoch, unless
     ``last`` or ``sampling`` say otherwise. A batch of fewer rows than shards has a shard per row.
+    With a round of phases, a step is an update of the round, and several steps may take one batch.
+
+    Raises:
+        SettingError: an epoch has too few batches for a phase.
     """
 
-    by_shard = False
+    by_shard: ClassVar[bool] = False
     lookahead = 1  # of so many steps from the next one on a worker may begin one of its own first
-    round: Round | None = None  # of phases, if updates are of several
 
-    def __init__(
-        self,
-        *,
-        rows: int,
-        batch_size: int,
-        shards: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        order: Order | None = None,
-        last: str = SHORT,
-        sampling: EpochRows | None = None,
-    ) -> None:
-        self.rows = rows
-        self.dealt_rows = rows if sampling is None else sampling.rows  # D
-        self.batch_size = batch_size
-        self.shards = shards
-        self.seed = seed
-        self.shuffle = shuffle
-        self.order = order
-        self.last = last
-        self.sampling = sampling
-        self.course = Course()  # of the run that it belongs to, once that is known
-        self.batches_per_epoch = batches_per_epoch(self.dealt_rows, batch_size, last)
-        self.steps_per_epoch = steps_per_epoch(
-            self.dealt_rows, batch_size, shards, by_shard=self.by_shard, last=last
-        )
+    rows: int
+    batch_size: int
+    shards: int
+    seed: int = 0
+    shuffle: bool = True
+    order: Order | None = None
+    last: str = SHORT
+    sampling: EpochRows | None = None
+    round: Round | None = None  # of phases, if updates are of several
+    course: Course = field(default_factory=Course)  # of the plan's run, once that is known
+
+    def __post_init__(self) -> None:
+        self.dealt_rows = self.rows if self.sampling is None else self.sampling.rows  # D
+        self.batches_per_epoch = batches_per_epoch(self.dealt_rows, self.batch_size, self.last)
+        self._round = self.round or WITHOUT_PHASES
+        self.steps_per_epoch = self._round.updates(self.batches_per_epoch)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
         self._last_size = (-1, 0, 0, 0)  # of ``_size``, which is asked a dozen times for each step
+        if self.round is not None:
+            for name in self.round.phases:
+                if self.updates_of(name) == 0:
+                    raise SettingError(
+                        "batch_size",
+                        f"{self.batch_size} of {self.dealt_rows} rows",
+                        f"batches enough for phase {name!r}, as a round of "
+                        f"{', '.join(self.round.phases)} takes {self.round.batches} batches and "
+                        f"an epoch has {self.batches_per_epoch}",
+                        "choose a smaller batch, or new_batch=False for phases that may share one",
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the argument of ``from_json``, without order and sampling."""
-        return {
-            "rows": self.rows,
-            "dealt_rows": self.dealt_rows,
-            "batch_size": self.batch_size,
-            "shards": self.shards,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "last": self.last,
+        plain = ("rows", "batch_size", "shards", "seed", "shuffle", "last")
+        return {name: getattr(self, name) for name in plain} | {
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
             "sampling": None if self.sampling is None else self.sampling.sha256,
-            "course": self.course.to_json(),
             "round": None if self.round is None else self.round.to_json(),
+            "course": self.course.to_json(),
         }
 
-    def phase(self, step: int) -> str | None:  # noqa: ARG002
+    def phase(self, step: int) -> str | None:
         """Return the phase of step t; None where there are none."""
-        return None
+        return self._round.at(step % self.steps_per_epoch)[0] or None
 
     def updates_of(self, phase: str | None) -> int:
         """Return how many steps of an epoch are of a phase; None: all of them.
@@ -153,9 +154,14 @@ class Plan:
         Raises:
             SettingError: there is no such phase.
         """
-        if phase is not None:
+        if phase is None:
+            return self.steps_per_epoch
+        if self.round is None:
             raise SettingError("phase", phase, "None, as the loss has no phases", "leave it out")
-        return self.steps_per_epoch
+        if phase not in self.round.phases:
+            known = ", ".join(dict.fromkeys(self.round.phases))
+            raise SettingError("phase", phase, f"one of {known}", "choose one of them")
+        return self.round.updates(self.batches_per_epoch, phase)
 
     def epoch(self, step: int) -> int:
         """Return the epoch of step t, from 0."""
@@ -232,7 +238,7 @@ class Plan:
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return begin and end of the rows of step t in the order of the epoch."""
-        batch = step % self.steps_per_epoch
+        batch = self._round.at(step % self.steps_per_epoch)[1]
         return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
 
     def _order(self, epoch: int) -> Rows:
@@ -260,10 +266,11 @@ class PlanByShard(Plan):
 
     by_shard = True
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        steps_before = (self.batches_per_epoch - 1) * self.shards
-        self._last_shards = self.steps_per_epoch - steps_before
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = (self.dealt_rows, self.batch_size, self.shards)
+        self.steps_per_epoch = steps_per_epoch(*size, by_shard=True, last=self.last)
+        self._last_shards = self.steps_per_epoch - (self.batches_per_epoch - 1) * self.shards
         self.lookahead = 2 * self.shards
 
     def _where(self, step: int) -> tuple[int, int, int]:
@@ -299,49 +306,6 @@ class PlanByShard(Plan):
         return end
 
 
-class PlanByPhase(Plan):
-    """Plan whose steps are the updates of rounds of phases: several of them may take one batch.
-
-    Args:
-        round: of phases.
-        plain: as for ``Plan``.
-
-    Raises:
-        SettingError: an epoch has too few batches for a phase.
-    """
-
-    def __init__(self, *, round: Round, **plain: Any) -> None:
-        super().__init__(**plain)
-        self.round: Round = round
-        batches = self.batches_per_epoch
-        self.steps_per_epoch = round.updates(batches)
-        for name in round.phases:
-            if round.updates(batches, name) == 0:
-                raise SettingError(
-                    "batch_size",
-                    f"{self.batch_size} of {self.dealt_rows} rows",
-                    f"batches enough for phase {name!r}, as a round of {', '.join(round.phases)} "
-                    f"takes {round.batches} batches and an epoch has {batches}",
-                    "choose a smaller batch, or new_batch=False for phases that may share one",
-                )
-
-    def phase(self, step: int) -> str:
-        """Return the phase of step t."""
-        return self.round.at(step % self.steps_per_epoch)[0]
-
-    def updates_of(self, phase: str | None) -> int:
-        """Return how many steps of an epoch are of a phase; None: all of them."""
-        if phase is not None and phase not in self.round.phases:
-            known = ", ".join(dict.fromkeys(self.round.phases))
-            raise SettingError("phase", phase, f"one of {known}", "choose one of them")
-        return self.round.updates(self.batches_per_epoch, phase)
-
-    def _bounds(self, step: int) -> tuple[int, int]:
-        """Return begin and end of the rows of step t's batch in the order of the epoch."""
-        batch = self.round.at(step % self.steps_per_epoch)[1]
-        return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
-
-
 def from_json(
     arguments: dict[str, Any], order: Order | None = None, sampling: EpochRows | None = None
 ) -> Plan:
@@ -351,21 +315,16 @@ def from_json(
         SettingError: rows are sampled differently from the plan's.
     """
     kind = PlanByShard if arguments.pop("is_apart") else Plan
-    is_ordered, drawn_by = arguments.pop("is_ordered"), arguments.pop("sampling")
-    course, told = Course.from_json(arguments.pop("course")), arguments.pop("round")
-    del arguments["dealt_rows"]  # it follows from the others
+    is_ordered, drawn_by = arguments.pop("is_ordered"), arguments["sampling"]
     if drawn_by is not None and (sampling is None or sampling.sha256 != drawn_by):
         fix = "have the script make the same weights each time that it is run"
         got = "none" if sampling is None else "other weights"
         raise SettingError("sampling", got, "those of the coordinator", fix)
-    arguments["order"] = order if is_ordered else None
     arguments["sampling"] = None if drawn_by is None else sampling
-    if told is None:
-        plan = kind(**arguments)
-    else:
-        plan = PlanByPhase(**arguments, round=Round.from_json(told))
-    plan.course = course
-    return plan
+    arguments["course"] = Course.from_json(arguments["course"])
+    if arguments["round"] is not None:
+        arguments["round"] = Round.from_json(arguments["round"])
+    return kind(**arguments, order=order if is_ordered else None)
 
 
 def abridged(rows: Rows, most: int = 8) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.coordination.epochs import SHORT, Course
-from quorate.coordination.plan import Plan, PlanByPhase, PlanByShard
+from quorate.coordination.plan import Plan, PlanByShard
 from quorate.data import dataloader
 from quorate.data.source import length
 from quorate.engines.collective.rank_place import note_done, was_done_before
@@ -145,9 +145,7 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
     if shards < rule.least_shards:
         expected = f"at most the {shards} shards of a batch"
         raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
-    kind: Callable[..., Plan] = PlanByShard if rule.by_shard else Plan
-    if isinstance(recipe.loss, PhaseLosses):
-        kind = partial(PlanByPhase, round=recipe.loss.round)
+    kind = PlanByShard if rule.by_shard else Plan
     return kind(
         rows=rows,
         batch_size=min(recipe.batch_size, dealt),
@@ -157,6 +155,7 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
         order=recipe.loading.order,
         last=recipe.loading.last or SHORT,
         sampling=sampling,
+        round=recipe.loss.round if isinstance(recipe.loss, PhaseLosses) else None,
     )
 
 
