@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from support.examples import fixed
 from support.messages import expect_error
 
-from quorate.coordination.pipeline_schedules import SCHEDULES, Action, Rows, Work
-from quorate.coordination.schedule_times import (
+from quorate.coordination.pipeline_schedules import (
+    SCHEDULES,
+    Action,
     ActionTimes,
+    Rows,
+    Work,
     bubble,
-    check,
     in_flight,
     makespan,
     most_held,
     placement,
-    shards_of,
-    stages_of,
     timeline,
 )
 from quorate.errors import SettingError
@@ -43,10 +43,17 @@ def test_everything_once_and_nobody_waits_forever(
     name: str, devices: int, shards: int, chunks: int
 ) -> None:
     rows = rows_of(name, devices, shards, chunks)
-    check(rows)
-    assert len(rows) == devices
-    assert shards_of(rows) == shards
-    assert placement(rows) == tuple(stage % devices for stage in range(stages_of(rows)))
+    assert len(timeline(rows, ActionTimes())) == sum(map(len, rows))
+    stages = devices * (chunks if name == "interleaved" else 1)
+    assert placement(rows) == tuple(stage % devices for stage in range(stages))
+    works: dict[tuple[int, int], list[str]] = {}
+    for device, row in enumerate(rows):
+        assert all(action.stage % devices == device for action in row)
+        for work, stage, shard in row:
+            works.setdefault((stage, shard), []).append(work.value)
+    assert works.keys() == set(itertools.product(range(stages), range(shards)))
+    halves = ["forward", "backward input", "backward weight"]
+    assert all(done in (["forward", "backward"], halves) for done in works.values())
 
 
 @fixed(60)
@@ -89,27 +96,13 @@ def test_a_transfer_between_devices_takes_its_time_and_within_one_none() -> None
     assert sorted((span.begin, span.end) for span in spans) == [(0, 1), (1, 2), (2, 4), (4, 6)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "why"),
-    [
-        ([["f00", "b00"], ["f10"]], "of shard 0 in stage 1 there is forward"),
-        ([["f00", "b00", "b00"]], "there is forward, backward, backward"),
-        ([["f00", "i00"]], "there is forward, backward input"),
-        ([["f00", "b00"], ["f10", "b10", "f01", "b01"]], "stage 0 is on devices 0 and 1"),
-        ([["b00", "f00"]], "nobody can go on with: device 0 at the backward of shard 0"),
-        (
-            [["f00", "f01", "b01", "b00"], ["f10", "b10", "f11", "b11"][::-1]],
-            "device 0 at the backward of shard 1 in stage 0, device 1 at the backward",
-        ),
-        ([["f01", "b01"]], "of shard 0 in stage 0 there is nothing"),
-        ([["w00", "f00", "i00"]], "device 0 at the backward weight of shard 0"),
-    ],
-)
-def test_what_check_refuses(rows: list[list[str]], why: str) -> None:
+def test_devices_that_wait_for_each_other_are_named() -> None:
     works = dict(zip("fbiw", Work, strict=True))
+    rows = [["f00", "f01", "b01", "b00"], ["f10", "b10", "f11", "b11"][::-1]]
     made = tuple(tuple(Action(works[w], int(s), int(n)) for w, s, n in row) for row in rows)
+    why = "device 0 at the backward of shard 1 in stage 0, device 1 at the backward"
     with pytest.raises(ValueError, match=why):
-        check(made)
+        timeline(made, ActionTimes())
 
 
 @pytest.mark.parametrize("name", NAMES)

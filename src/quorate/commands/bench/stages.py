@@ -15,8 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from quorate.coordination.pipeline_schedules import SCHEDULES, Rows, Work
-from quorate.coordination.schedule_times import ActionTimes, bubble, in_flight, makespan
+from quorate.coordination.pipeline_schedules import (
+    SCHEDULES,
+    ActionTimes,
+    Rows,
+    Work,
+    bubble,
+    in_flight,
+    makespan,
+)
 from quorate.engines.tracing import Batch, Span, Trace
 from quorate.errors import SettingError
 from quorate.services.display.shard_time import duration
