@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple, TypeVar
 
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.protocol import (
@@ -20,13 +21,15 @@ from quorate.coordination.protocol import (
     Tick,
     Wake,
 )
+from quorate.coordination.rules import Rule
 from quorate.coordination.run_event import TAKEOVER, RunEvent
-from quorate.engines import Channel
-from quorate.engines.job import Training, place
+from quorate.engines import Channel, Transport
+from quorate.engines.job import Job, Training, place
 from quorate.engines.tracing import current, span
 from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
+from quorate.training.stop import Stops
 
 T = TypeVar("T")
 
@@ -49,7 +52,7 @@ def drive(
     raised_shards: RaisedShards | None = None,
     copied_shards: CopiedShards | None = None,
     stopping: Callable[[], str | None] = lambda: None,
-    job: str = Training.name,
+    called: str = Training.name,
     begun: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield the result of each update.
@@ -65,7 +68,7 @@ def drive(
         copied_shards: counts the shards of slow workers computed a second time. Default: not shown.
         stopping: returns the reason for a stop, or None; called at the beginning and after each
             update.
-        job: name of the job in messages: "training", "validation".
+        called: name of the job in messages: "training", "validation".
         begun: called before a shard is given to a worker.
 
     Raises:
@@ -94,7 +97,7 @@ def drive(
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
         if isinstance(event, Failed) and not any(isinstance(e, Abort) for e in effects):
             error = channel.error(event.worker, event.step, event.shard)
-            where = place(job, event.step, event.shard)
+            where = place(called, event.step, event.shard)
             if line := raised_shards.named(event.worker, where, error):
                 say(line)
         wake_at = None
@@ -119,7 +122,7 @@ def drive(
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
-                    for line in raised_shards.summary(job) if is_summed_up else ():
+                    for line in raised_shards.summary(called) if is_summed_up else ():
                         say(line)
                     return
                 case effect:
@@ -127,18 +130,58 @@ def drive(
                         if effect.lost_with not in (None, effect.worker):
                             takeover = (effect.worker, effect.lost_with, effect.step)
                             if takeover != last_takeover:
-                                say(_taken_over(effect, job))
+                                say(_taken_over(effect, called))
                             last_takeover = takeover
                         late = effect.instead_of
                         usual_s = None if late is None else coordinator.usual_s(late)
-                        copied_shards.count(effect, usual_s, job)
+                        copied_shards.count(effect, usual_s, called)
                         begun()
                     channel.send(effect)
 
 
-def _taken_over(effect: Compute, job: str) -> RunEvent:
+def run_job(
+    transport: Transport,
+    job: Job,
+    apply: Callable[[Ready], object],
+    rule: Rule,
+    timeout_s: float | None,
+    stops: Stops | None = None,
+    **options: Any,
+) -> int:
+    """Let workers compute a job to its end, and return the number of the step after the last.
+
+    The number is lower than the end of the job if the job was stopped. Blocks.
+
+    Args:
+        apply: receives each step.
+        timeout_s: how long a worker may be silent, in seconds, where a worker can be replaced.
+        stops: requests to stop, from any thread.
+        options: keyword arguments of ``drive``.
+
+    Raises:
+        Exception: the error of user code in a shard that failed on all attempts.
+    """
+    with ExitStack() as stack:
+        channel = stack.enter_context(closing(transport.open(job)))
+        if stops is not None:
+            stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
+        coordinator = Coordinator(
+            shards_of=job.plan.shards_of,
+            home_shards=job.home_shards,
+            lookahead=job.plan.lookahead,
+            first_step=job.steps.start,
+            last_step=job.steps.stop,
+            rule=rule,
+            timeout_s=timeout_s if transport.can_replace else None,
+        )
+        for _ in drive(coordinator, channel, apply, **options):
+            pass
+    return coordinator.applied
+
+
+def _taken_over(effect: Compute, called: str) -> RunEvent:
     """Return the event of a shard taken over from a worker that left."""
-    of_job = f" of {job}" if job else ""
+    of_job = f" of {called}" if called else ""
     return RunEvent(
         f"worker {effect.worker} takes over shard {effect.shard} of step {effect.step}{of_job} "
         f"from worker {effect.lost_with}",

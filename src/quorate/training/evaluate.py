@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Any
 
 from quorate.coordination import rules
-from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
-from quorate.coordination.protocol import Stop
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
 from quorate.engines import Transport
@@ -19,7 +16,7 @@ from quorate.replica.model import unchanged
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.crew import Crew
-from quorate.training.drive import Ready, drive
+from quorate.training.drive import Ready, run_job
 from quorate.training.predicting.evaluable import evaluable_state
 from quorate.training.predicting.gathered import Gathered
 from quorate.training.prepare import Prepared
@@ -114,21 +111,14 @@ def _sum(
         step_sum.outputs = []
         total.put((0, ready.step), whole(ready.step, step_sum))
 
-    with ExitStack() as stack:
-        channel = stack.enter_context(closing(transport.open(job)))
-        stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
-        coordinator = Coordinator(
-            shards_of=plan.shards_of,
-            first_step=0,
-            last_step=plan.steps_per_epoch,
-            rule=rules.Sync(),
-            timeout_s=crew.timeout_s if transport.can_replace else None,
-        )
-        copied = crew.stragglers.copied_shards
-        told: Any = {"job": called, "begun": stops.begin, "copied_shards": copied}
-        for _ in drive(coordinator, channel, add, say=say, **told):
-            pass
-    if coordinator.applied < plan.steps_per_epoch:
+    done = run_job(
+        *(transport, job, add, rules.Sync(), crew.timeout_s, stops),
+        say=say,
+        copied_shards=crew.stragglers.copied_shards,
+        called=called,
+        begun=stops.begin,
+    )
+    if done < plan.steps_per_epoch:
         return None
     assert total.root is not None
     if total.root.weight == 0:

@@ -7,10 +7,8 @@ tree: so a run with such an optimizer, too, has the same bits on any number of w
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 
 from quorate.coordination import rules
-from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
 from quorate.engines import Transport
@@ -19,7 +17,7 @@ from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.display.raised_shards import RaisedShards
-from quorate.training.drive import Ready, drive
+from quorate.training.drive import Ready, run_job
 from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
@@ -70,16 +68,11 @@ class StepAgain:
         def add(ready: Ready) -> None:
             take(tree_sum(ready.parts, plan.shards_of(step), ShardSum.add))
 
-        with closing(self._transport.open(job)) as channel:
-            coordinator = Coordinator(
-                shards_of=plan.shards_of,
-                first_step=steps.start,
-                last_step=steps.stop,
-                rule=WithoutCopies(),
-                timeout_s=self._timeout_s,
-            )
-            for _ in drive(coordinator, channel, add, say=self._say, raised_shards=self._raised):
-                pass
+        run_job(
+            *(self._transport, job, add, WithoutCopies(), self._timeout_s),
+            say=self._say,
+            raised_shards=self._raised,
+        )
 
 
 class WithoutCopies(rules.Sync):

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordination import rules
-from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import PlanByShard
-from quorate.coordination.protocol import Stop
 from quorate.data.source import Source, length
 from quorate.engines import Transport
 from quorate.engines.prediction import OWN, Function, Prediction, name_of, note_own
@@ -24,7 +22,7 @@ from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
 from quorate.training.crew import Crew
-from quorate.training.drive import Ready, drive
+from quorate.training.drive import Ready, run_job
 from quorate.training.predicting.columns import Sink, in_memory
 from quorate.training.predicting.evaluable import evaluable_state
 from quorate.training.predicting.files import Files
@@ -162,21 +160,11 @@ def _drive(
             sink.put(piece.value, len(plan.shard(taken, 0)))
             taken += 1
 
-    with ExitStack() as stack:
-        channel = stack.enter_context(closing(transport.open(job)))
-        stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
-        coordinator = Coordinator(
-            shards_of=plan.shards_of,
-            home_shards=job.home_shards,
-            lookahead=plan.lookahead,
-            first_step=0,
-            last_step=plan.steps_per_epoch,
-            rule=rules.Bounded(AHEAD * workers),
-            timeout_s=crew.timeout_s if transport.can_replace else None,
-        )
-        copied = crew.stragglers.copied_shards
-        told: Any = {"job": "predict()", "copied_shards": copied}
-        for _ in drive(coordinator, channel, take, say=say, **told):
-            pass
+    run_job(
+        *(transport, job, take, rules.Bounded(AHEAD * workers), crew.timeout_s, stops),
+        say=say,
+        copied_shards=crew.stragglers.copied_shards,
+        called="predict()",
+    )
     if taken < plan.steps_per_epoch:
         raise UserError("predict", f"stopped before the last row: {stops.reason}")

@@ -12,12 +12,10 @@ computed by other workers, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from typing import TypeVar
 
 import torch
 
-from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
@@ -29,7 +27,7 @@ from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.whole_batch.represented import Tensors
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.crew import Crew
-from quorate.training.drive import Ready, drive
+from quorate.training.drive import Ready, run_job
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.step_again import WithoutCopies
@@ -96,7 +94,6 @@ class WholeBatch:
         self, step: int, gradients: dict[int, Tensors], add: Callable[[Ready], None]
     ) -> None:
         """Let workers compute gradients of the step's shards, and pass them to ``add``."""
-        plan, transport = self._source.plan, self._transport
         job = BackThrough(
             self._source,
             self._state.parameters,
@@ -104,17 +101,11 @@ class WholeBatch:
             gradients=gradients,
             threads=self._crew.recipe.workers.threads,
         )
-        with closing(transport.open(job)) as channel:
-            coordinator = Coordinator(
-                shards_of=plan.shards_of,
-                first_step=step,
-                last_step=step + 1,
-                rule=WithoutCopies(),
-                home_shards=plan.home_shards,
-                timeout_s=self._crew.timeout_s if transport.can_replace else None,
-            )
-            for _ in drive(coordinator, channel, add, say=self._say, raised_shards=self._raised):
-                pass
+        run_job(
+            *(self._transport, job, add, WithoutCopies(), self._crew.timeout_s),
+            say=self._say,
+            raised_shards=self._raised,
+        )
 
 
 def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensors]:
