@@ -105,7 +105,6 @@ class Coordinator:
         self.tally = tally or Tally()
         self.is_over = False
         self.reason = "all steps are done"  # why the run ends where it ends
-        self._last_step = last_step
         self._rule = rule
         self._attempts = attempts
         self._workers = Workers(timeout_s)
@@ -114,7 +113,8 @@ class Coordinator:
         homes = home_shards or (lambda rank_of, step: plan.home_shards(rank_of, shards_of(step)))
         next_homes = next_home or partial(plan.next_home, homes)
         self._dealer = Dealer(
-            StepLayout(shards_of, homes, next_homes, lookahead, end=last_step),
+            StepLayout(shards_of, homes, next_homes, lookahead),
+            last_step,
             self._steps,
             self._workers,
             rule,
@@ -142,11 +142,11 @@ class Coordinator:
         effects: list[Effect] = []
         look_at = inf
         if self._steps.applying is None and not self.is_over:
-            if self.applied >= self._last_step:
+            if self.applied >= self._dealer.last_step:
                 self.is_over = True
                 return [Finish(self.applied, self.reason)]
             # Workers that can go on do so while the update is made.
-            effects += self._dealer.deal(now, self._last_step)
+            effects += self._dealer.deal(now)
             if (step := self._steps.next_to_apply()) is not None:
                 effects.append(self._apply(step))
             look_at = self._dealer.look_again_at
@@ -229,8 +229,7 @@ class Coordinator:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
         self._workers.join(worker, place)
-        are_several = len(self._workers.by_number) > 1
-        if are_several and self._rule.copies and not self._steps.running.is_in_use:
+        if self._rule.copies and len(self._workers.by_number) > 1:
             self._steps.start_asking()
 
     def _leave(self, event: Left) -> list[Effect]:
@@ -240,13 +239,11 @@ class Coordinator:
         assignment = self._workers.leave(worker)
         if assignment is not None:
             self._steps.finish(assignment)
-        for step in self._steps.held_by(worker) if not event.results_stay else ():
-            self._steps.lose(step, worker)
-            if step.number == self._steps.applying:
-                self._steps.applying = None  # the update is not made: the sums went with the worker
+        if not event.results_stay:
+            self._steps.lose(worker)
         if assignment is None:
             return []
-        self._steps.put_back(assignment, is_lost=True)
+        self._steps.put_back(assignment.step, assignment.shards, lost_with=worker)
         expecting = self._steps.expecting(assignment)
         if not event.crashed or expecting is None:
             return []
@@ -279,7 +276,8 @@ class Coordinator:
         step = self._steps.expecting(assignment)
         if step is None:
             self._count_lost(assignment, assignment.shards)
-            self._steps.put_back(assignment)  # to be dealt again, should the update come to nothing
+            # To be dealt again, should the update come to nothing.
+            self._steps.put_back(number, assignment.shards)
             return [Discard(worker, number, first, assignment.count)]
         late = step.held.keys() & assignment.shards  # a copy was first
         wanted = [shard for shard in assignment.shards if shard not in late]
@@ -302,7 +300,8 @@ class Coordinator:
 
     def _failed(self, assignment: Assignment, shard: int) -> list[Effect]:
         step = self._steps.expecting(assignment)
-        self._steps.put_back(assignment)  # of a late copy: should the update come to nothing
+        # Of a late copy: should the update come to nothing.
+        self._steps.put_back(assignment.step, assignment.shards)
         if step is None:
             return []
         step.has_runs = step.has_runs and assignment.count == 1  # deal the shards one by one
@@ -335,8 +334,8 @@ class Coordinator:
     def _stop(self, reason: str) -> None:
         self._steps.give_back_untouched()
         last = self.applied + len(self._steps.by_number)
-        if last < self._last_step:
-            self._last_step, self.reason = last, reason
+        if last < self._dealer.last_step:
+            self._dealer.last_step, self.reason = last, reason
 
     def _error(self, message: str) -> ProtocolError:
         phase = "computing" if self._steps.applying is None else "applying"

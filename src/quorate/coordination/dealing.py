@@ -28,8 +28,7 @@ monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ from quorate.coordination.open_steps import OpenStep, OpenSteps
 from quorate.coordination.protocol import Compute
 from quorate.coordination.rules import Rule
 from quorate.coordination.running_shards import Forecast, WorkerShard
-from quorate.coordination.workers import Assignment, WorkerRecord, Workers
+from quorate.coordination.workers import Assignment, Workers
 
 
 class StepLayout(NamedTuple):
@@ -49,14 +48,12 @@ class StepLayout(NamedTuple):
         next_home: from (rank, number of workers) and two steps a and b to the first step of [a, b)
             with a home shard of the worker, or b.
         lookahead: number of steps, from the next one on, among which a worker begins a home step.
-        end: the first number beyond the last step.
     """
 
     shards_of: Callable[[int], int]
     home_shards: Callable[[tuple[int, int], int], range]
     next_home: Callable[[tuple[int, int], int, int], int]
     lookahead: int
-    end: int
 
 
 class Dealer:
@@ -64,6 +61,7 @@ class Dealer:
 
     Args:
         layout: steps and home shards.
+        last_step: number of updates at the end of the run; a stop reduces the number.
         steps: the open steps. The dealer begins steps.
         workers: the workers. The dealer gives them assignments.
         rule: how many shards a step needs, how stale a gradient may be, whether copies are made.
@@ -75,6 +73,7 @@ class Dealer:
     def __init__(
         self,
         layout: StepLayout,
+        last_step: int,
         steps: OpenSteps,
         workers: Workers,
         rule: Rule,
@@ -84,6 +83,7 @@ class Dealer:
         run_s: float,
     ) -> None:
         self.look_again_at = inf  # when an idle worker may help with a shard that becomes late
+        self.last_step = last_step
         self._layout = layout
         self._steps = steps
         self._workers = workers
@@ -95,22 +95,17 @@ class Dealer:
         self._patience = patience
         self._run_s = run_s
 
-    def deal(self, now: float, last_step: int) -> list[Compute]:
-        """Deal a shard to every idle worker that can be of use, and set ``look_again_at``.
-
-        Args:
-            now: the time.
-            last_step: number of updates at the end of the run.
-        """
+    def deal(self, now: float) -> list[Compute]:
+        """Deal a shard to every idle worker that can be of use, and set ``look_again_at``."""
         self.look_again_at = inf
         dealt: list[Compute] = []
         idle = self._workers.idle
         # 1. Unassigned shards.
-        if idle and self._has_more(last_step) and self._may_be_of_use(now):
+        if idle and self._has_more() and self._may_be_of_use(now):
             for worker in tuple(idle):
-                if (choice := self._choose_shard(worker, now, last_step)) is not None:
+                if (choice := self._choose_shard(worker, now)) is not None:
                     dealt.append(self._give(worker, *choice, now))
-                    if not self._has_more(last_step):
+                    if not self._has_more():
                         break
         # 2. Copies of shards that are late or slow.
         if not (idle and self._running.is_in_use):
@@ -134,7 +129,7 @@ class Dealer:
         run: range,
         reason: str,
         now: float,
-        forecasts: Sequence[Forecast] = (),
+        forecast: Forecast | None = None,
         instead_of: int | None = None,
     ) -> Compute:
         """Assign the first shard of a run, or more of the run, to a worker."""
@@ -145,7 +140,7 @@ class Dealer:
         applied = self._steps.applied
         assignment = Assignment(worker, step.number, run.start, applied, now, count, usual_s)
         self._workers.assign(worker, assignment)
-        self._steps.assign(assignment, forecasts)
+        self._steps.assign(assignment, forecast)
         compute = Compute(
             worker,
             step.number,
@@ -183,47 +178,37 @@ class Dealer:
 
     # --- unassigned shards ------------------------------------------------------------------------
 
-    def _choose_shard(
-        self, worker: int, now: float, last_step: int
-    ) -> tuple[OpenStep, range, str] | None:
+    def _choose_shard(self, worker: int, now: float) -> tuple[OpenStep, range, str] | None:
         """Return a step, a run of its unassigned shards for a worker, and the reason.
 
         The oldest step comes first: it is the next to be applied, and the first to become stale.
         """
-        for step in self._steps.with_unassigned:
-            if (choice := self._choose_shard_of(step, worker, now)) is not None:
-                return step, *choice
-        if not self._may_begin(last_step):
-            return None
-        step = self._begin(worker, now)
-        choice = self._choose_shard_of(step, worker, now)
-        assert choice is not None
-        return step, *choice
+        usual_s = self._workers.by_number[worker].usual_s
+        for step in self._steps_to_deal(worker, now):
+            unassigned = step.unassigned
+            if not self._is_of_use(step, usual_s, now):
+                continue
+            barred = [
+                s for s in step.failures if s in unassigned and self._is_barred(step, worker, s)
+            ]
+            if len(barred) == len(unassigned):
+                continue
+            for shard in barred:
+                unassigned.take(range(shard, shard + 1))
+            # No home shard: the end of the longest run, so that the shards before it stay together
+            # for their owner, who works from the front and hands over few vectors.
+            home = self._layout.home_shards(self._workers.rank_of(worker), step.number)
+            own = unassigned.first_in(home)
+            run = unassigned.longest()[-1:] if own is None else own
+            unassigned.add(barred)
+            return step, run, "nobody has begun it" if own is None else "home shard"
+        return None
 
-    def _choose_shard_of(self, step: OpenStep, worker: int, now: float) -> tuple[range, str] | None:
-        """Return a run of a step's unassigned shards for a worker, and the reason."""
-        unassigned, record = step.unassigned, self._workers.by_number[worker]
-        if not self._is_of_use(step, record.usual_s, now):
-            return None
-        barred = [s for s in step.failures if s in unassigned and self._is_barred(step, worker, s)]
-        if len(barred) == len(unassigned):
-            return None
-        for shard in barred:
-            unassigned.take(range(shard, shard + 1))
-        # No home shard: the end of the longest run, so that the shards before it stay together for
-        # their owner, who works from the front and hands over few vectors.
-        own = unassigned.first_in(self._home(step, worker, record))
-        run = unassigned.longest()[-1:] if own is None else own
-        unassigned.add(barred)
-        return run, "nobody has begun it" if own is None else "home shard"
-
-    def _home(self, step: OpenStep, worker: int, record: WorkerRecord) -> range:
-        """Return the worker's home shards of a step."""
-        as_of = (step.number, self._workers.rank_changes)
-        if record.home_as_of != as_of:
-            record.home = self._layout.home_shards(self._workers.rank_of(worker), step.number)
-            record.home_as_of = as_of
-        return record.home
+    def _steps_to_deal(self, worker: int, now: float) -> Iterator[OpenStep]:
+        """Yield the steps with unassigned shards, and last, if one may be opened, a new step."""
+        yield from self._steps.with_unassigned
+        if self._may_begin():
+            yield self._begin(worker, now)
 
     def _may_be_of_use(self, now: float) -> bool:
         """Return whether the first open step may need an idle worker for an unassigned shard.
@@ -273,25 +258,26 @@ class Dealer:
         """Return the earliest begun of the open steps."""
         return next(iter(self._steps.by_number.values()), None)
 
-    def _has_more(self, last_step: int) -> bool:
+    def _has_more(self) -> bool:
         """Return whether an unassigned shard exists, or a step may be opened."""
-        return bool(self._steps.with_unassigned) or self._may_begin(last_step)
+        return bool(self._steps.with_unassigned) or self._may_begin()
 
-    def _may_begin(self, last_step: int) -> bool:
+    def _may_begin(self) -> bool:
         """Return whether a step may be opened."""
         are_open = len(self._steps.by_number)
         # A worker alone that opened a second step would only make its own gradients stale.
         if are_open and (are_open >= self._most_open or len(self._workers.by_number) <= 1):
             return False
-        return self._steps.applied + are_open < last_step
+        return self._steps.applied + are_open < self.last_step
 
     def _begin(self, worker: int, now: float) -> OpenStep:
         """Open the next step, or a home step of the worker a little later."""
         layout = self._layout
-        number = self._steps.next_unbegun
-        if layout.lookahead > 1:
-            next_home = partial(layout.next_home, self._workers.rank_of(worker))
-            number = self._steps.next_to_begin(layout.lookahead, layout.end, next_home)
+        number = self._steps.next_to_begin(
+            layout.lookahead,
+            self.last_step,
+            lambda a, b: layout.next_home(self._workers.rank_of(worker), a, b),
+        )
         shards = layout.shards_of(number)
         return self._steps.begin(number, shards, self._rule.needed(shards), now)
 
@@ -354,7 +340,7 @@ class Dealer:
         usual_s = self._workers.usual_s_of_all if first.usual_s is None else first.usual_s
         starts = [(first.since, usual_s * first.count), (now, self._workers.expected_s(worker))]
         early, late = sorted(Forecast(at + self._patience * s, at + s) for at, s in starts)
-        forecasts = [Forecast(early.late_at, min(early.done_at, late.done_at)), late]
+        forecast = Forecast(early.late_at, min(early.done_at, late.done_at), later=late)
         if early.late_at <= now:
-            del forecasts[0]
-        return self._give(worker, step, run, reason, now, forecasts, instead_of=slow)
+            forecast = late
+        return self._give(worker, step, run, reason, now, forecast, instead_of=slow)

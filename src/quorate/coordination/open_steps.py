@@ -16,7 +16,7 @@ a shard was dealt.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -40,7 +40,7 @@ class OpenStep:
     held: dict[int, Assignment] = field(default_factory=dict)  # by shard
     computing: dict[int, Assignment] = field(default_factory=dict)  # by shard
     copies: dict[int, Assignment] = field(default_factory=dict)  # by shard: of the second worker
-    forecasts: dict[int, Sequence[Forecast]] = field(default_factory=dict)  # by shard with a copy
+    forecasts: dict[int, Forecast] = field(default_factory=dict)  # by shard with a copy
     running: set[int] = field(default_factory=set)  # shards that are computed and not held
     failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
     has_runs: bool = True  # False: a worker crashed, or user code raised, in a run
@@ -116,16 +116,16 @@ class OpenSteps:
 
     # --- who computes and holds what --------------------------------------------------------------
 
-    def assign(self, assignment: Assignment, forecasts: Sequence[Forecast] = ()) -> None:
+    def assign(self, assignment: Assignment, forecast: Forecast | None = None) -> None:
         """Record an assignment.
 
         Args:
-            forecasts: of both workers, if another worker computes the same shard.
+            forecast: of both workers, if another worker computes the same shard.
         """
         step, shard = self.by_number[assignment.step], assignment.shard
-        if forecasts:
+        if forecast is not None:
             self._split(step, step.computing[shard])
-            step.copies[shard], step.forecasts[shard] = assignment, forecasts
+            step.copies[shard], step.forecasts[shard] = assignment, forecast
             self._update_running(step, shard)
         else:
             step.unassigned.take(assignment.shards)
@@ -133,8 +133,7 @@ class OpenSteps:
                 self.with_unassigned.remove(step)
             step.computing.update(dict.fromkeys(assignment.shards, assignment))
             step.running.update(assignment.shards)
-            if self.running.is_in_use:
-                self.running.add(assignment, assignment.shards)
+            self.running.add(assignment, assignment.shards)
         if step.age is None:  # else another shard has an older version
             self._set_age(step, (assignment.version, step.order, step.number))
 
@@ -158,34 +157,27 @@ class OpenSteps:
             self._update_running(step, shard)
         self._set_age(step, step.age)
 
-    def held_by(self, worker: int) -> list[OpenStep]:
-        """Return the steps with shards held by a worker, sorted by number."""
-        return [
-            step
-            for _, step in sorted(self.by_number.items())
-            if any(assignment.worker == worker for assignment in step.held.values())
-        ]
-
-    def lose(self, step: OpenStep, worker: int) -> None:
-        """Record the loss of a worker's results of a step."""
-        lost = [shard for shard, held in step.held.items() if held.worker == worker]
-        for shard in lost:
-            del step.held[shard]
-            if shard in step.computing:
+    def lose(self, worker: int) -> None:
+        """Record the loss of all results held by a worker."""
+        for step in self.by_number.values():
+            lost = [shard for shard, held in step.held.items() if held.worker == worker]
+            for shard in lost:
+                del step.held[shard]
                 self._update_running(step, shard)
-        self._put_back(step, lost, lost_with=worker)
+            if lost:
+                self.put_back(step.number, lost, lost_with=worker)
+                if step.number == self.applying:
+                    self.applying = None  # the update is not made: the sums went with the worker
 
-    def put_back(self, assignment: Assignment, *, is_lost: bool = False) -> None:
-        """Have shards of an assignment dealt again, unless a worker computes or holds them.
+    def put_back(self, number: int, shards: Iterable[int], lost_with: int | None = None) -> None:
+        """Have shards of a step dealt again, unless a worker computes or holds them.
 
         Args:
-            is_lost: whether the worker of the assignment has left.
+            number: of the step, which may be applied by now.
+            lost_with: the worker that left with the shards, if any.
         """
-        if (step := self.by_number.get(assignment.step)) is not None:
-            lost_with = assignment.worker if is_lost else None
-            self._put_back(step, assignment.shards, lost_with)
-
-    def _put_back(self, step: OpenStep, shards: Iterable[int], lost_with: int | None) -> None:
+        if (step := self.by_number.get(number)) is None:
+            return
         again = [s for s in shards if s not in step.held and s not in step.computing]
         if again and not step.unassigned:
             insort(self.with_unassigned, step, key=lambda each: each.order)
@@ -208,8 +200,7 @@ class OpenSteps:
 
     def _update_running(self, step: OpenStep, shard: int) -> None:
         """Note who computes a shard now."""
-        if self.running.is_in_use:
-            self.running.drop(step.number, shard)
+        self.running.drop(step.number, shard)
         assignment = step.computing.get(shard)
         if assignment is None or shard in step.held:
             step.running.discard(shard)
@@ -260,11 +251,6 @@ class OpenSteps:
 
     # --- which steps are open ---------------------------------------------------------------------
 
-    @property
-    def next_unbegun(self) -> int:
-        """The first unbegun step."""
-        return self._skipped[0] if self._skipped else self._top
-
     def next_to_begin(self, within: int, end: int, next_home: Callable[[int, int], int]) -> int:
         """Return the first unbegun step, or an unbegun home step a little later.
 
@@ -273,7 +259,9 @@ class OpenSteps:
             end: the first number beyond the last step.
             next_home: from two steps a and b to the first home step of [a, b), or b.
         """
-        first = self.next_unbegun
+        first = self._skipped[0] if self._skipped else self._top
+        if within == 1:
+            return first
         stop = min(first + within, end)
         step = next_home(first, stop)
         while step < stop:
@@ -316,11 +304,12 @@ class OpenSteps:
             insort(self._skipped, step.number)
 
     def start_asking(self) -> None:
-        """Have ``running`` note the shards computed now and later."""
-        self.running.is_in_use = True
-        for step in self.by_number.values():
-            for assignment in step.assignments:
-                self.running.add(assignment, assignment.shards)
+        """Have ``running`` note the shards computed now and later, from the first call on."""
+        if not self.running.is_in_use:
+            self.running.is_in_use = True
+            for step in self.by_number.values():
+                for assignment in step.assignments:
+                    self.running.add(assignment, assignment.shards)
 
 
 def _move(ordered: list[_Age], before: _Age | None, after: _Age | None) -> None:

@@ -37,12 +37,13 @@ class Forecast(NamedTuple):
 
     late_at: float  # when the shard, on any of its workers, becomes late
     done_at: float  # when its first worker that is not late will be done
+    later: Forecast | None = None  # of a pair, from ``late_at`` on
 
 
 # Entries are tuples of numbers: the garbage collector does not follow them. ``singles`` is the
 # number of single shards from ``shard`` on; 0: the shard of a pair.
-_ByLate = tuple[float, int, int, int, int]  # late_at, worker, step, shard, singles
-_ByDone = tuple[float, float, int, int, int, int]  # done_at, and the same
+_ByLate = tuple[float, int, int, int, int, Forecast | None]
+_ByDone = tuple[float, float, int, int, int, int]  # done_at, late_at, worker, step, shard, singles
 _ByStart = tuple[float, int, int, int]  # since, worker, step, shard
 
 
@@ -65,12 +66,13 @@ class RunningShards:
         self._untimed_late = 0  # number of ``_untimed``, from the first on, that are late
         # By (step, first shard): the lists with an entry of the shard, and the entries.
         self._entries: dict[tuple[int, int], Sequence[tuple[list[Any], Any]]] = {}
-        self._second: dict[tuple[int, int], Forecast] = {}  # of pairs, after the first is late
 
     # --- changes ----------------------------------------------------------------------------------
 
     def add(self, assignment: Assignment, shards: range) -> None:
         """Add single shards: a whole assignment, or a shard of an assignment."""
+        if not self.is_in_use:
+            return
         worker, step, since = assignment.worker, assignment.step, assignment.since
         if assignment.usual_s is None:
             self._insert(step, shards.start, (self._untimed, (since, worker, step, shards.start)))
@@ -79,27 +81,20 @@ class RunningShards:
         forecast = Forecast(since + self._patience * usual_s, since + usual_s)
         self._add(forecast, worker, step, shards.start, len(shards))
 
-    def add_pair(self, worker: int, step: int, shard: int, forecasts: Sequence[Forecast]) -> None:
-        """Add a shard of a pair; ``worker`` is the lower number.
-
-        Args:
-            forecasts: until the first of the two is late, and from then on.
-        """
-        self._add(forecasts[0], worker, step, shard, 0)
-        if len(forecasts) > 1:
-            self._second[step, shard] = forecasts[1]
+    def add_pair(self, worker: int, step: int, shard: int, forecast: Forecast) -> None:
+        """Add a shard of a pair; ``worker`` is the lower number."""
+        self._add(forecast, worker, step, shard, 0)
 
     def drop(self, step: int, shard: int) -> None:
         """Remove a shard, or the run from the shard on, if present."""
         for ordered, entry in self._entries.pop((step, shard), ()):
             remove(ordered, entry)
-        self._second.pop((step, shard), None)
 
-    def _add(self, forecast: Forecast, *shard: int) -> None:
-        late_at, done_at = forecast
-        _, step, first, _ = shard
-        by_late, by_done = (late_at, *shard), (done_at, late_at, *shard)
-        self._insert(step, first, (self._by_late, by_late), (self._by_done, by_done))
+    def _add(self, forecast: Forecast, worker: int, step: int, shard: int, singles: int) -> None:
+        late_at, done_at, later = forecast
+        by_late = (late_at, worker, step, shard, singles, later)
+        by_done = (done_at, late_at, worker, step, shard, singles)
+        self._insert(step, shard, (self._by_late, by_late), (self._by_done, by_done))
 
     def _insert(self, step: int, shard: int, *entries: tuple[list[Any], Any]) -> None:
         self._entries[step, shard] = entries
@@ -112,13 +107,12 @@ class RunningShards:
         """Note the time."""
         while self._by_late and self._by_late[0][0] <= now:
             entry = self._by_late[0]
-            _, worker, step, shard, singles = entry
-            second = self._second.get((step, shard))
+            _, worker, step, shard, singles, later = entry
             self.drop(step, shard)
-            if second is None:
+            if later is None:
                 self._insert(step, shard, (self._late, entry))
             else:
-                self._add(second, worker, step, shard, singles)
+                self._add(later, worker, step, shard, singles)
         self._untimed_late = 0
         if self._untimed:
             self._usual_s = self._workers.usual_s_of_all
@@ -151,10 +145,10 @@ class RunningShards:
             most: the number of late shards, pairs included, to look at. None: all.
         """
         untimed = (
-            (self._forecast(entry)[1], *entry[1:], 1)
+            (self._forecast(entry)[1], *entry[1:], 1, None)
             for entry in islice(self._untimed, self._untimed_late)
         )
-        for _, worker, step, first, singles in islice(merge(self._late, untimed), most):
+        for _, worker, step, first, singles, _ in islice(merge(self._late, untimed), most):
             for shard in range(first, first + singles):
                 yield WorkerShard(worker, step, shard)
 

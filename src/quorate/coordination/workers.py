@@ -56,8 +56,6 @@ class WorkerRecord:
     usual_s: float | None = None  # median of ``times_s``; None before the first shard is done
     rank_of: tuple[int, int] = (0, 1)  # rank, number of workers
     rank_as_of: int = -1  # value of ``Workers.rank_changes`` when ``rank_of`` was computed
-    home: range = range(0)  # home shards
-    home_as_of: tuple[int, int] = (-1, -1)  # step of ``home``, and ``rank_changes``
 
 
 class Workers:
