@@ -57,7 +57,7 @@ def test_a_worker_that_fails_is_waited_for_until_that_is_known() -> None:
     run = played(2, 4, failures=[WorkerFailure(1.5, worker=1, detected_s=0.2, away_s=2.0)])
     # Both; worker 0 both shards of two steps; both again, from 3.7 on: in the last step.
     assert times(run)[:2] == [1.0, 3.0]
-    assert (len(run.updates), run.workers) == (4, 2)
+    assert (len(run.updates), run.coordinator.workers) == (4, (0, 1))
     assert times(run)[3] == times(run)[2].expected + 1.0
     with expect_error(ProtocolError):  # gone for good
         played(1, 4, failures=[WorkerFailure(1.5, worker=0, away_s=float("inf"))])
@@ -70,7 +70,7 @@ def test_ten_thousand_workers(rule: str) -> None:
     run = played(10_000, 2, rule, shard_s=lambda worker, *_: 1.0 + 99 * (worker == 77))
     made = parse(rule)
     assert len(run.updates) == (20_000 if made.by_shard else 2)
-    fates = run.tally.to_json()
+    fates = run.coordinator.tally.to_json()
     needed = 2 * made.needed(10_000)
     assert sum(fates["fresh"]) + sum(fates["stale"]) == (20_000 if made.by_shard else needed)
     assert run.now < 6.0 or made.by_shard

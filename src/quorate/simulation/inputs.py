@@ -85,6 +85,11 @@ class ShardTimes(Settings):
     measured_s: Sequence[float] = _field((), _times, "measured times to draw from")
     leaves_off_s: float = _field(0.01, not_negative, "seconds until a canceled shard is abandoned")
 
+    @property
+    def undisturbed_s(self) -> float:
+        """The mean time of a shard without delays, on a worker of usual speed, in seconds."""
+        return sum(self.measured_s) / len(self.measured_s) if self.measured_s else self.mean_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stragglers(Settings):

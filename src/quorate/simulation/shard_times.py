@@ -75,15 +75,9 @@ class ShardTimeModel:
     @property
     def mean_s(self) -> float:
         """The mean time of a shard over all workers, in seconds."""
-        mean_s = self.undisturbed_s * (sum(self._steady) / len(self._steady))
+        mean_s = self._times.undisturbed_s * (sum(self._steady) / len(self._steady))
         delayed_s = mean_s * self._stragglers.factor + self._stragglers.extra_s
         return mean_s + self._stragglers.probability * (delayed_s - mean_s)
-
-    @property
-    def undisturbed_s(self) -> float:
-        """The mean time of a shard without delays, on a worker of usual speed, in seconds."""
-        measured_s = self._times.measured_s
-        return sum(measured_s) / len(measured_s) if measured_s else self._times.mean_s
 
 
 class ServerTraffic:

@@ -167,13 +167,6 @@ class _Simulation:
     # --- simulated runs ---------------------------------------------------------------------------
 
     @cached_property
-    def _time_model(self) -> ShardTimeModel:
-        return self._new_time_model()
-
-    def _new_time_model(self) -> ShardTimeModel:
-        return ShardTimeModel(self.times, self.stragglers, self._all, self.per_host, self.seed)
-
-    @cached_property
     def _traffic(self) -> ServerTraffic:
         return ServerTraffic(self.network, [w // self.per_host for w in range(self._all)])
 
@@ -191,8 +184,10 @@ class _Simulation:
             away: number of absent workers, the last ones.
             lost: failures during the run.
         """
-        model = self._new_time_model()
+        model = ShardTimeModel(self.times, self.stragglers, self._all, self.per_host, self.seed)
         hosts = [worker // self.per_host for worker in range(self._all - away)]
+        beside = -(-away // max(1, self._hosts))  # the start of an absent worker takes a core
+        shared = SharedCores(hosts, self.cores, beside)
         run = VirtualRun(
             places=[f"host-{host}" for host in hosts],
             shards=self.shards,
@@ -204,20 +199,12 @@ class _Simulation:
             latency_s=self.network.latency_s,
             failures=lost,
             leaves_off_s=model.leaves_off_s,
-            cores=self._shared(hosts, away),
+            cores=None if self.cores.per_host is None else shared,
             # Users with shards of several minutes set a longer timeout.
             timeout_s=max(TIMEOUT_S, 20 * (model.mean_s + self._traffic.median_s)),
         )
         run.play()
         return run
-
-    def _shared(self, hosts: Sequence[int], away: int) -> SharedCores | None:
-        """Return the cores that workers share, if a host has fewer cores than threads.
-
-        The start of an absent worker takes a core.
-        """
-        beside = -(-away // max(1, self._hosts))
-        return None if self.cores.per_host is None else SharedCores(hosts, self.cores, beside)
 
     @cached_property
     def _whole(self) -> VirtualRun:
@@ -278,7 +265,7 @@ class _Simulation:
     def _stall_s(self, of_unit: int) -> float:
         """Return the seconds lost by a failure of some workers, apart from their absence."""
         if of_unit >= self._all:
-            return self.failures.detection_s + self._time_model.undisturbed_s / 2
+            return self.failures.detection_s + self.times.undisturbed_s / 2
         of_batch = self.shards if self.rule.by_shard else 1
         total = self.batches + WARM_UP
         batch_s = self._healthy_s * of_batch
@@ -329,7 +316,8 @@ class _Simulation:
         stays = kept * saved
         saving = stall_s / (every_s + stall_s) if every_s + stall_s > 0 else 0.0
         # 3. Sums over the whole run.
-        counts = run.tally.to_json()
+        tally = run.coordinator.tally
+        counts = tally.to_json()
         applied = sum(counts["fresh"]) + sum(counts["stale"])
         dropped = sum(counts["dropped"])
         per_s, cost_per_s = running * stays, self.price * self._all / 3600
@@ -350,8 +338,8 @@ class _Simulation:
             efficiency=running / (self._all * self._of_one_per_s()),
             dropped=dropped / (applied + dropped),
             copies=run.copies / run.begun,
-            staleness_mean=run.tally.staleness_sum / applied,
-            staleness_max=run.tally.staleness_max,
+            staleness_mean=tally.staleness_sum / applied,
+            staleness_max=tally.staleness_max,
             vectors=fmean(u.vectors for u in updates),
             holders=fmean(u.holders for u in updates),
             examples_per_s=per_s,
@@ -369,7 +357,7 @@ class _Simulation:
     def _of_one_per_s(self) -> float:
         """Return examples/s of one worker alone, without delays."""
         shards = 1 if self.rule.by_shard else self.shards
-        alone_s = shards * self._time_model.undisturbed_s + self.update_s
+        alone_s = shards * self.times.undisturbed_s + self.update_s
         return shards * self.rows / (alone_s + self.network.exchange_s(1, 1))
 
     def _parts(self, run: VirtualRun) -> dict[str, float]:
@@ -380,7 +368,7 @@ class _Simulation:
         """
         updates = self._counted(run)
         exchange_s = fmean(self.network.exchange_s(u.vectors, self._hosts) for u in updates)
-        undisturbed_s = self._time_model.undisturbed_s
+        undisturbed_s = self.times.undisturbed_s
         busy = min(self._all, self.shards)
         if self.rule.by_shard:
             round_s = self._healthy_s * self._all

@@ -35,7 +35,6 @@ from quorate.coordination.protocol import (
     Wake,
 )
 from quorate.coordination.rules import Rule
-from quorate.coordination.tally import Tally
 from quorate.errors import ProtocolError
 from quorate.simulation.cores import COORDINATOR, SharedCores
 from quorate.simulation.event_queue import EventQueue
@@ -179,16 +178,6 @@ class VirtualRun:
         """The virtual time in seconds."""
         return self._queue.now
 
-    @property
-    def tally(self) -> Tally:
-        """The fates of the shards."""
-        return self.coordinator.tally
-
-    @property
-    def workers(self) -> int:
-        """The number of present workers."""
-        return len(self.coordinator.workers)
-
     def play(self) -> None:
         """Play the run to the end."""
         while not self.coordinator.is_over:
@@ -214,13 +203,7 @@ class VirtualRun:
         effects = deque(self.coordinator.handle(event, self.now))
         self._wake_at = inf
         while effects:
-            match effect := effects.popleft():
-                case Wake(at):
-                    self._wake_at = at
-                case Apply():
-                    effects.extend(self._apply(effect))
-                case _:
-                    self._carry_out(effect)
+            effects.extend(self._carry_out(effects.popleft()))
         return event
 
     # --- events -----------------------------------------------------------------------------------
@@ -281,20 +264,15 @@ class VirtualRun:
         self.events += 1
         return self.coordinator.handle(Applied(effect.step), self.now)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, effect: Effect) -> list[Effect]:
+        """Carry out an effect, and return the effects that follow."""
         match effect:
-            case Compute(worker, step, shard):
-                self.begun += 1
-                self.copies += effect.instead_of is not None
-                if self._is_away[worker]:
-                    return  # the worker has failed, and the coordinator does not know yet
-                takes = self._shard_s(worker, step, shard)
-                work = takes if isinstance(takes, ShardWork) else ShardWork(takes)
-                self._computations[worker] = _Computation(step, shard, work, self.now)
-                if self._cores is not None and work.computing_s:
-                    self._cores.begin(self.now, worker, work.computing_s)
-                else:
-                    self._computed(self.now + work.computing_s, worker)
+            case Apply():
+                return self._apply(effect)
+            case Wake(at):
+                self._wake_at = at
+            case Compute():
+                self._compute(effect)
             case Keep(worker, step, shard, count):
                 held = self._held.setdefault(step, {})
                 held |= dict.fromkeys(range(shard, shard + count), worker)
@@ -305,6 +283,21 @@ class VirtualRun:
                 self._is_away[worker] = True
                 self._post(self.now, Left(worker, "silent"))
                 self._post(self.now, Joined(worker, self._places[worker]))
+        return []
+
+    def _compute(self, effect: Compute) -> None:
+        worker, step, shard = effect.worker, effect.step, effect.shard
+        self.begun += 1
+        self.copies += effect.instead_of is not None
+        if self._is_away[worker]:
+            return  # the worker has failed, and the coordinator does not know yet
+        takes = self._shard_s(worker, step, shard)
+        work = takes if isinstance(takes, ShardWork) else ShardWork(takes)
+        self._computations[worker] = _Computation(step, shard, work, self.now)
+        if self._cores is not None and work.computing_s:
+            self._cores.begin(self.now, worker, work.computing_s)
+        else:
+            self._computed(self.now + work.computing_s, worker)
 
     def _cancel(self, worker: int) -> None:
         computed, latency_s = self._computations[worker], self._latency_s
