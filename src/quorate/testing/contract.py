@@ -11,9 +11,8 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from quorate.coordination.protocol import (
     Cancel,
@@ -76,8 +75,11 @@ def check_engine(
     checked = []
     for clause, (check, applies) in CLAUSES.items():
         if applies(conversation):
-            with conversation.about(clause):
+            conversation.begin(clause)
+            try:
                 check(conversation)
+            finally:
+                conversation.channel.close()
             checked.append(clause)
     return checked
 
@@ -85,49 +87,33 @@ def check_engine(
 check_transport = check_engine  # the former name
 
 
+@dataclass(eq=False)
 class _Conversation:
     """A conversation with all workers about a clause; the clauses share the job's first step, t.
 
     A clause begins when all workers of a new channel have joined.
     """
 
-    channel: Channel
-    workers: list[int]  # sorted
+    transport: Transport
+    job: Training
+    fails: tuple[int, int] | None
+    kill: Callable[[int], None] | None
+    limit_s: float
+    channel: Channel = field(init=False)
+    workers: list[int] = field(default_factory=list)  # sorted
+    _clause: str = ""
+    _events: list[Event] = field(default_factory=list)
+    _fingerprints: dict[int, str] = field(default_factory=dict)  # by step, t or t + 1: of its sum
 
-    def __init__(
-        self,
-        transport: Transport,
-        job: Training,
-        fails: tuple[int, int] | None,
-        kill: Callable[[int], None] | None,
-        limit_s: float,
-    ) -> None:
-        self.transport, self.job = transport, job
-        self.fails, self.kill, self.limit_s = fails, kill, limit_s
-        self.t = job.steps[0]
-        self.shards = job.plan.shards_of(self.t)
-        self._clause = ""
-        self._events: list[Event] = []
-        self._fingerprints: dict[int, str] = {}  # step, t or t + 1, -> fingerprint of its sum
+    def __post_init__(self) -> None:
+        self.t = self.job.steps[0]
+        self.shards = self.job.plan.shards_of(self.t)
 
     # --- the channel ------------------------------------------------------------------------------
 
-    @contextmanager
-    def about(self, clause: str) -> Iterator[None]:
-        """Open a channel for a clause, and close the channel."""
+    def begin(self, clause: str) -> None:
+        """Open a channel for a clause, and wait for all workers."""
         self._clause = clause
-        self._open()
-        try:
-            yield
-        finally:
-            self.channel.close()
-
-    def restart(self) -> None:
-        """Close the channel, and open a new one."""
-        self.channel.close()
-        self._open()
-
-    def _open(self) -> None:
         # A copy: a replica remembers the job and the step whose parameters the replica has.
         self.channel = self.transport.open(copy.copy(self.job))
         self.workers, self._events = [], []
@@ -137,6 +123,11 @@ class _Conversation:
                 raise self.broken(f"got {event}, expected that each worker joins once")
             self.workers.append(event.worker)
         self.workers.sort()
+
+    def restart(self) -> None:
+        """Close the channel, and open a new one."""
+        self.channel.close()
+        self.begin(self._clause)
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -227,21 +218,16 @@ def _text(value: ShardSum) -> str:
 # --- the clauses ----------------------------------------------------------------------------------
 
 
-class _Clause(NamedTuple):
-    check: Callable[[_Conversation], None]
-    applies: Callable[[_Conversation], bool]  # whether the engine and the job are of this kind
+Check = Callable[[_Conversation], None]
+Condition = Callable[[_Conversation], bool]  # whether the engine and the job are of a kind
+CLAUSES: dict[str, tuple[Check, Condition]] = {}  # by text
 
 
-CLAUSES: dict[str, _Clause] = {}  # by text
-
-
-def _clause(
-    text: str, applies: Callable[[_Conversation], bool] = lambda _: True
-) -> Callable[[Callable[[_Conversation], None]], None]:
+def _clause(text: str, applies: Condition = lambda _: True) -> Callable[[Check], None]:
     """Return a decorator for the function with the check of a clause."""
 
-    def add(check: Callable[[_Conversation], None]) -> None:
-        CLAUSES[text] = _Clause(check, applies)
+    def add(check: Check) -> None:
+        CLAUSES[text] = check, applies
 
     return add
 

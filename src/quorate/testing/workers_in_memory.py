@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf, nextafter
 from queue import Empty, SimpleQueue
 
@@ -79,26 +80,23 @@ class InMemory:
         time_s: Callable[[int, int, int], float] = one_second,
         skips: bool = False,
     ) -> None:
-        self.replicas = list(replicas)
+        self.runners = [
+            ShardRunner(worker, replica, Timesheet(), passes=ends_program)
+            for worker, replica in enumerate(replicas)
+        ]
         self.buffers = buffers
         self.script = deque(script)
         self.happened: list[Event | Effect] = []  # events, and what the coordinator sent
         self.threads = threads
         self.time_s = time_s
         self.skips = skips
-        self.sheets = [Timesheet() for _ in self.replicas]
-        for sheet in self.sheets:
-            sheet.tell("waiting")
-        first_moves: dict[int, Move] = {}
-        for move in self.script:
-            if move.worker not in range(len(self.replicas)):
-                raise ScriptError(f"{move}: there are workers 0 to {len(self.replicas) - 1}")
-            first_moves.setdefault(move.worker, move)
-        self.present = {
-            worker
-            for worker in range(len(self.replicas))
-            if not isinstance(first_moves.get(worker), Joins)
-        }
+        self.present = set(range(len(replicas)))
+        for runner in self.runners:
+            runner.sheet.tell("waiting")
+        for move in reversed(self.script):  # so the first move of each worker decides
+            if move.worker not in range(len(replicas)):
+                raise ScriptError(f"{move}: there are workers 0 to {len(replicas) - 1}")
+            (self.present.discard if isinstance(move, Joins) else self.present.add)(move.worker)
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return True: workers in memory can load any dataset."""
@@ -116,13 +114,13 @@ class InMemory:
         thread = threading.main_thread().native_id
         return [
             WorkerStatus(
-                worker,
-                str(replica.group),
+                runner.number,
+                str(runner.replica.group),
                 None,
-                thread if worker in self.present else None,
-                *self.sheets[worker].read(),
+                thread if runner.number in self.present else None,
+                *runner.sheet.read(),
             )
-            for worker, replica in enumerate(self.replicas)
+            for runner in self.runners
         ]
 
     def close(self) -> None:
@@ -139,7 +137,7 @@ class InMemoryChannel(JobChannel):
     """
 
     def __init__(self, job: Job, transport: InMemory, script: deque[Move]) -> None:
-        replicas, snapshots = transport.replicas, None
+        replicas, snapshots = [runner.replica for runner in transport.runners], None
         if job.on_snapshots:
             snapshots = new_snapshots(job.parameters, transport.buffers, len(replicas))
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
@@ -231,12 +229,13 @@ class InMemoryChannel(JobChannel):
                 return self._posted.get()
             # 2. The script's next move, after all events that follow from effects.
             if self._script and self._queue.next_at == inf:
-                at = self._possible_at(self._script[0])
+                at, play = self._possible(self._script[0])
                 if at == inf and self._transport.skips:
-                    self._next_move()
+                    self._end_move()
                 elif at <= until and at < inf:
                     self._queue.next(at)
-                    if (event := self._play(self._next_move())) is not None:
+                    self._end_move()
+                    if (event := play()) is not None:
                         return event
                 elif until < inf:  # the coordinator may make the move possible
                     self._queue.next(until)
@@ -257,47 +256,34 @@ class InMemoryChannel(JobChannel):
             except Empty:
                 raise ScriptError(f"nothing will happen any more: {self._situation()}") from None
 
-    def _next_move(self) -> Move:
+    def _end_move(self) -> None:
         """Remove the next move; after the last move, shards end by themselves."""
-        move = self._script.popleft()
+        self._script.popleft()
         for worker in self.requests:
             self._schedule(worker)
-        return move
 
-    def _possible_at(self, move: Move) -> float:
-        """Return the time at which a move is possible; infinite if the move is impossible now."""
-        worker = move.worker
+    def _possible(self, move: Move) -> tuple[float, Callable[[], Event | None]]:
+        """Return when a move is possible, infinite if not now, and a function to make the move."""
+        worker, now = move.worker, self.now()
+        is_there = worker in self._transport.present
         request = None if worker in self._hung else self.requests.get(worker)
+        done_at = inf if request is None else max(self._due[worker], now)
         match move:
             case Joins():
-                is_possible = worker not in self._transport.present
-            case Leaves():
-                is_possible = worker in self._transport.present
+                return inf if is_there else now, partial(self._join, worker)
+            case Leaves(_, crashed, stay):
+                reason = "as the script says"
+                leave = partial(self._leave, worker, reason, crashed=crashed, stay=stay)
+                return now if is_there else inf, leave
             case Hangs():
-                is_possible = request is not None
+                return inf if request is None else now, partial(self._hung.add, worker)
             case LeavesOff():
-                is_possible = request is not None and request.is_cancelled
-            case Finishes() | Fails():
-                return inf if request is None else max(self._due[worker], self.now())
-        return self.now() if is_possible else inf
-
-    def _play(self, move: Move) -> Event | None:
-        match move:
-            case Finishes(worker):
-                return self._finish(worker)
-            case Fails(worker, error):
-                return self._fail(worker, error)
-            case LeavesOff(worker):
-                return self._end_with(worker, None)
-            case Leaves(worker):
-                return self._leave(
-                    worker, "as the script says", crashed=move.crashed, stay=move.results_stay
-                )
-            case Joins(worker):
-                return self._join(worker)
-            case Hangs(worker):
-                self._hung.add(worker)
-                return None
+                is_cancelled = request is not None and request.is_cancelled
+                return now if is_cancelled else inf, partial(self._end_with, worker, None)
+            case Finishes():
+                return done_at, partial(self._finish, worker)
+            case Fails(_, error):
+                return done_at, partial(self._fail, worker, error)
 
     def _impossible(self) -> ScriptError:
         return ScriptError(f"{self._script[0]} is impossible: {self._situation()}")
@@ -315,25 +301,25 @@ class InMemoryChannel(JobChannel):
 
     def _finish(self, worker: int) -> Event:
         """Compute the shard of a worker."""
-        request, sheet = self.requests[worker], self._transport.sheets[worker]
-        replica = self._transport.replicas[worker]
-        runner = ShardRunner(worker, replica, sheet, passes=ends_program)
-        with as_compute_thread(self._transport.threads, replica.device), Stream() as stream:
+        request, runner = self.requests[worker], self._transport.runners[worker]
+        threads, device = self._transport.threads, runner.replica.device
+        with as_compute_thread(threads, device), Stream() as stream:
             outcome = runner.run(
                 *(self.job, lambda: self._feed, stream, request.step, request.shard, [None]),
                 is_cancelled=lambda: False,
                 snapshot=request.snapshot,
             )
-        sheet.tell("waiting")
+        runner.sheet.tell("waiting")
         return self._end_with(worker, outcome)
 
     def _fail(self, worker: int, error: BaseException) -> Event:
-        request, device = self.requests[worker], self._transport.replicas[worker].device
-        self.job.annotate(error, Task(worker, request.step, request.shard), device)
+        request, replica = self.requests[worker], self._transport.runners[worker].replica
+        self.job.annotate(error, Task(worker, request.step, request.shard), replica.device)
         return self._end_with(worker, ShardFailure(request.shard, error))
 
     def _end_with(self, worker: int, outcome: Outcome) -> Event:
-        return self._answered(worker, outcome, self._transport.sheets[worker].recorded(cuts=True))
+        sheet = self._transport.runners[worker].sheet
+        return self._answered(worker, outcome, sheet.recorded(cuts=True))
 
     def _end(self, worker: int) -> Request:
         self._hung.discard(worker)
@@ -345,8 +331,7 @@ class InMemoryChannel(JobChannel):
             ticket = (worker, request.step, request.shard)
             self._errors[ticket] = WorkerError(f"worker {worker} ended: {reason}")
         if not stay:
-            recycle = self._transport.replicas[worker].recycle
-            self._sums[worker] = StepSums(self.job.plan, recycle)
+            self._sums[worker] = StepSums(self.job.plan, self._sums[worker].recycle)
         self._transport.present.discard(worker)
         return Left(worker, reason, crashed=crashed, results_stay=stay)
 
