@@ -70,6 +70,8 @@ class Job(ABC):
             computed from a snapshot of the parameters.
         loader_workers: number of processes that load rows.
         threads: intra-op threads for loading and for computing.
+        owned: returns the shards of a step that this process alone computes. Default: shards are
+            dealt by the plan, for an undisturbed run.
     """
 
     name: str
@@ -89,7 +91,9 @@ class Job(ABC):
         on_snapshots: bool = False,
         loader_workers: int = 0,
         threads: int = 1,
+        owned: Callable[[int], range] | None = None,
     ) -> None:
+        self._owned = owned
         self.source = source
         self.plan = source.plan
         self.parameters = parameters
@@ -156,7 +160,7 @@ class Job(ABC):
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of a step that a worker computes in an undisturbed run."""
-        return self.plan.home_shards(rank_of, step)
+        return self.plan.home_shards(rank_of, step) if self._owned is None else self._owned(step)
 
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:
         """Compute a shard on a replica. Blocks; called in the thread of the worker.

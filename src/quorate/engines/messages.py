@@ -8,6 +8,7 @@ says. No object of an unexpected class is ever constructed: bytes from a network
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,19 +21,28 @@ from quorate.engines import remote_error
 Message = dict[str, Any]
 T = TypeVar("T")
 
-_TENSOR, _ERROR, _TEXT, _INTEGER, _DICT = range(5)  # codes of MessagePack's extension types
+_TENSOR, _ERROR, _TEXT, _INTEGER, _DICT, _APART = range(6)  # codes of MessagePack's extension types
 
 
-def pack(message: Any) -> bytes:
+def pack(message: Any, apart: list[torch.Tensor] | None = None) -> bytes:
     """Return the bytes of a message. Waits for the device of a tensor.
+
+    Args:
+        apart: an empty list for the tensors, if their values travel apart.
 
     Raises:
         TypeError: a value of another kind.
     """
+    hook, encoder = _as_extension, _ENCODER
+    if apart is not None:
+        hook = partial(_set_apart, apart)
+        encoder = msgspec.msgpack.Encoder(enc_hook=hook)
     try:
-        return _ENCODER.encode(message)
+        return encoder.encode(message)
     except (UnicodeEncodeError, OverflowError):  # the name of a file may be no UTF-8
-        plain = msgspec.to_builtins(message, builtin_types=(bytes, Ext), enc_hook=_as_extension)
+        if apart is not None:
+            apart.clear()
+        plain = msgspec.to_builtins(message, builtin_types=(bytes, Ext), enc_hook=hook)
         return _ENCODER.encode(_with_extensions(plain))
 
 
@@ -43,6 +53,25 @@ def unpack(packed: bytes | memoryview) -> Any:
         msgspec.DecodeError: bytes that ``pack`` did not make.
     """
     return _DECODER.decode(packed)
+
+
+def unpack_apart(packed: bytes, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+    """Return a message, and new memory for the tensors whose values travel apart, in order.
+
+    Args:
+        device: for tensors that are not on the CPU of the sender; "meta" for no memory at all.
+    """
+    apart: list[torch.Tensor] = []
+
+    def hook(code: int, data: memoryview) -> Any:
+        if code != _APART:
+            return _from_extension(code, data)
+        dtype, shape, is_on_cpu = msgspec.msgpack.decode(data)
+        place = torch.device("cpu") if is_on_cpu and device.type != "meta" else device
+        apart.append(torch.empty(shape, dtype=getattr(torch, dtype), device=place))
+        return apart[-1]
+
+    return msgspec.msgpack.Decoder(ext_hook=hook).decode(packed), apart
 
 
 class MessageReader(Generic[T]):
@@ -83,6 +112,14 @@ def _as_extension(value: object) -> Any:
         if isinstance(value, plain):
             return plain(value)
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
+
+
+def _set_apart(apart: list[torch.Tensor], value: object) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return _as_extension(value)
+    apart.append(value.detach())
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Ext(_APART, _ENCODER.encode([dtype, value.shape, value.device.type == "cpu"]))
 
 
 def _from_extension(code: int, data: memoryview) -> Any:

@@ -66,6 +66,7 @@ def looping(
     loop: Loop,
     crew: Crew,
     source: Source,
+    *,
     facts: Mapping[str, Any],
     stops: Stops,
     say: Callable[[str], None],

@@ -177,8 +177,8 @@ def prepare(
         look(state, source)
         # 4. The workers, and the updates.
         facts = prepared.facts(crew, state)
-        begun = looping if crew.rank_group is None else leading
-        yield stack.enter_context(begun(loop, crew, source, facts, stops, say))
+        begun = leading if crew.rank_group is not None else partial(looping, facts=facts)
+        yield stack.enter_context(begun(loop, crew, source, stops=stops, say=say))
 
 
 def _trainable_state(

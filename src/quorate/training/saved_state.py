@@ -17,7 +17,7 @@ from quorate.services.checkpoints.tensor_file import header
 from quorate.services.checkpoints.trees import Decoder, Encoder
 from quorate.training.collective.rows import OPTIMIZER
 from quorate.training.optimizing.by_phase import LoadablePhases
-from quorate.training.optimizing.optimizer_state import LoadableOptimizer, is_in_a_tree
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
 
@@ -29,29 +29,12 @@ __all__ = [
     "contents",
     "load",
     "loadable",
-    "shared",
     "take_weights",
     "weights",
     "weights_in",
 ]
 
 CALLBACKS = "callbacks.safetensors"
-
-
-def shared(state: State, facts: dict[str, Any], *, moments: bool) -> Contents:
-    """Return the parts of a state that other ranks of a collective need, without copies.
-
-    Args:
-        moments: whether to include the optimizer's state of each parameter.
-    """
-    files = _files(state)
-    files.pop(shared_values.FILE, None)  # shared values are sent with a step
-    tensors, kept = state.optimizer_state.save()
-    if not moments:
-        tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
-        kept = {**kept, "optimizer_numbers": {}}
-    files[OPTIMIZER] = tensors
-    return Contents(files, _record(state, facts, files, kept))
 
 
 def contents(state: State, facts: dict[str, Any], spare: Contents | None = None) -> Contents:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -173,18 +172,15 @@ class State:
         return self.optimizer
 
     def save_with(
-        self,
-        ranks: RankControl,
-        say: Callable[[str], None] = lambda _: None,
-        naming: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, ranks: RankControl, say: Callable[[str], None] = lambda _: None
     ) -> Saves | None:
         """Let all ranks save this state together, if each has a part. All ranks call the method.
 
         Args:
-            say, naming: see ``Saves``.
+            say: see ``Saves``.
         """
         if isinstance(self.optimizer, SlicedOptimizer) and self.optimizer.is_sharded:
-            self.saves = Saves(ranks, self.optimizer, say, naming)
+            self.saves = Saves(ranks, self.optimizer, say)
         return self.saves
 
     def leave_ranks(self) -> None:

@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.engines.collective.failure_detector import HeartbeatReading, SilenceLimits
 from quorate.engines.collective.heartbeat import MOST_BYTES, Heartbeat
@@ -31,21 +31,6 @@ _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
 _HEARTBEATS: MessageReader[Heartbeat] = MessageReader(Heartbeat)
 
 
-class HeartbeatStore(Protocol):
-    """A place where ranks publish and read heartbeats. Only ``close`` blocks."""
-
-    session: str  # a word that only these ranks know; "" until the ranks have met
-
-    def publish(self, beat: Heartbeat) -> None:
-        """Publish a heartbeat of this rank, soon."""
-
-    def read(self) -> HeartbeatReading:
-        """Return the newest heartbeats of all ranks."""
-
-    def close(self) -> None:
-        """Leave the store after publishing the last heartbeat. Blocks for a moment."""
-
-
 class FileHeartbeats:
     """A store in a file, maybe without a name, that all ranks of one machine map.
 
@@ -53,9 +38,12 @@ class FileHeartbeats:
         path: of a file of ``nbytes`` zeros.
         rank: of this process.
         size: number of ranks.
+
+    Attributes:
+        session: a word that only these ranks know; each start of ranks has its own file.
     """
 
-    session = "0"  # each start of ranks has its own file
+    session = "0"
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self._rank = rank
@@ -69,11 +57,11 @@ class FileHeartbeats:
         return size * _SLOT
 
     def publish(self, beat: Heartbeat) -> None:
-        """See ``HeartbeatStore``; one thread at a time."""
+        """Publish a heartbeat of this rank; one thread at a time."""
         self._beats[self._rank].write(beat.number, pack(beat))
 
     def read(self) -> HeartbeatReading:
-        """See ``HeartbeatStore``."""
+        """Return the newest heartbeats of all ranks."""
         texts = [copies.read()[1] for copies in self._beats]
         beats = [_HEARTBEATS.unpack(text) if text else None for text in texts]
         return HeartbeatReading(beats, time.monotonic(), "the file of the ranks")
@@ -96,6 +84,9 @@ class StoreHeartbeats:
         rank: of this process.
         size: number of ranks.
         where: the store, in words.
+
+    Attributes:
+        session: a word that only these ranks know; "" until the ranks have met.
     """
 
     def __init__(self, store: Any, rank: int, size: int, limits: SilenceLimits, where: str) -> None:
@@ -114,18 +105,18 @@ class StoreHeartbeats:
         self._thread.start()
 
     def publish(self, beat: Heartbeat) -> None:
-        """See ``HeartbeatStore``."""
+        """Publish a heartbeat of this rank, soon."""
         self._beats[self._rank] = beat
         if beat.end is not None or beat.leaves is not None or beat.stop_signal is not None:
             self._wake.set()  # news, more than a sign of life
 
     def read(self) -> HeartbeatReading:
-        """See ``HeartbeatStore``."""
+        """Return the newest heartbeats of all ranks."""
         where = f"the store of torchrun ({self._where})"
         return HeartbeatReading([*self._beats], self._reached_at, where)
 
     def close(self) -> None:
-        """See ``HeartbeatStore``."""
+        """Leave the store after publishing the last heartbeat. Blocks for a moment."""
         self._is_closed = True
         self._wake.set()
         self._thread.join(3 * self._limits.beat_s)  # the daemon may be blocked in the store

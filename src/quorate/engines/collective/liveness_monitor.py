@@ -26,11 +26,7 @@ from quorate.engines.collective.failure_detector import (
 )
 from quorate.engines.collective.gloo_sockets import OpenSocket, shut_down
 from quorate.engines.collective.heartbeat import EndReason, Heartbeat, shortened
-from quorate.engines.collective.heartbeat_store import (
-    FileHeartbeats,
-    HeartbeatStore,
-    StoreHeartbeats,
-)
+from quorate.engines.collective.heartbeat_store import FileHeartbeats, StoreHeartbeats
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.errors import RankError
@@ -66,7 +62,7 @@ class LivenessMonitor:
         self.on_stop: Callable[[str], None] = lambda _: None
         self.waits = 0  # waits for other ranks that the main thread is in
         self._place, self._limits = place, limits
-        self.store: HeartbeatStore
+        self.store: FileHeartbeats | StoreHeartbeats
         if place.board is not None:
             self.store = FileHeartbeats(Path(place.board), place.rank, place.size)
         else:

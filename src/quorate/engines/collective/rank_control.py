@@ -1,7 +1,8 @@
 """Communication among ranks: small messages, and tensors. No pickle travels.
 
-Rank 0 leads: before each step or further common work, rank 0 sends a record to all ranks. Tensors
-go directly from the memory of a rank to the memory of another rank.
+Rank 0 leads: before each step or further common work, rank 0 calls a method on all ranks: the name
+and the arguments are sent. Tensors go directly from the memory of a rank to the memory of another
+rank.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ from quorate.engines.collective.liveness_monitor import GO_ON, LivenessMonitor
 from quorate.engines.collective.rank_facts import gather_facts, require_alike
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.collective.tensor_group import Addressed, TensorGroup
-from quorate.engines.messages import Message, pack, unpack
-from quorate.errors import RankError
+from quorate.engines.messages import pack, unpack, unpack_apart
+from quorate.errors import QuorateError, RankError
 from quorate.machine.environment import gloo_interface
+from quorate.replica.digest import flat_bytes
 
 _dist: Any = dist  # documented, and not declared to be exported
 
-Record = Message
-
+END = "end"  # the last call of rank 0
 _FOR_EVER = timedelta(days=365)  # messages: user code of rank 0 between two steps has no time limit
 
 # Two long messages on one connection, one in each direction, take up to twice as long as several
 # short messages in flight.
 MESSAGE_BYTES = 1 << 20
+_PIECE_BYTES = 16 << 20  # of a large tensor, sent to all ranks
 _MOST_UNDER_WAY = 2  # transfers besides the transfer that is waited for; bounds memory
 
 
@@ -53,6 +55,10 @@ class RankControl:
         timeout_s: time limit for the computation of a shard; see ``SilenceLimits``.
         ended: returns the end of a rank started by this process, in words; None if all run.
         workers: the number of ranks in the user's settings; None if the settings name no number.
+
+    Attributes:
+        methods: by name, the methods that rank 0 may call on this rank.
+        named: returns an error with the name of the lost rank, if known.
 
     Raises:
         RankError: ranks do not meet.
@@ -68,6 +74,8 @@ class RankControl:
         workers: int | None = None,
     ) -> None:
         self.rank, self.size, self.device = place.rank, place.size, device
+        self.methods: dict[str, Callable[..., Any]] = {}
+        self.named: Callable[[RankError], QuorateError] = lambda error: error
         self._is_broken = False
         self._pipes: HostPipes | None = None  # to ranks of this host, if ranks can open pipes
         self._groups: list[TensorGroup] = []
@@ -150,8 +158,23 @@ class RankControl:
         return self._pipes is not None
 
     def break_off(self) -> None:
-        """Note an unfinished exchange: from now on no rank receives a record."""
+        """Note an unfinished exchange: from now on no rank receives a call."""
         self._is_broken = True
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Break off if the block raises: the other ranks wait for an exchange, not for a call.
+
+        Raises:
+            RankError: with the name of the lost rank, if the block raised as a rank was lost.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.break_off()
+            if isinstance(error, RankError):
+                self.require_all()
+            raise
 
     def require_all(self) -> None:
         """Raise if a rank is lost.
@@ -161,20 +184,38 @@ class RankControl:
         """
         if self.monitor.end is not None:
             self.monitor.heed()
-            raise RankError(self.monitor.end.text, fix=GO_ON)
+            raise self.named(RankError(self.monitor.end.text, fix=GO_ON))
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def tell(self, record: Record) -> None:
-        """Send a record to all ranks; rank 0 alone calls. Blocks until the record is sent."""
-        with self._waiting("to hear what comes next"):
-            self._all.spread(pack(record))
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Call a method on all ranks but rank 0, who alone calls. Blocks until the call is sent.
 
-    def hear(self) -> Record:
-        """Return the next record of rank 0. Blocks without a time limit."""
-        with self._waiting("to say what comes next"):
-            record: Record = unpack(self._all.spread(None))
-        return record
+        Args:
+            arguments: of kinds allowed in messages.
+        """
+        self._spread(pack([name, *arguments]))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a method on all ranks, and return the result on rank 0, who alone calls. Blocks."""
+        self.tell(name, *arguments)
+        return self.methods[name](*arguments)
+
+    def obey(self) -> int:
+        """Carry out the calls of rank 0 up to the last, and return this process's exit code.
+
+        Blocks without a time limit.
+        """
+        while True:
+            name, *arguments = unpack(self._spread(None))
+            if name == END:
+                return int(arguments[0])
+            self.methods[name](*arguments)
+
+    def _spread(self, own: bytes | None) -> bytes:
+        """Return the message of rank 0; the others pass None. All ranks call. Blocks."""
+        with self._waiting("to hear what comes next" if self.leads else "to say what comes next"):
+            return self._all.spread(own)
 
     def gather(self, own: Any, *, beside: bool = False) -> list[Any]:
         """Return the values passed by all ranks, by rank. All ranks call. Blocks.
@@ -199,6 +240,59 @@ class RankControl:
             self._pipes.arrive()
 
     # --- tensors ----------------------------------------------------------------------------------
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Copy the values of rank 0's tensors to the same tensors of all ranks. Blocks.
+
+        All ranks call.
+        """
+        others = range(1, self.size)
+        for tensor in tensors:
+            dense = tensor.detach().contiguous()
+            for piece in torch.split(flat_bytes(dense), _PIECE_BYTES):
+                if self.leads:
+                    self.swap([(rank, piece) for rank in others], [])
+                else:
+                    self.swap([], [(0, piece)])
+            if not self.leads and dense.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(dense)
+
+    def collect(self, own: Any) -> list[Any]:
+        """Return the values passed by all ranks, by rank; their tensors reach rank 0 alone. Blocks.
+
+        All ranks call. On further ranks the tensors of other ranks are on "meta".
+        """
+        apart: list[torch.Tensor] = []
+        heads = self.gather(pack(own, apart))
+        place = self.device if self.leads else torch.device("meta")
+        found, takes = [], list[Addressed]()
+        for rank, head in enumerate(heads):
+            value, tensors = (own, []) if rank == self.rank else unpack_apart(head, place)
+            found.append(value)
+            takes += [(rank, flat_bytes(tensor)) for tensor in tensors if self.leads]
+        sends = [] if self.leads else [(0, flat_bytes(tensor)) for tensor in apart]
+        self.swap(sends, takes)
+        return found
+
+    def deal(self, values: Sequence[Any] = ()) -> Any:
+        """Send each rank its value from rank 0, and return this rank's value. Blocks.
+
+        All ranks call.
+
+        Args:
+            values: by rank; passed on rank 0.
+        """
+        apart: list[list[torch.Tensor]] = [[] for _ in values]
+        own = [pack(value, tensors) for value, tensors in zip(values, apart, strict=True)]
+        heads = unpack(self._spread(pack(own) if self.leads else None))
+        if self.leads:
+            others = enumerate(apart[1:], start=1)
+            self.swap([(r, flat_bytes(t)) for r, tensors in others for t in tensors], [])
+            return values[0]
+        value, tensors = unpack_apart(heads[self.rank], self.device)
+        self.swap([], [(0, flat_bytes(tensor)) for tensor in tensors])
+        return value
+
     # A method that begins a transfer returns a function to wait for the end of the transfer. The
     # tensors must live until the function has returned.
 
@@ -259,10 +353,11 @@ class RankControl:
             self.require_all()
             text = str(error).strip() or type(error).__name__
             line = text.splitlines()[0].partition(". This is typically")[0]
-            raise RankError(
+            lost = RankError(
                 f"rank {self.rank} of {self.size} waited for another {what}, and it is gone",
                 f"{line:.300}",
-            ) from error
+            )
+            raise self.named(lost) from error
         except BaseException:  # of a signal, maybe in the middle of a message
             self._is_broken = True
             raise

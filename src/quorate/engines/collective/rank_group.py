@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from quorate.coordination import rules
 from quorate.engines.collective.exchange import GradientExchange
 from quorate.engines.collective.liveness_monitor import GO_ON
 from quorate.engines.collective.native import NativeExchange
-from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.rank_control import END, RankControl
 from quorate.engines.collective.rank_place import own_place
 from quorate.engines.collective.rank_processes import RankProcesses
 from quorate.engines.processes.script import Script
@@ -27,8 +27,6 @@ from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.limits import BUSY_EXIT_S, EXIT_REPORT_S, FIRST_RANK_S
 from quorate.replica.flat import Layout
 from quorate.replica.torch_internals import backend_name
-
-END = "end"  # the kind of the last record of rank 0
 
 # The exit code of all ranks after SIGTERM to one rank, as a single process would end. A shell and
 # torchrun take 0 for done: torchrun would not restart ranks when one of several hosts leaves.
@@ -110,8 +108,9 @@ class RankGroup:
             try:
                 ended = (lambda: None) if self._launched is None else self._launched.ended
                 self.ranks = RankControl(self._place, device, timeout_s, ended, self._count)
+                self.ranks.named = self._named
             except RankError as error:
-                raise self.named(error) from error
+                raise self._named(error) from error
             except UserError as error:  # the same on all ranks: one line for each host
                 if self._place.local_rank > 0:
                     # The first rank prints the line. Torchrun, or the first rank itself, ends all
@@ -150,7 +149,7 @@ class RankGroup:
         kind = NativeExchange if self._workers.exchange == NATIVE else GradientExchange
         return partial(kind, self.ranks, bucket_bytes=int(self._workers.bucket_mb * (1 << 20)))
 
-    def named(self, error: RankError) -> RankError | UserError:
+    def _named(self, error: RankError) -> RankError | UserError:
         """Return an error with the lost rank or the reason, if known; else ``error``.
 
         Blocks until the monitor knows the lost rank, and the system has reported the end.
@@ -171,14 +170,6 @@ class RankGroup:
         if how is None or how in str(error):
             return error
         return RankError(how, fix=str(error) if monitor is None else GO_ON)
-
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Within the block errors name the lost rank, if known."""
-        try:
-            yield
-        except RankError as error:
-            raise self.named(error) from error
 
     def part(self, why: str) -> None:
         """Tell all ranks about the end of this process, and do not wait for any rank."""
@@ -201,7 +192,7 @@ class RankGroup:
             if ranks is not None and not ranks.is_broken:
                 before()
                 with suppress(RankError):
-                    ranks.tell({"kind": END, "code": code})
+                    ranks.tell(END, code)
         finally:
             if ranks is not None:
                 raised = sys.exception()

@@ -5,7 +5,7 @@ Floats arrive bit by bit as they were sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.notes import Note
-from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import packed_totals, unpacked_totals
 
 
@@ -26,7 +26,6 @@ class StepContribution(NamedTuple):
     node: Node | None = None
     sum: ShardSum | None = None  # without the gradient
     error: BaseException | None = None
-    stop: str | None = None  # the signal that requested the end of this rank
     is_finite: bool = True  # whether this rank's slices of the gradient are finite
     sends_again: bool = False  # whether the gradient changed after buckets were sent
     notes: Sequence[Note] = ()  # new notes of a rank other than 0
@@ -52,29 +51,12 @@ def _unpacked(message: Sequence[Any], layout: Layout) -> StepContribution:
 
 
 def exchange_contributions(
-    ranks: RankControl,
-    own: StepContribution,
-    written: Layout,
-    hear: Callable[[int, StepContribution], None],
-) -> tuple[list[Part], list[StepContribution]]:
-    """Return the sums of all ranks, and all contributions by rank. All ranks call. Blocks.
+    ranks: RankControl, own: StepContribution, written: Layout
+) -> list[StepContribution]:
+    """Return the contributions of all ranks, by rank. All ranks call. Blocks.
 
     Args:
         own: the contribution of this rank.
         written: the layout of parameters that forward wrote, see ``writes.layout``.
-        hear: called with the number and the contribution of each rank, in order.
-
-    Raises:
-        Exception: the error of the lowest rank with an error; the same on all ranks.
     """
-    contributions = [_unpacked(each, written) for each in ranks.gather(_packed(own))]
-    for rank, each in enumerate(contributions):
-        hear(rank, each)
-    parts: list[Part] = []
-    for each in contributions:
-        if each.error is not None:
-            raise each.error
-        if each.sum is not None:
-            assert each.node is not None
-            parts.append((each.node, each.sum))
-    return parts, contributions
+    return [_unpacked(each, written) for each in ranks.gather(_packed(own))]

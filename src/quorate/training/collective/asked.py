@@ -19,8 +19,8 @@ def end_by_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-class Asked:
-    """A request to end this rank by SIGTERM; rank 0 receives the remaining signals itself.
+def watch_for_sigterm(tell: Callable[[str], None]) -> None:
+    """Pass SIGTERM to this rank on; rank 0 receives the remaining signals itself.
 
     Python calls a signal handler only when the main thread returns from C code, and the main thread
     may wait there for a long evaluation on rank 0. So a thread reads the pipe to which the
@@ -28,28 +28,21 @@ class Asked:
 
     Args:
         tell: called in the reading thread, with the name of the signal.
-
-    Attributes:
-        by: the name of the received signal; None without a request.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread can install signal handlers
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal_handlers.in_forks(_leave_pipe_to_rank)
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.by: str | None = None
-        self._tell = tell
-        if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread can install signal handlers
-        self._read, write = os.pipe()
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal_handlers.in_forks(_leave_pipe_to_rank)
-        threading.Thread(target=self._run, name="quorate-signals", daemon=True).start()
-        signal_handlers.ignore_job_signals(signal_handlers.OF_PYTHON)
+    def run() -> None:
+        while received := os.read(read, 64):
+            if signal.SIGTERM in received:
+                tell(signal.SIGTERM.name)
 
-    def _run(self) -> None:
-        while received := os.read(self._read, 64):
-            if signal.SIGTERM in received and self.by is None:
-                self.by = signal.SIGTERM.name
-                self._tell(self.by)
+    threading.Thread(target=run, name="quorate-signals", daemon=True).start()
+    signal_handlers.ignore_job_signals(signal_handlers.OF_PYTHON)
 
 
 def _leave_pipe_to_rank() -> None:

@@ -9,7 +9,7 @@ from quorate.data.source import Source
 from quorate.engines.collective.rank_facts import require_same
 from quorate.engines.fingerprints import data_fingerprint
 from quorate.replica.witness.kept import changed, kept
-from quorate.training.collective.member import Member
+from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.crew import Crew
 from quorate.training.optimizing.optimize import Optimize
 
@@ -17,7 +17,7 @@ _KEPT = "kept"  # not compared: explains a difference in a compared fact
 MOST_NAMED = 3
 
 
-def identity(member: Member, source: Source, crew: Crew) -> dict[str, Any]:
+def identity(worker: RankWorker, source: Source, crew: Crew) -> dict[str, Any]:
     """Return the facts that must be equal on all ranks, as text and hashes."""
     workers, optimize = crew.recipe.workers, crew.recipe.optimize
     facts = {
@@ -29,7 +29,7 @@ def identity(member: Member, source: Source, crew: Crew) -> dict[str, Any]:
     return {
         **{name: repr(value) for name, value in facts.items()},
         "the first rows of the dataset": data_fingerprint(source),
-        "the gradient of the first shard": member.fingerprint(),
+        "the gradient of the first shard": worker.fingerprint(),
         _KEPT: kept(crew.model, crew.recipe.loss),
     }
 

@@ -1,4 +1,4 @@
-"""Rank 0 of a loop: sends records to all ranks; all ranks make each update together."""
+"""Rank 0 of a loop: calls methods on all ranks, and all ranks make each update together."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ from typing import Any
 from quorate.data.source import Source
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
-from quorate.engines.collective.step_contribution import StepContribution
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
 from quorate.errors import RankError, UserError
+from quorate.replica.beside.values import NO_VALUES
 from quorate.replica.witness.places import place_doubts
-from quorate.training.collective import checks, late_notes, share
-from quorate.training.collective.contrasting import contrasting_of
+from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
-from quorate.training.collective.member import Member
+from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.collective.status import Status
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
 from quorate.training.optimizing.update import Applied
-from quorate.training.saved_state import shared
 from quorate.training.state import State
 from quorate.training.stop import Stops
-
-OPEN, STEP = "open", "step"  # kinds of records
 
 
 @contextmanager
@@ -36,11 +32,13 @@ def leading(
     loop: Loop,
     crew: Crew,
     source: Source,
-    facts: dict[str, Any],
+    *,
     stops: Stops,
     say: Callable[[str], None],
 ) -> Iterator[Loop]:
     """Open a loop on all ranks inside the block, and end all ranks but rank 0 afterwards.
+
+    Args: see ``looping``.
 
     Raises:
         UserError: a rank computes different gradients, or has different settings or data.
@@ -53,15 +51,13 @@ def leading(
     state.user_changes.refuse()
     with ExitStack() as stack:
         stack.callback(_leave, crew, rank_group, state, stops, say)
-        ranks.monitor.on_stop = partial(_asked, stops)
-        with rank_group.naming(), _in_step(ranks):
-            shared = share.Sender(ranks)
-            opened = _opened(loop, crew, source, facts, shared)
-            member = stack.enter_context(closing(opened))
-            ranks.monitor.sheet = member.sheet
-            ranks.monitor.on_lost = partial(_lost, stops, member)
-            identities = ranks.gather(identity(member, source, crew))
-            saves = state.save_with(ranks, say, rank_group.naming)
+        ranks.monitor.on_stop = partial(_ask, stops)
+        with ranks.in_step():
+            worker = stack.enter_context(closing(_opened(loop, crew, source, ranks)))
+            ranks.monitor.sheet = worker.sheet
+            ranks.monitor.on_lost = partial(_lost, stops, worker)
+            identities = ranks.gather(identity(worker, source, crew))
+            saves = state.save_with(ranks, say)
             if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
                 saves.rehearse(Path(path))
         rank_group.have_met()
@@ -71,91 +67,62 @@ def leading(
         compare(identities, places)
         for doubt in places:
             crew.replicas.notes.doubt(doubt)
-        if (factor := member.slowest_factor(plan.shards)) > 1:
+        if (factor := worker.slowest_factor(plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest rank computes "
                 f"{factor:.2f} times an equal share; a power of two for shards or ranks gives 1"
             )
         if (order := rank_group.native_order) is not None:
             crew.replicas.notes.doubt(order)
-        state.user_changes.settle()
-        between = crew.replicas.between(state)
-        rests = between.begin, between.end
+        worker.settle()
+        rests = worker.between.begin, worker.between.end
 
         def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, SpotCheckResult]:
-            with rank_group.naming(), _in_step(ranks):
-                return checks.ask(ranks, member, job)
+            with ranks.in_step():
+                found: Mapping[int, SpotCheckResult] = ranks.call("check", job.options())
+                return found
 
         spot_checks = crew.spot_checks(state, source, ask)
         updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
-        lead = _Lead(member, rank_group, ranks, updates, stops, shared)
+        lead = _Lead(worker, updates, stops)
         stops.begin()
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=Status(ranks.monitor), reports=reports)
 
 
-@contextmanager
-def _in_step(ranks: RankControl) -> Iterator[None]:
-    """Break off if the block raises: the other ranks wait for an exchange, not for a record."""
-    try:
-        yield
-    except BaseException:
-        ranks.break_off()
-        raise
-
-
-def _opened(
-    loop: Loop, crew: Crew, source: Source, facts: dict[str, Any], shared_values: share.Sender
-) -> Member:
-    """Send the state to all ranks, and return the ``Member`` of rank 0.
+def _opened(loop: Loop, crew: Crew, source: Source, ranks: RankControl) -> RankWorker:
+    """Send the state to all ranks, and return the worker of rank 0.
 
     Raises:
         UserError: a rank has a different model.
     """
-    state, ranks = loop.state, shared_values.ranks
+    state, steps = loop.state, (loop.state.global_step, loop.last_step)
     optimizer = state.optimizer_of_ranks
-    given = shared(state, facts, moments=not optimizer.is_sharded)
-    record: dict[str, Any] = {
-        "kind": OPEN,
-        "plan": loop.plan.to_json(),
-        "steps": [state.global_step, loop.last_step],
-        "computing": crew.replicas.computing.decided,
-        "state": share.header(given, state),
-    }
-    values = state.user_changes.model_changes.shared
-    shared_values.put(values, record)
-    ranks.tell(record)
+    decided = crew.replicas.computing.decided
+    ranks.tell("open", loop.plan.to_json(), decided, share.described(state))
     if misfits := [text for text in ranks.gather("") if text]:
         raise UserError(misfits[0])
-    share.send(ranks, given, state)
+    share.send(ranks, state)
     if optimizer.is_sharded:
         optimizer.scatter()
-    member = Member(
-        ranks,
-        state,
-        partial(crew.replicas.alone, state, crew.master_device),
-        source,
-        range(state.global_step, loop.last_step),
-        contrasting=contrasting_of(ranks, crew, state, source),
-        loader_workers=crew.recipe.loading.processes,
-        threads=crew.recipe.workers.threads,
-    )
-    shared_values.send()
-    member.read(values)
-    return member
+    values = share.news_of_values(state, NO_VALUES)
+    ranks.tell("join", steps, values)
+    worker = RankWorker(ranks, crew, state, source, range(*steps))
+    worker.take_values(values)
+    return worker
 
 
-def _asked(stops: Stops, why: str) -> None:
+def _ask(stops: Stops, why: str) -> None:
     """Request a stop because a rank has received a signal to end."""
     if stops.exit_code is None:
         stops.exit_code = STOP_CODE
     stops.ask(why)
 
 
-def _lost(stops: Stops, member: Member, why: str) -> None:
+def _lost(stops: Stops, worker: RankWorker, why: str) -> None:
     """Stop the loop, and interrupt a wait of the main thread for a shard: a rank is lost."""
     stops.ask(why)
-    member.leave(RankError(why))
+    worker.leave(RankError(why))
 
 
 def _leave(
@@ -171,7 +138,7 @@ def _leave(
 
     if state.update.under_way and rank_group.ranks is not None:
         # An error in the middle of an update, maybe on rank 0 alone: ranks wait for an exchange,
-        # and not for the record of the end.
+        # and not for the last call.
         rank_group.ranks.break_off()
     try:
         rank_group.leave(take_all, stops.exit_code or 0)
@@ -191,87 +158,49 @@ class _Lead:
 
     begun_at: float | None = None
 
-    def __init__(
-        self,
-        member: Member,
-        rank_group: RankGroup,
-        ranks: RankControl,
-        updates: Updates,
-        stops: Stops,
-        shared_values: share.Sender,
-    ) -> None:
-        self._rank_group = rank_group
+    def __init__(self, worker: RankWorker, updates: Updates, stops: Stops) -> None:
+        self._worker, self._ranks = worker, worker.ranks
+        self._updates, self._stops = updates, stops
         self._state = state = updates.state
         self.first_step = state.global_step
         self.reason = "all steps are done"
-        self._member, self._ranks, self._updates, self._stops = member, ranks, updates, stops
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         self._mark = share.mark(state)
         self._optimizer = state.optimizer_of_ranks
         self._optimizer.note_state()
         self._sent_changes = state.user_changes.model_changes.number
-        self._shared = shared_values
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
         """Yield the updates up to the last step, or up to a request to stop."""
         state = self._state
         while state.global_step < self._updates.last_step:
-            with self._rank_group.naming():
-                self._ranks.require_all()  # a lost rank also requests a stop: raise the error first
+            self._ranks.require_all()  # a lost rank also requests a stop: raise the error first
             if self._stops.reason is not None:
                 self.reason = self._stops.reason
                 break
             yield self._made(state.global_step)
-        with self._rank_group.naming():
-            late_notes.ask(self._ranks, self._updates.crew.replicas.notes)
+        self._ranks.call("collect_notes")
 
     def _made(self, step: int) -> tuple[Ready, Applied]:
-        state, member = self._state, self._member
-        record: dict[str, Any] = {"kind": STEP, "step": step}
+        state, worker = self._state, self._worker
         self._optimizer.require_same_state()
-        if (order := member.exchange.seen_order()) is not None:
-            record["buckets"] = order
-            member.exchange.order = order
-        if (groups := share.groups(state)) != self._groups:
-            record["groups"] = self._groups = groups
-        model_changes = state.user_changes.model_changes
-        is_changed = state.visits.has_come and share.mark(state) != self._mark
-        if is_changed or model_changes.number != self._sent_changes:
-            record["amendments"] = model_changes.to_json()
-            self._sent_changes = model_changes.number
-        self._shared.put(model_changes.shared, record)
-        _, end_rest = self._updates.rests
-
-        def tell(own: StepContribution) -> StepContribution:
-            # Check the parameters before the contribution of this rank is sent: afterwards all
-            # ranks make the update, and ranks of a host may share the memory of the parameters.
-            end_rest()
-            return own
-
+        news = self._news()
         try:
-            with self._rank_group.naming():
-                if self._optimizer.is_lent:
-                    self._optimizer.scatter()  # user code may have changed the state
-                self._ranks.tell(record)
-                if "amendments" in record:
-                    for value in share.values(state):
-                        for rank in range(1, self._ranks.size):
-                            self._ranks.swap([(rank, value.contiguous())], [])
-                self._shared.send()
-                member.read(model_changes.shared)
-                parts = member.parts(step, tell=tell, hear=self._hear)
-                applied = member.applied(parts, step, step + 1)
+            if self._optimizer.is_lent:
+                self._optimizer.scatter()  # user code may have changed the state
+            applied: Applied = self._ranks.call("update", step, *news)
         except RankError:
+            self._ranks.require_all()  # raises with the name of the lost rank, if known
             raise
         except BaseException as error:
-            # All ranks raise the error of a shard, and wait for the next record. Any other error
+            # All ranks raise the error of a shard, and wait for the next call. Any other error
             # leaves ranks in the middle of an exchange.
             if state.update.under_way or not isinstance(error, Exception):
                 self._ranks.break_off()
             if not state.update.under_way:
-                member.restore()
+                worker.restore()
             raise
-        ready = Ready(step, [], tuple(range(member.shards_of(step))), staleness=0)
+        ready = Ready(step, [], tuple(range(worker.shards_of(step))), staleness=0)
         for each in applied.shares:
             state.tally.applied(each.worker, 0)
         self._updates.took(ready, applied)
@@ -279,13 +208,20 @@ class _Lead:
         self._optimizer.note_state()
         return ready, applied
 
+    def _news(self) -> tuple[Any, ...]:
+        """Return the arguments of the next update besides the step: changes since the last one."""
+        state, changes = self._state, self._state.user_changes.model_changes
+        groups = share.groups(state)
+        is_same, self._groups = groups == self._groups, groups
+        is_changed = state.visits.has_come and share.mark(state) != self._mark
+        is_changed = is_changed or changes.number != self._sent_changes
+        self._sent_changes = changes.number
+        return (
+            self._worker.exchange.seen_order(),
+            None if is_same else groups,
+            changes.to_json() if is_changed else None,
+            share.news_of_values(state, self._worker.values),
+        )
+
     def _take_mark(self) -> None:
         self._mark = share.mark(self._state)
-
-    def _hear(self, rank: int, handed: StepContribution) -> None:
-        """Handle the parts of a rank's contribution besides sums: spans, a stop, notes."""
-        self._member.take_spans(rank, handed)
-        if handed.stop is not None:
-            _asked(self._stops, f"rank {rank}: {handed.stop}")
-        for note in handed.notes:
-            self._updates.crew.replicas.notes.put(note, f"rank {rank}")

@@ -19,21 +19,18 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.engines.collective.rank_control import RankControl, Record
+from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
 from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.training.collective.filling import File, answer, fill, require_done, wrong_in
 from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, is_large
 from quorate.training.optimizing.cut_optimizer import CutOptimizer
-
-# Kinds of records: ``Saves.hear`` handles them on all ranks but rank 0.
-OUTLINE, FOLDER, SAVE = KINDS = ("outline", "folder", "save")
 
 
 class Saves:
@@ -43,7 +40,6 @@ class Saves:
         ranks: the connections to all ranks.
         optimizer: this rank's optimizer.
         say: shows a line to the user; used on rank 0.
-        naming: a context in which errors name the lost rank.
     """
 
     def __init__(
@@ -51,11 +47,15 @@ class Saves:
         ranks: RankControl,
         optimizer: CutOptimizer,
         say: Callable[[str], None] = lambda _: None,
-        naming: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._ranks, self._optimizer = ranks, optimizer
-        self._say, self._naming = say, naming
+        self._say = say
         self._writes: list[bool] | None = None  # whether each rank can write; None: not known yet
+        ranks.methods |= {
+            "describe": self._describe,
+            "sign": self._sign,
+            "fill": self._fill_part,
+        }
 
     @property
     def are_by_all(self) -> bool:
@@ -65,7 +65,7 @@ class Saves:
     # --- rank 0 -----------------------------------------------------------------------------------
 
     def rehearse(self, run_dir: Path) -> None:
-        """Test which ranks can write checkpoints of a run; other ranks call ``hear``. Blocks.
+        """Test which ranks can write checkpoints of a run. Blocks.
 
         An error of rank 0 itself is ignored: the first save raises the error.
         """
@@ -89,7 +89,7 @@ class Saves:
             file.write(token)
             file.flush()
             os.fsync(file.fileno())
-        self._ranks.tell({"kind": FOLDER, "path": str(path), "token": token.hex()})
+        self._ranks.tell("sign", str(path), token)
         answers = self._ranks.gather("")
         writes = [True]
         with path.open("rb") as file:
@@ -115,10 +115,7 @@ class Saves:
         Yields:
             A function to fill a draft with the state; see ``Contents.fill``.
         """
-        with self._naming():
-            self._ranks.tell({"kind": OUTLINE})
-            gathered = self._ranks.gather(self._optimizer.described())
-        described = [each for own in gathered for each in own]
+        described = [each for own in self._ranks.call("describe") for each in own]
         with self._optimizer.outlined(described):
             yield partial(self._fill, described)
 
@@ -134,14 +131,10 @@ class Saves:
             for (number, entry), dtype in entries.items()
         ]
         folder = draft.folder.resolve()
-        with self._naming():
-            writes = self._writes or self._rehearse(folder)
-            self._ranks.tell({"kind": SAVE, "folder": str(folder), "writes": writes, "rows": rows})
-            try:
-                file, wrong = fill(self._ranks, self._optimizer, folder, rows, writes)
-            except BaseException:
-                self._ranks.break_off()  # all ranks are in the middle of the exchange
-                raise
+        writes = self._writes or self._rehearse(folder)
+        self._ranks.tell("fill", str(folder), rows, writes)
+        with self._ranks.in_step():
+            file, wrong = fill(self._ranks, self._optimizer, folder, rows, writes)
         file.close()  # all files of the draft are flushed later
         require_done(wrong, draft.folder)
         return partial(self._flush_all, draft.folder)
@@ -160,30 +153,29 @@ class Saves:
         answers = self._ranks.gather(answer(self._ranks.rank, error), beside=True)
         require_done(wrong_in(answers), folder)
 
+    def _describe(self) -> list[Any]:
+        """Return the descriptions of the state of all ranks, by rank. All ranks call. Blocks."""
+        return self._ranks.gather(self._optimizer.described())
+
     # --- ranks other than 0 -----------------------------------------------------------------------
 
-    def hear(self, record: Record) -> None:
-        """Carry out a record of rank 0. Blocks."""
-        ranks = self._ranks
-        if record["kind"] == OUTLINE:
-            ranks.gather(self._optimizer.described())
-        elif record["kind"] == FOLDER:
-            token = bytes.fromhex(record["token"])
-            ranks.gather(_signed(Path(record["path"]), token, ranks.rank))
-        elif record["kind"] == SAVE:
-            rows = [Row(*row) for row in record["rows"]]
-            folder, writes = Path(record["folder"]), record["writes"]
-            file, wrong = fill(ranks, self._optimizer, folder, rows, writes)
-            if wrong:
-                file.close()
-                return
-            # A daemon: a disk that hangs does not delay the end of the process.
-            name = "quorate-checkpoints"
-            flushing = threading.Thread(target=self._flush, args=(file,), name=name, daemon=True)
-            try:
-                flushing.start()
-            except RuntimeError:  # the system starts no thread at present
-                self._flush(file)
+    def _sign(self, path: str, token: bytes) -> None:
+        self._ranks.gather(_signed(Path(path), token, self._ranks.rank))
+
+    def _fill_part(self, folder: str, rows: list[list[Any]], writes: list[bool]) -> None:
+        """Write this rank's part of a save, and flush the file in a thread. Blocks."""
+        own_rows = [Row(*row) for row in rows]
+        file, wrong = fill(self._ranks, self._optimizer, Path(folder), own_rows, writes)
+        if wrong:
+            file.close()
+            return
+        # A daemon: a disk that hangs does not delay the end of the process.
+        name = "quorate-checkpoints"
+        flushing = threading.Thread(target=self._flush, args=(file,), name=name, daemon=True)
+        try:
+            flushing.start()
+        except RuntimeError:  # the system starts no thread at present
+            self._flush(file)
 
     def _flush(self, file: File) -> None:
         error: Exception | None

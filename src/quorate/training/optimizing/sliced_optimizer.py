@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from quorate.engines.collective.exchange import GradientExchange
-from quorate.engines.collective.rank_control import Record
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.sparse.found import Found, no_rows
@@ -33,9 +32,6 @@ from quorate.training.optimizing.entries import (
 from quorate.training.optimizing.known_optimizers import COUNTERS, fill_momenta
 from quorate.training.optimizing.lent_states import LentStates
 from quorate.training.optimizing.optimizer import OptimizerFactory
-
-# Kinds of records: all ranks then call ``SlicedOptimizer.gather``, or all but rank 0 ``take_part``.
-GATHER, SCATTER = "gather", "scatter"
 
 
 class SlicedOptimizer(CutOptimizer):
@@ -72,6 +68,7 @@ class SlicedOptimizer(CutOptimizer):
         self._unread: Unread | None = None
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self._lend)
+            exchange.ranks.methods |= {"gather": self.gather, "take_part": self.take_part}
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
         """Return no names: ranks exchange slices of vectors.
@@ -189,11 +186,11 @@ class SlicedOptimizer(CutOptimizer):
                     header.append([number, entry, *told(value, tensor)])
                     if is_like(value, tensor) and not value.is_meta:
                         values.append((tensor, value))
-            record: Record = {"kind": SCATTER, "held": self.held, "state": header}
+            record: dict[str, Any] = {"held": self.held, "state": header}
             if unread is not None:
                 rows = unread.rows(self.held, self._unread_entries())
                 record["unread"] = {"path": str(unread.path), "mark": unread.mark(), "rows": rows}
-            ranks.tell(record)
+            ranks.tell("take_part", record)
             reads = ranks.gather(True)
             for tensor, value in values:
                 for rank in range(1, ranks.size):
@@ -205,7 +202,7 @@ class SlicedOptimizer(CutOptimizer):
                 read(ranks, self, unread.path, rows, reads)
         self.is_lent, self._unread = False, None
 
-    def take_part(self, record: Record) -> None:
+    def take_part(self, record: dict[str, Any]) -> None:
         """Receive this rank's part of the state from ``scatter``, and drop the present state.
 
         Blocks.
@@ -364,5 +361,4 @@ class SlicedOptimizer(CutOptimizer):
         """Gather on rank 0, after telling the other ranks to take part."""
         if self._slices.ranks.is_broken:
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
-        self._slices.ranks.tell({"kind": GATHER})
-        self.gather()
+        self._slices.ranks.call("gather")

@@ -1,0 +1,514 @@
+"""Rank workers: the part of each rank in the steps of a loop.
+
+Rank 0 calls ``update``, ``check`` and ``collect_notes`` on all ranks, see ``RankControl.call``.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from quorate.coordination.ownership import slowest_factor
+from quorate.coordination.tree import TreeSum, leaves, tree_sum
+from quorate.data.feed import Feed
+from quorate.data.source import Source
+from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.collective.step_contribution import StepContribution, exchange_contributions
+from quorate.engines.drawing import drawing
+from quorate.engines.fingerprints import probe_fingerprint
+from quorate.engines.job import Task, Training
+from quorate.engines.model_changes import ModelChanges
+from quorate.engines.shard_runner import ShardFailure, ShardRunner
+from quorate.engines.spot_check import SpotCheck, SpotCheckResult
+from quorate.engines.tracing import Batch
+from quorate.engines.worker_status import Timesheet
+from quorate.errors import RankError
+from quorate.machine.limits import THREAD_EXIT_S
+from quorate.replica.beside.values import NO_VALUES
+from quorate.replica.buffers import Buffers
+from quorate.replica.compute_thread import become_compute_thread
+from quorate.replica.flat import Flat
+from quorate.replica.notes import Note
+from quorate.replica.replica import Replica
+from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.streams import Stream
+from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.replica.witness import writes
+from quorate.training.collective import share
+from quorate.training.collective.contrasting import Contrasting, Through
+from quorate.training.crew import Crew
+from quorate.training.optimizing.not_finite import are_finite
+from quorate.training.optimizing.update import Applied
+from quorate.training.state import State
+from quorate.training.whole_batch.jobs import BackThrough
+from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
+
+T = TypeVar("T")
+
+
+class RankWorker:
+    """The part of this rank in every step of a loop. Close the object at the end.
+
+    Args:
+        ranks: the connections to all ranks.
+        crew: the workers of the trainer.
+        state: the state on this rank.
+        source: the source of the rows.
+        steps: all steps that the loop may make.
+
+    Attributes:
+        values: the values of ``Shared`` for the next shards.
+        raised: an error in a shard, raised on all ranks.
+        sheet: the activities of this rank.
+
+    Raises:
+        SettingError: the loss is over the whole batch, and the optimizer needs a step's gradient
+            again.
+    """
+
+    def __init__(
+        self, ranks: RankControl, crew: Crew, state: State, source: Source, steps: range
+    ) -> None:
+        assert state.exchange is not None
+        self.ranks, self.state, self.exchange = ranks, state, state.exchange
+        self.values = NO_VALUES
+        self.raised: Exception | None = None
+        self._source, self._crew, self._notes = source, crew, crew.replicas.notes
+        contrast = contrast_of(crew, state, source)
+        self._contrasting: Contrasting | None = None
+        if contrast is not None:
+            self._contrasting = Contrasting(ranks, source.plan, contrast)
+        self._replica = replica = crew.replicas.alone(state, crew.master_device, self._set_buffers)
+        self._keep_buffers()
+        # Ranks write the slices of all owners if forward writes parameters, or if each rank has the
+        # whole state of the optimizer.
+        by_owners = state.optimizer_of_ranks.is_sharded and not state.written
+        self.exchange.open(state.parameters, by_owners=by_owners)
+        self._written = writes.layout(state.parameters.views, state.written)
+        threads = crew.recipe.workers.threads
+        self._thread = _ComputeThread(f"quorate-rank-{ranks.rank}", threads, replica.device)
+        self.sheet = Timesheet()
+        self._runner = ShardRunner(ranks.rank, replica, self.sheet)
+        self._make_job = partial(
+            kind_of_training(crew),
+            *(source, state.parameters, steps),
+            owned=self._own_shards,
+            loader_workers=crew.recipe.loading.processes,
+            threads=threads,
+        )
+        self._job: Training = self._make_job()
+        self._feed: Feed | None = None
+        self._before: list[ShardSum] = []  # sums of all own shards of a step but the last
+        self.sheet.tell("waiting")
+        ranks.methods |= {
+            "update": self.update,
+            "check": self.check,
+            "collect_notes": self.collect_notes,
+        }
+
+    def close(self) -> None:
+        """End the compute thread and the feed."""
+        self._thread.close()
+        if self._feed is not None:
+            self._feed.close()
+
+    def settle(self) -> None:
+        """Begin to watch user code for changes of the model. The ranks have been compared."""
+        self.state.user_changes.settle()
+        self.between = self._crew.replicas.between(self.state)
+
+    def leave(self, error: BaseException) -> None:
+        """Raise an error in the thread that waits for a shard. Any thread may call."""
+        self._thread.leave(error)
+        self.exchange.gradient_buckets.leave(error)
+
+    # --- work of all ranks at once ----------------------------------------------------------------
+
+    def update(
+        self,
+        step: int,
+        order: list[int] | None,
+        groups: list[dict[str, Any]] | None,
+        changes: dict[str, Any] | None,
+        values: dict[str, Any] | None,
+    ) -> Applied:
+        """Make the update of a step. All ranks call. Blocks.
+
+        Args:
+            order: of buckets, from now on; None: unchanged, as for the further arguments.
+            groups: values in the optimizer's groups on rank 0.
+            changes: changes of the model by user code on rank 0.
+            values: of ``Shared`` on rank 0.
+
+        Raises:
+            RankError: another rank is lost.
+            Exception: an error of user code on any rank; the same on all ranks.
+        """
+        ranks, state = self.ranks, self.state
+        if order is not None:
+            self.exchange.order = order
+        if groups is not None and not ranks.leads:
+            share.take_groups(state, groups)
+        if changes is not None:
+            ranks.spread(share.values(state))
+            if not ranks.leads:
+                sent = ModelChanges.from_json(changes)
+                sent.apply(state.model, state.user_changes.trained())
+        self.take_values(values)
+        if not ranks.leads:
+            self.between.begin()
+        return self._applied(self._parts(step, is_again=False), step)
+
+    def take_values(self, sent: dict[str, Any] | None) -> None:
+        """Set the values of ``Shared`` on rank 0 for the next shards. All ranks call. Blocks."""
+        if sent is None:
+            return
+        if self.ranks.leads:
+            self.values = self.state.user_changes.model_changes.shared
+        else:
+            self.values = self.values.from_json(sent)
+        if sent["tensors"] is not None:
+            self.ranks.spread(self.values.tensors.vectors)
+        self._replica.called.shared.take(self.values)
+
+    def check(self, options: dict[str, Any]) -> Mapping[int, SpotCheckResult]:
+        """Make a spot check, and return the results by rank. All ranks call. Blocks.
+
+        A rank with an error of user code has no result.
+        """
+        job = SpotCheck(self._source, self.state.parameters, range(0), **options)
+        ticket, rank = job.ticket(0, 0), self.ranks.rank
+        task = Task(rank, rank, 0, at=lambda phase: self.sheet.tell(phase, *ticket))
+
+        def computed(replica: Replica, stream: Stream) -> Any:
+            with closing(job.feed()) as feed:
+                (output,) = job.compute(replica, stream, feed, task).outputs
+                return output.value
+
+        try:
+            own = self.beside(computed)
+        except Exception:  # an error of user code is reported when training computes the shard
+            own = None
+        found = enumerate(self.ranks.gather(own))
+        return {rank: SpotCheckResult.from_fields(fields) for rank, fields in found if fields}
+
+    def collect_notes(self) -> None:
+        """Collect the notes made after the last step on rank 0. All ranks call. Blocks.
+
+        Notes travel with the sum of a step. Notes made after a sum (in shards computed again for an
+        optimizer's closure, or in a spot check) travel with the sum of the next step, and the last
+        step has no next step.
+        """
+        found = self.ranks.gather([] if self.ranks.leads else self._notes.take())
+        self._take_notes([[Note(*note) for note in notes] for notes in found])
+
+    def _take_notes(self, found: Iterable[Sequence[Note]]) -> None:
+        """Show the notes of all ranks, by rank, if this is rank 0."""
+        for rank, notes in enumerate(found if self.ranks.leads else ()):
+            for note in notes:
+                self._notes.put(note, f"rank {rank}")
+
+    def fingerprint(self) -> str:
+        """Return a hash over the sums of shard 0 of step 0, to compare ranks. Blocks."""
+        return self.beside(lambda replica, stream: probe_fingerprint(replica, self._source, stream))
+
+    def beside(
+        self, work: Callable[[Replica, Stream], T], at: tuple[str, int, int] | None = None
+    ) -> T:
+        """Return the result of ``work`` with the replica, outside of training steps. Blocks.
+
+        Args:
+            work: called in the compute thread.
+            at: phase, step and shard to show in the status.
+        """
+        self._keep_buffers()
+        if self._job.trace is not None and self._job.trace.is_on:
+            self.sheet.record("beside training")  # until the next shard of training
+        if at is not None:
+            self.sheet.tell(*at)
+        try:
+            return self._thread.begin(lambda stream: work(self._replica, stream)).result()
+        finally:
+            self.restore()
+            self.sheet.tell("waiting")
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def _parts(self, step: int, *, is_again: bool) -> list[Part]:
+        """Compute this rank's shards of a step, and exchange the sums. All ranks call. Blocks.
+
+        Args:
+            is_again: whether an update computes the shards once more.
+        """
+        own, exchange, computing, through = StepContribution(), self.exchange, None, None
+        self._keep_buffers()
+        v, shards = self.shards_of(step), self._own_shards(step)
+        if self._contrasting is not None and v > 1:  # a single shard is a whole batch
+            with self._on_all_ranks():
+                through = self._contrasting(step, shards, self._represented, self.beside)
+        if shards:
+            exchange.gradient_buckets.clear()
+            computing = self._thread.begin(partial(self._released, step, shards, through))
+        gradient = self._sum(v, through)
+        if computing is not None:
+            try:
+                own = StepContribution(*computing.result())
+            except RankError:
+                raise
+            except Exception as error:  # an error of user code: all ranks raise the same error
+                own = StepContribution(error=error)
+        self.restore()  # first of all: user code looks at the model
+        self.sheet.tell("pushing")
+        try:
+            with self._on_all_ranks():
+                if not is_again:
+                    # Before the contribution is sent: afterwards all ranks make the update, and
+                    # ranks of a host may share the memory of the parameters.
+                    self.between.end()
+                    own = own._replace(notes=[] if self.ranks.leads else self._notes.take())
+                return self._exchanged(own, v, gradient, through)
+        finally:
+            self.sheet.tell("waiting")
+            for before in self._before:
+                self._replica.recycle(before)
+
+    def _exchanged(
+        self, own: StepContribution, v: int, gradient: Flat, through: Through | None
+    ) -> list[Part]:
+        """Exchange contributions to a step of V shards, and return the parts of its sum. Blocks."""
+        buckets, ranks = self.exchange.gradient_buckets, self.ranks
+        own = own._replace(
+            is_finite=are_finite(gradient),
+            sends_again=buckets.is_to_go_again,
+            spans=self._spans(),
+        )
+        handed = exchange_contributions(ranks, own, self._written)
+        self._take_notes(each.notes for each in handed)
+        self._take_spans(handed)
+        parts: list[Part] = []
+        for each in handed:
+            if each.error is not None:
+                raise each.error
+            if each.node is not None and each.sum is not None:
+                parts.append((each.node, each.sum))
+        self.exchange.is_finite = all(each.is_finite for each in handed)
+        if any(each.sends_again for each in handed):
+            buckets.go_again()
+            gradient = self._sum(v, through, waits=False)
+            self.exchange.is_finite = all(ranks.gather(are_finite(gradient)))
+        _, leftmost = min(parts, key=lambda part: leaves(part[0], v).start)
+        leftmost.gradient = gradient  # a tree sum adds all parts to the leftmost part
+        return parts if through is None else through.made_whole(parts, v)
+
+    def _sum(self, shards: int, through: Through | None, *, waits: bool = True) -> Flat:
+        gradient = self.exchange.sum(shards, waits=waits)
+        if through is not None:
+            through.add_to(gradient, self.exchange.slices)
+        return gradient
+
+    @contextmanager
+    def _on_all_ranks(self) -> Iterator[None]:
+        """Keep an error raised in the block by all ranks."""
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def _applied(self, parts: list[Part], step: int) -> Applied:
+        """Make the update of a step from its parts, together with all ranks. Blocks."""
+        plan, n = self._source.plan, step + 1
+        takes_closure = self.state.optimizer.takes_closure and self._contrasting is None
+        again = partial(self._again, step) if takes_closure else None
+        self.state.begin_phase(plan.phase(step))
+        shards = plan.shards_of(step)
+        with drawing("update", plan, n):
+            return self.state.update.apply(parts, shards, n, shards, again)
+
+    def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
+        """Compute the step's sum at the present parameters, and pass the sum to ``take``. Blocks.
+
+        All ranks call in lockstep: an optimizer receives the same gradients on all ranks, to the
+        bit, and so needs the next gradient on all ranks or on none.
+        """
+        self._job = self._make_job()  # a replica reads the parameters anew for each job
+        take(tree_sum(self._parts(step, is_again=True), self.shards_of(step), ShardSum.add))
+
+    def shards_of(self, step: int) -> int:
+        """Return the number V of shards of a step."""
+        return self._source.plan.shards_of(step)
+
+    def slowest_factor(self, shards: int) -> float:
+        """Return the shards of the busiest rank, as a multiple of an equal share of V shards."""
+        return slowest_factor(self.exchange.dealt(shards), shards)
+
+    def restore(self) -> None:
+        """Restore the model after forward passes: buffers and parameters are the state's again."""
+        self._set_buffers(self.state.buffers)
+        trained = self.state.user_changes.trained()
+        # Forward has left private copies of written parameters in the model; a replica in another
+        # dtype has replaced all parameters.
+        for name in trained if self._replica.moves_parameters else self.state.written:
+            trained[name].data = self.state.parameters.views[name]
+        self.state.user_changes.overlook()
+
+    def _keep_buffers(self) -> None:
+        buffers = self.state.buffers
+        self._buffers = buffers.values(), buffers.integer_buffers()
+
+    def _set_buffers(self, buffers: Buffers) -> None:
+        buffers.set(*self._buffers)
+
+    def _spans(self) -> Batch | None:
+        """Return the activities of this rank since the last call; None without a trace."""
+        trace, found = self._job.trace, self.sheet.recorded(cuts=False)
+        if trace is None or found is None:
+            return None
+        # Workers of evaluations, threads of rank 0, have the same numbers as ranks.
+        found["spans"] = [span._replace(track="rank") for span in found["spans"]]
+        if not self.ranks.leads:  # on rank 0 the trace of the run has these spans
+            found["spans"] += trace.take_own("main thread")
+        return found
+
+    def _take_spans(self, handed: Sequence[StepContribution]) -> None:
+        """Add the activities of all ranks to the trace of rank 0, if the run is traced."""
+        if self._job.trace is not None and self.ranks.leads:
+            for rank, each in enumerate(handed):
+                if each.spans is not None:
+                    self._job.trace.take_batch(rank, each.spans)
+
+    # --- the compute thread -----------------------------------------------------------------------
+
+    def _own_shards(self, step: int) -> range:
+        """Return the shards of a step owned by this rank: the shards of a subtree."""
+        shards = self.shards_of(step)
+        node = self.exchange.dealt(shards)[self.ranks.rank]
+        return range(0) if node is None else leaves(node, shards)
+
+    def _represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
+        """Return the representations of shards, and keep the rows for ``_summed``. Blocks."""
+        found: list[Represented] = []
+        for shard in shards:
+            found += self._computed(self._job, step, shard, stream).represented
+        return found
+
+    def _released(self, step: int, shards: range, through: Through | None, stream: Stream) -> Part:
+        """Return the sum of some shards, without the gradient: the gradient buckets receive it."""
+        gradients = None if through is None else through.gradients
+        try:
+            return self._summed(step, shards, gradients, stream)
+        finally:
+            # The time of shards shows slow ranks, so the wait for the exchange must not count.
+            self.sheet.tell("waiting")
+            # Also after an error: all ranks wait for the buckets.
+            self.exchange.gradient_buckets.release()
+
+    def _summed(
+        self, step: int, shards: range, gradients: Mapping[int, Tensors] | None, stream: Stream
+    ) -> Part:
+        """See ``_released``.
+
+        Args:
+            gradients: by shard, with respect to its representations; None without representations.
+        """
+        job, buckets = self._job, self.exchange.gradient_buckets
+        if gradients is not None:
+            steps, threads = range(step, step + 1), self._crew.recipe.workers.threads
+            source, parameters = self._source, self.state.parameters
+            job = BackThrough(source, parameters, steps, gradients=gradients, threads=threads)
+        replica, self._before = self._replica, []
+        tree: TreeSum[ShardSum] = TreeSum(self.shards_of(step), replica.add)
+        for shard in shards:
+            is_last = shard == shards[-1]
+            if is_last:  # the exchange adds the earlier sums, bucket by bucket
+                before = [part for _, part in sorted(tree.parts.items())]
+                self._before = [replace(part) for part in before]
+                for part in before:
+                    part.gradient = None
+                buckets.begin([part.gradient for part in self._before if part.gradient is not None])
+            result = self._computed(job, step, shard, stream, buckets if is_last else None)
+            if is_last:
+                result.gradient = None
+            tree.put((0, shard), result)
+        ((node, total),) = tree.parts.items()
+        return node, total
+
+    def _computed(
+        self, job: Training, step: int, shard: int, stream: Stream, into: Flat | None = None
+    ) -> ShardSum:
+        rank_of = self.ranks.rank, self.ranks.size
+        feed = self._feed = self._feed or self._job.feed(
+            rank_of, (step, shard), self._replica.device
+        )
+        if job.trace is not None and not self.ranks.leads:
+            job.trace.step = step
+        outcome = self._runner.run(
+            *(job, lambda: feed, stream, step, shard, [into]),
+            is_cancelled=lambda: False,
+            is_only=True,
+        )
+        assert outcome is not None
+        if isinstance(outcome, ShardFailure):
+            raise outcome.error
+        return outcome[0]
+
+
+class _ComputeThread:
+    """A thread for user code, so that settings of the script around its loop reach no shard.
+
+    The thread is a daemon: user code that hangs does not delay the end of the process.
+    """
+
+    def __init__(self, name: str, threads: int, device: torch.device) -> None:
+        self._threads, self._device = threads, device
+        self._begun: queue.SimpleQueue[tuple[Future[Any], Callable[[Stream], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._newest: Future[Any] = Future()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Callable[[Stream], T]) -> Future[T]:
+        """Start ``work`` in the thread, and return its future result."""
+        result: Future[T] = Future()
+        self._newest = result
+        self._begun.put((result, work))
+        return result
+
+    def leave(self, error: BaseException) -> None:
+        """Raise an error in the caller that waits for the thread. Any thread may call."""
+        with suppress(InvalidStateError):  # nobody waits
+            self._newest.set_exception(error)
+
+    def close(self) -> None:
+        """End the thread. Blocks for ``THREAD_EXIT_S`` at most, because user code may hang."""
+        self._begun.put(None)
+        self._thread.join(THREAD_EXIT_S)
+
+    def _run(self) -> None:
+        become_compute_thread(self._threads, self._device)
+        with Stream() as stream:
+            while (begun := self._begun.get()) is not None:
+                _settle(*begun, stream)
+                del begun  # results may be large
+
+
+def _settle(result: Future[Any], work: Callable[[Stream], Any], stream: Stream) -> None:
+    """Give a future its result, unless ``leave`` came first."""
+    with suppress(InvalidStateError):
+        try:
+            value = work(stream)
+        except BaseException as error:  # the edge of the thread
+            result.set_exception(error)
+        else:
+            result.set_result(value)
