@@ -167,7 +167,7 @@ def test_the_environment_is_read_and_written_in_one_file() -> None:
         assert name == "machine.environment" or not reads, name
 
 
-# Parts of torch for NVIDIA's GPUs alone. All further code is written for any accelerator.
+# Parts of torch for NVIDIA's GPUs alone. All other code is written for any accelerator.
 NAMES_CUDA = {
     "machine.device_names": "the type that TensorFlow calls gpu",
     "machine.devices": "the default devices, and why there are none",

@@ -1,9 +1,9 @@
 """Tests in separate processes: of the simulated accelerator alone, and of mended faults.
 
 A process keeps the devices for good, and most tests must have none. ``on_device/`` shows the
-accelerator; tests in need of a GPU run on the accelerator too. With each patch of ``faults/``, on a
-copy of the source, the test named by the patch fails. The head of a patch describes the fault, and
-names the reporting test (a path from here) and the words of the report.
+accelerator; the accelerator also runs the tests that need a GPU. With each patch of ``faults/``, on
+a copy of the source, the test named by the patch fails. The head of a patch describes the fault,
+and names the reporting test (a path from here) and the words of the report.
 """
 
 from __future__ import annotations

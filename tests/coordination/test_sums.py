@@ -108,7 +108,7 @@ def test_sums_made_on_hosts_are_those_made_in_one_place_and_never_more_than_shar
         for node in whole_subtrees(among, shards):
             own = leaves(node, shards)
             assert {together(shard, among, shards) for shard in own} == {own}
-            # As an agent adds: shard by shard, in a separate tree without all further shards.
+            # As an agent adds: shard by shard, in a separate tree without all other shards.
             parts = [((0, shard), leaf(0, shard)) for shard in own]
             nodes.append((node, tree_sum(parts, shards, add, present=len(own))))
     assert len({*held.values()}) <= len(nodes) == vectors(held, shards) <= shards

@@ -137,7 +137,7 @@ def test_rank_0_is_killed_and_the_others_end(tmp_path: Path) -> None:
 
 
 def test_rank_0_is_stopped_and_may_go_on(tmp_path: Path, references: References) -> None:
-    """Stop by Ctrl-Z, for rank 0 alone: all further ranks wait for rank 0."""
+    """Stop by Ctrl-Z, for rank 0 alone: the other ranks wait for rank 0."""
     words = of_ranks(tmp_path, "what=STOP", "at=forward,0,3")
     with nothing_is_left(tmp_path, words) as (process, _):
         wait_for(tmp_path / "notes" / "happened")

@@ -91,7 +91,7 @@ def test_types_and_texts_arrive(error: BaseException, other: tuple[str, str] | N
     assert type(found).__name__ == kind
     assert text in str(found)
     assert found.__notes__ == ["a note"]
-    # The user's mistakes stay such, and further exceptions do not become such.
+    # The user's mistakes stay such, and other exceptions do not become such.
     assert getattr(found, "exit_code", 1) == getattr(error, "exit_code", 1)
 
 

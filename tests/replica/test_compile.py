@@ -194,7 +194,7 @@ def at_step(step: int) -> At:
 
 @pytest.mark.parametrize(("loss", "graphs"), [(annealed, 2), (branches, 7), (of_rows, 1)])
 def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> None:
-    """Make further graphs only for Python's branches by the number of the step."""
+    """Make a graph for each of Python's branches by the number of the step, and no more."""
     model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
     batch = [torch.ones(2, 3)]
     for step in range(24):
@@ -236,7 +236,7 @@ def computed(loop: Compiled, loss: Any, batch: Any, model: nn.Module) -> tuple[f
 
 
 def test_one_graph_for_all_values(traced: list[str], shared: Shared) -> None:
-    """Make further graphs only for Python's decisions by values, and for other kinds of values."""
+    """Make more graphs only for Python's decisions by values, and for values other than numbers."""
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         (x,) = batch

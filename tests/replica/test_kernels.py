@@ -264,7 +264,7 @@ def test_the_switches_of_bf32() -> None:
     with float32_products(parse("bf32")):
         assert now() == ["bf16"] * 3
         assert torch.get_float32_matmul_precision() == "medium"  # torch's older name agrees
-        with float32_products(parse("fp32")) as said:  # as perhaps set by a script
+        with float32_products(parse("fp32")) as said:  # as a script may have set it
             assert now() == ["ieee"] * 3
             assert bool(said) == rounds_factors()
         assert now() == ["bf16"] * 3

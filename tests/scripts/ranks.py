@@ -114,7 +114,7 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         here("backward", context.step)
-        if PHASE == "exchange" and IS_TARGET:  # while all further ranks compute their shards
+        if PHASE == "exchange" and IS_TARGET:  # while the other ranks compute their shards
             threading.Timer(0.2, here, ["exchange", context.step]).start()
         return gradient, None
 

@@ -243,7 +243,7 @@ DTYPES = (
 
 
 class OfAllDtypes(Small):
-    """Has buffers of each dtype possible in a file, under names in need of quotes."""
+    """Has buffers of each dtype that a file can hold, under names that need quotes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The quorate command, as a process of its own."""
+"""The quorate command, in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUORATE = [sys.executable, "-m", "quorate"]
 
 
 def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, with some of the environment set."""
+    """Run the command to the end, with some of the environment set."""
     env = {**os.environ, **environment}
     return subprocess.run(
         [*QUORATE, *arguments], capture_output=True, text=True, timeout=60, env=env, check=False

@@ -1,11 +1,11 @@
-"""A kind of device for machines that have none: torch takes it for an accelerator.
+"""A kind of device for machines without an accelerator: torch treats the device as an accelerator.
 
 ``register({"cumsum"})`` makes the device ``toy:0`` out of this process's memory.
-Their tensors are torch's own, with storage, strides and autograd. An operator is run by the CPU's
-kernel on the same memory, so that numbers are the CPU's. What the device is to lack has no kernel
-at all, so that it is torch that says so. It has no random numbers either.
+Tensors of the device are torch's own, with storage, strides and autograd. An operator is run by the
+CPU's kernel on the same memory, so numbers are the CPU's. Lacking operators have no kernel at all,
+so torch itself reports the lack. The device has no random numbers either.
 
-A process can have one such kind, for good: only scripts that run in a process of their own use it.
+A process can have one such kind, for good: only scripts in separate processes use the module.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from quorate.replica.streams import RANDOM_OPERATORS
 
 NAME = "toy"
 OWN = {
-    *("resize_", "native_dropout"),  # the first is below; random numbers it has none
+    *("resize_", "native_dropout"),  # the first is below; random numbers are missing
     *(name.partition(".")[0] for name in RANDOM_OPERATORS),
 }
 # The CPU's kernels of these compute nothing, and take tensors of any device.
 SHAPES = {"as_strided", "view", "_reshape_alias", "unfold", "set_", "view_as_real"}
 CPU, EXTENSION = 1, 12  # kinds of devices, by DLPack
 
-_library: list[torch.library.Library] = []  # that holds the kernels: to be kept
+_library: list[torch.library.Library] = []  # holds the kernels: to be kept
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 class Module:
-    """What torch asks of ``torch.toy``: there is a device, and no generator."""
+    """The interface of ``torch.toy`` for torch: there is a device, and no generator."""
 
     is_initialized = is_available = staticmethod(lambda: True)
     device_count = staticmethod(lambda: 1)
@@ -49,7 +49,7 @@ def register(lacking: Collection[str] = ()) -> None:
     """Make the device.
 
     Args:
-        lacking: operators that it has no kernel for: "cumsum" with all that it comes in.
+        lacking: operators without a kernel: "cumsum" with all variants.
     """
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("aten", "IMPL")
@@ -65,10 +65,10 @@ def register(lacking: Collection[str] = ()) -> None:
         library.impl(full.removeprefix("aten::"), kernel, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("resize_", _resize_, "PrivateUse1")
-    # It has no streams, and torch no way to say so from Python.
+    # The device has no streams, and torch no way to say so from Python.
     torch.accelerator.synchronize = lambda device=None: None
     clone = torch.UntypedStorage.clone
-    # An allocator, which copying a bare storage needs, cannot be given from Python.
+    # Copying a bare storage needs an allocator, impossible to give from Python.
     torch.UntypedStorage.clone = lambda self: (  # type: ignore[method-assign]
         _cloned(self) if self.device.type == NAME else clone(self)
     )
@@ -111,7 +111,7 @@ def _computing(operator: Any) -> Callable[..., Any]:
             if isinstance(value, torch.device):
                 flat[n] = torch.device("cpu")
             elif isinstance(value, torch.Tensor) and value.device.type == NAME:
-                # What is empty may be an `out`, which grows; memory of someone else's does not.
+                # An empty tensor may be an `out` that grows; memory of other owners does not grow.
                 flat[n] = (
                     on_cpu(value) if value.numel() else torch.empty(value.shape, dtype=value.dtype)
                 )

@@ -1,7 +1,7 @@
 """The books of a run: how often each row was in an update.
 
-Row r adds 16**(r % 11) to metric r // 11, so that the digits of the sums over up to 15 epochs say
-how often each row was in an update.
+Row r adds 16**(r % 11) to metric r // 11, so the digits of the sums over up to 15 epochs show how
+often each row was in an update.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Line = dict[str, Any]
 
 
 def lines_of(run_dir: Path) -> list[Line]:
-    """Return what ``metrics.jsonl`` has of each update."""
+    """Return the lines of ``metrics.jsonl``, a line for each update."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -33,11 +33,11 @@ def times_of_rows(lines: list[Line], rows: int = ROWS) -> list[int]:
 def each_row_was_there_once_an_epoch(
     lines: list[Line], epochs: int, most: float, rows: int = ROWS
 ) -> None:
-    """Check the books where nothing is dropped: ``async``, ``bounded``.
+    """Check the books of rules without drops: ``async``, ``bounded``.
 
     Args:
         lines: see ``lines_of``.
-        epochs: that were trained.
+        epochs: the number of trained epochs.
         most: the bound on staleness.
         rows: of the dataset.
     """
@@ -54,7 +54,7 @@ def each_row_was_there_once_an_epoch(
 def a_quorum_was_there_each_time(
     lines: list[Line], epochs: int, quorum: int, rows: int = ROWS
 ) -> None:
-    """Check the books of ``quorum``: what is dropped is accounted for, and nothing is in twice."""
+    """Check the books of ``quorum``: drops are accounted for, and nothing is in twice."""
     steps = len(lines) // epochs
     assert [line["global_step"] for line in lines] == list(range(1, epochs * steps + 1))
     assert sum(line["rows"] + line["dropped_rows"] for line in lines) == epochs * rows

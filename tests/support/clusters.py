@@ -19,11 +19,11 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "ray_cluster.py"
 OF_A_RUN = (
     r"ray::quorate|WorkerLease|RelayActor|dies_with"  # in command lines of actors, and of workers
 )
-START_S = 120  # that nodes may take on a busy machine
+START_S = 120  # for the start of nodes on a busy machine
 
 
 class RayCluster:
-    """A cluster that runs. What runs on it needs ``env``."""
+    """A running cluster. Processes on the cluster need ``env``."""
 
     def __init__(self, process: subprocess.Popen[str], env: dict[str, str]) -> None:
         self._process = process
@@ -32,18 +32,18 @@ class RayCluster:
         self.objects_before = 0  # in the object store, when a test began
 
     def options(self, workers: int) -> tuple[str, ...]:
-        """Return the options of ``quorate run`` that run a script on it."""
+        """Return the options of ``quorate run`` that run a script on the cluster."""
         return ("--engine", "ray", "--address", self.address, "--workers", str(workers))
 
     def tell(self, line: str) -> None:
-        """Change its nodes: "add CPUS", "kill NODE", or "drain NODE" as before a preemption.
+        """Change the nodes: "add CPUS", "kill NODE", or "drain NODE" as before a preemption.
 
-        A node is a number in the order in which they came, -1 for the last; 0 is the head.
+        A node is a number in the order of arrival, -1 for the last; 0 is the head.
         """
         assert self._asked(line) == "done"
 
     def left(self) -> dict[str, Any]:
-        """Return what runs have left: actors, placement groups, objects, and processes."""
+        """Return the remains of runs: actors, placement groups, objects, and processes."""
         left: dict[str, Any] = json.loads(self._asked("left it"))
         objects = re.search(r", (\d+) objects", left["objects"])
         assert objects is not None, left
@@ -70,10 +70,10 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(folder: Path, *cpus: int) -> Iterator[RayCluster]:
-    """Run a cluster with nodes of so many CPUs each; it has ended afterwards.
+    """Run a cluster with nodes of so many CPUs each; afterwards the cluster has ended.
 
     Args:
-        folder: gets a file with what its processes say.
+        folder: gets a file with the output of the cluster's processes.
     """
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     env["RAY_worker_niceness"] = "0"  # beside other tests, Ray's 15 is next to no time

@@ -1,4 +1,4 @@
-"""What two trainings are compared by: SHA-256 over all bits of their weights."""
+"""The means of comparing two trainings: SHA-256 over all bits of their weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import quorate
 def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Return the digest of named tensors, as ``quorate inspect`` shows the digest of a model.
 
-    Per tensor: its name, shape and dtype, each followed by a NUL, and its elements' bytes in
+    Per tensor: name, shape and dtype, each followed by a NUL, and the bytes of the elements in
     row-major order.
     """
     total = hashlib.sha256()
@@ -21,7 +21,7 @@ def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         dense = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
         flat = dense.resolve_conj().resolve_neg().cpu().contiguous()
-        # A tensor of one element is contiguous with any stride.
+        # A tensor with a single element is contiguous with any stride.
         flat = flat.as_strided((flat.numel(),), (1,))
         total.update(flat.view(torch.uint8).numpy())
     return total.hexdigest()

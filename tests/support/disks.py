@@ -1,4 +1,4 @@
-"""Disks that fill up or become read-only, and a user who may not do everything: for tests."""
+"""Disks that fill up or become read-only, and a user without some rights: for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODY = 65534  # a user's number
 
 @contextmanager
 def disk(place: Path, size: str = "16m") -> Iterator[Path]:
-    """A file system of its own, mounted at a place that is made; skips where that may not be."""
+    """Mount a separate file system at a new place; skip without the right to mount."""
     place.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
     if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
@@ -29,7 +29,7 @@ def disk(place: Path, size: str = "16m") -> Iterator[Path]:
 
 
 def fill(place: Path, spare_bytes: int = 0) -> Path:
-    """Fill a disk but for some bytes; return the file that does it."""
+    """Fill a disk except for some bytes; return the filling file."""
     filler = place / "filler"
     with filler.open("wb", buffering=0) as file:
         try:
@@ -43,7 +43,7 @@ def fill(place: Path, spare_bytes: int = 0) -> Path:
 
 @contextmanager
 def folder_of_nobody() -> Iterator[Path]:
-    """A folder that one who may do less than root owns; it is removed afterwards."""
+    """Yield a folder of a user with fewer rights than root; the folder is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="quorate-test-"))
     if os.geteuid() == 0:
         os.chown(folder, NOBODY, NOBODY)
@@ -68,7 +68,7 @@ def as_nobody() -> Iterator[None]:
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
-    """All that is in a folder: contents of files, targets of links."""
+    """Return the whole contents of a folder: contents of files, targets of links."""
     found: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -1,4 +1,4 @@
-"""The training of ``tests/scripts/everything.py`` in this process: all that bits depend on."""
+"""The training of ``tests/scripts/everything.py`` in this process: all influences on bits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def trained(workers: int, shards: int, *, rows: int = 110, **options: Any) -> qu
     """Train two epochs on towers, from the same weights each time.
 
     Args:
-        workers: how many towers.
+        workers: the number of towers.
         shards: of each update.
-        rows: of the dataset; 110 leave a last batch that shards do not divide.
-        options: more of ``Trainer``'s, and other ones instead of the defaults below.
+        rows: of the dataset; 110 leave an uneven last batch for the shards.
+        options: more of ``Trainer``'s, and replacements of the defaults below.
     """
     torch.manual_seed(3)
     defaults: dict[str, Any] = {

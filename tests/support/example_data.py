@@ -1,4 +1,4 @@
-"""Small files of the formats that the examples read; what is to be learnt is easy to tell apart."""
+"""Small files in the formats of the examples; the classes are easy to tell apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ZONE_OF = np.array([32, 6, 12, 30, 0], np.uint8)  # of the classes in order; and
 
 
 def idx(images: Path, labels: Path, rows: int) -> None:
-    """Write images that are bright where their label says, and the labels, as IDX files."""
+    """Write images, bright at the place of their label, and the labels, as IDX files."""
     draw = np.random.default_rng(rows)
     numbers = draw.integers(0, 10, rows, dtype=np.uint8)
     pixels = draw.integers(0, 60, (rows, 28, 28), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The files of an example, imported under their own names, which other examples have too."""
+"""The files of an example, imported under their own names, which other examples use too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @contextmanager
 def example_modules(folder: Path) -> Iterator[SimpleNamespace]:
-    """All files of an example by name: ``data`` is its own within the block, and not after it."""
+    """Yield all files of an example by name: ``data`` is the example's only within the block."""
     names = sorted(path.stem for path in folder.glob("*.py"))
     before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(folder))
@@ -31,7 +31,7 @@ def example_modules(folder: Path) -> Iterator[SimpleNamespace]:
 
 
 def main(module: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """Run a program; its exit code."""
+    """Run a program; return the exit code."""
     monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
     try:
         module.main()

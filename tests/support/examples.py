@@ -1,4 +1,4 @@
-"""Examples of hypothesis: the same ones in every run, so that a failure is the change's."""
+"""Examples of hypothesis: the same in every run, so a failure comes from the change."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Trainings in this process: one call makes a trainer, and trains.
+"""Trainings in this process: a single call makes a trainer, and trains.
 
     trainer = fit(nn.Linear(6, 1), squares, rows(60), epochs=2, workers=3, clip_norm=1.0)
     assert digest_of(trainer) == digest_of(fit(..., workers=1))
 
-Models, losses and data that several tests want are in ``support/small.py`` (all that a checkpoint
-holds), ``support/everything.py`` (all that bits depend on) and ``support/trainings`` (by name).
+Models, losses and data for several tests are in ``support/small.py`` (all parts of a checkpoint),
+``support/everything.py`` (all influences on bits) and ``support/trainings`` (by name).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fit(
     """Train to the end, and return the trainer.
 
     Args:
-        model: a module or a function that makes one; a ``Linear(6, 1)``.
+        model: a module or a function that makes a module; default: a ``Linear(6, 1)``.
         loss: see ``Trainer``.
         data: see ``fit``; 60 rows.
         callbacks: see ``fit``.

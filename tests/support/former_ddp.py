@@ -1,7 +1,7 @@
-"""Scripts that once trained with DDP: lines of theirs, and what becomes of each.
+"""Scripts that once trained with DDP: lines of such scripts, and the outcome of each.
 
-Each case is put into one small script: lines before ``Trainer`` is made, lines of the loss, and
-lines after ``fit``. It has the same bits on every engine and number of workers; or one line names
+Each case is put into a small script: lines before ``Trainer`` is made, lines of the loss, and lines
+after ``fit``. The script has the same bits on every engine and number of workers; or a line names
 the call.
 """
 
@@ -33,13 +33,13 @@ class Former:
 
     Args:
         top: before ``Trainer`` is made.
-        loss: in the loss function, which has ``m``, ``x``, ``y`` and ``found``.
+        loss: in the loss function, with ``m``, ``x``, ``y`` and ``found``.
         end: after ``fit``.
-        names: what the one line has to name wherever the script is refused, or its bits are in
+        names: the name required in the line wherever the script is refused, or its bits are in
             doubt; "": the bits are the same everywhere, and nothing is in doubt.
-        torchrun: the same for ranks of torchrun, where that differs.
-        before_trainer: whether a call is refused before a ``Trainer`` is made. Python shows it
-            under torchrun then, as quorate has no part in the program yet.
+        torchrun: the same for ranks of torchrun, if different.
+        before_trainer: whether a call is refused before a ``Trainer`` is made. Under torchrun
+            Python then shows the refusal, as quorate has no part in the program yet.
         model, data, rate: expressions.
     """
 
@@ -119,7 +119,7 @@ FORMER: Mapping[str, Former] = {
         data="own",
         torchrun="dataset",
     ),
-    # --- not guarded: one line names the call -----------------------------------------------------
+    # --- not guarded: a line names the call -------------------------------------------------------
     "rank_at_the_top": Former("rank = dist.get_rank()", names="get_rank()", before_trainer=True),
     "barrier_in_the_loss": Former(loss="dist.barrier()", names="barrier()"),
     "sampler_without_numbers": Former(
@@ -145,10 +145,10 @@ FORMER: Mapping[str, Former] = {
 
 
 class Outcome(NamedTuple):
-    """What became of one way of running a case."""
+    """The outcome of a way of running a case."""
 
     kind: str
-    text: str  # its digest, its doubt, its line; or what is wrong
+    text: str  # the digest, the doubt, the line; or the mistake
 
 
 def outcomes(case: Former, ways: Iterable[str] = WAYS) -> dict[str, Outcome]:
@@ -178,11 +178,11 @@ def _outcome(way: str, case: Former, script: Path, run_dir: Path) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome(WRONG, "it hangs")
     if ended.code != 0:
-        # Python shows what is refused before there is a Trainer.
+        # Python shows refusals before there is a Trainer.
         is_before = way == TORCHRUN and case.before_trainer
         if is_before and "Default process group has not been initialized" in ended.err:
             return Outcome(REFUSED, "by Python's traceback, before there is a Trainer")
-        # A rank that was refused first may be all that torchrun's report has: it ends the others.
+        # A rank refused first may be all of torchrun's report: torchrun ends the remaining ranks.
         told = [line.strip().removeprefix("traceback : ") for line in ended.err.splitlines()]
         lines = [*{line: None for line in told if line.startswith("quorate: ")}]
         if way != TORCHRUN and len(ended.err.splitlines()) != 1:

@@ -1,4 +1,4 @@
-"""Settings by their names at the command, put into their groups: for tests that vary a few."""
+"""Settings by their names at the command, put into their groups: for tests with a few changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import quorate
 
-# Keyword of Trainer -> the group of settings that it takes, and the field of a plain value.
+# Keyword of Trainer -> its group of settings, and the field of a plain value.
 GROUPS = {
     "optimizer": (quorate.Optimize, "optimizer"),
     "workers": (quorate.Workers, "count"),
@@ -15,7 +15,7 @@ GROUPS = {
     "loading": (quorate.Loading, None),
     "run_dir": (quorate.RunDir, "path"),
 }
-# Fields whose names at the command are others.
+# Fields with different names at the command.
 NAMES = {
     ("workers", "count"): "workers",
     ("workers", "timeout_s"): "worker_timeout_s",
@@ -28,7 +28,7 @@ def trainer(model: Any, loss: Any, **settings: Any) -> quorate.Trainer:
     """Return a trainer: ``trainer(Net, loss, clip_norm=1.0, threads=2, run_dir="a", keep=1)``."""
     keywords = dict(settings)
     for keyword, (group, plain) in GROUPS.items():
-        # First: some are called as a field of their group, "workers" for one.
+        # First: some keywords are called as a field of their group, "workers" for example.
         value = keywords.pop(keyword, None)
         names = {NAMES.get((keyword, f.name), f.name): f.name for f in fields(group)}
         given = {field: keywords.pop(name) for name, field in names.items() if name in keywords}

@@ -1,4 +1,4 @@
-"""What a run says, while it lives."""
+"""The output of a run, during the run's life."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.warm import WARM
 
 
 class Heard:
-    """A run, and the lines that it has said so far. A thread reads them."""
+    """A run, and all lines so far. A thread reads the lines."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -32,7 +32,7 @@ class Heard:
         return "".join(self.lines)
 
     def wait_for(self, word: str, after: int = 0) -> int:
-        """Return how many lines there are with the first one that has the word."""
+        """Return the number of lines up to the first line with the word."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             for number, line in enumerate(self.lines[after:], after + 1):
@@ -43,7 +43,7 @@ class Heard:
             time.sleep(0.05)
 
     def ended(self, limit_s: float = LIMIT_S) -> int:
-        """Return its exit code, once it has ended."""
+        """Return the exit code of the run, once the run has ended."""
         code = self.process.wait(limit_s)
         self._thread.join()
         return code
@@ -51,11 +51,11 @@ class Heard:
 
 @contextmanager
 def heard(words: Sequence[str], env: Mapping[str, str]) -> Iterator[Heard]:
-    """Start a run, and kill it if it lives in the end.
+    """Start a run, and kill the run if it is alive in the end.
 
     Args:
-        words: the command line of quorate, which runs in a fork, see ``warm``.
-        env: variables that it has beside those of this process.
+        words: the command line of quorate, run in a fork, see ``warm``.
+        env: additional variables, beside the variables of this process.
     """
     with WARM.start(words[3:], {**os.environ, **env}) as process:
         listener = Heard(process)

@@ -1,9 +1,9 @@
-"""Random histories of runs: the one generator of orders in which things may happen.
+"""Random histories of runs: the only generator of orders of events.
 
-A history is a rule, workers of several speeds, steps and shards, and all that disturbs them:
-stragglers, kills with and without what the worker held, late joins, failures, slow updates; a rough
-one has a timeout too, workers that hang, and crashes. ``History.simulation`` plays it, from its
-beginning or from a position that an earlier part of it had reached.
+A history is a rule, workers of several speeds, steps and shards, and all disturbances: stragglers,
+kills with and without the results of the worker, late joins, failures, slow updates; a rough
+history has a timeout too, workers that hang, and crashes. ``History.simulation`` plays the history,
+from the beginning or from a position reached by an earlier part.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from quorate.coordination.tally import Tally
 
 KINDS = ("sync", "quorum", "async", "bounded")
 
-STEPS = 6  # at most, of rules that apply whole steps
+STEPS = 6  # at most, of rules with whole steps
 
 
 class History:
-    """A history that follows from its seed; its chances are drawn once, so it is played once.
+    """A history that follows from its seed; chances are drawn once, so a history is played once.
 
     Args:
-        kind: one of ``KINDS``.
-        seed: its number.
+        kind: a name in ``KINDS``.
+        seed: the number of the history.
         most: workers, and shards of a step.
     """
 
@@ -46,7 +46,7 @@ class History:
         hangs = chance.choice([0.0, 0.05, 0.2]) if rough else 0.0
         self._results_stay = chance.choice([0.0, 0.5, 1.0])
         self._crashes = chance.choice([0.0, 0.5]) if rough else 0.0
-        # Whole seconds: many things happen at one time. Others: nothing does.
+        # Whole seconds: many events at the same time. Other gaps: no two at a time.
         self._gaps = [
             chance.choice([float(chance.randint(0, 12)), chance.uniform(0.1, 12.0)])
             for _ in range(workers)
@@ -98,7 +98,7 @@ class History:
     def simulation(
         self, *, first_step: int = 0, left_open: Iterable[int] = (), tally: Tally | None = None
     ) -> Simulation:
-        """Return the run from a position on, with all that disturbs it."""
+        """Return the run from a position on, with all disturbances."""
         run = Simulation(
             steps=self.steps,
             rule=self.rule,
@@ -118,7 +118,7 @@ class History:
                 stays = chance.random() < self._results_stay
                 run.at(now, Left(worker, "killed", crashed=crashed, results_stay=stays))
                 if number > 0 and chance.random() < 0.5:
-                    break  # for good, which the first one never is
+                    break  # for good, but the first worker comes back
                 now += chance.choice(self._gaps)
                 worker += self.workers if self._has_new_numbers else 0
                 run.at(now, Joined(worker, place))

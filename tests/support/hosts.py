@@ -1,8 +1,8 @@
 """Hosts: several machines in one, as namespaces of network, processes and names, on one switch.
 
-Each host has an address, a name, processes and a name service of its own; files are shared. A
-host's own name leads to 127.0.1.1, as Debian has it, and those of the others to their addresses.
-Links can be slowed and cut, and hosts lost. It takes root, and what makes such namespaces.
+Each host has a separate address, name, process table and name service; files are shared. A host's
+own name leads to 127.0.1.1, as in Debian, and the names of other hosts to their addresses. Links
+can be slowed and cut, and hosts lost. Root and the tools for namespaces are required.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from support.runs import Ended
 
 TOOLS = ("ip", "tc", "unshare", "mount")
 START = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
-GATHER_S = 20.0  # that torchrun may wait for more hosts, when it starts anew
+GATHER_S = 20.0  # how long torchrun may wait for more hosts at a new start
 
 
 class Host:
-    """One of the machines. ``Hosts`` makes it.
+    """A machine. ``Hosts`` makes the machine.
 
     Args:
-        number: which it is, from 1.
+        number: the number of the host, from 1.
     """
 
     def __init__(self, number: int, mark: str, folder: Path) -> None:
@@ -39,14 +39,14 @@ class Host:
         self.address = f"10.231.7.{number}"
         self.namespace = f"{mark}-{number}"
         self.port = f"port{number}"  # of the switch
-        self.names = folder / f"{self.name}.hosts"  # what it knows as /etc/hosts
+        self.names = folder / f"{self.name}.hosts"  # the host's /etc/hosts
         self._switch = f"{mark}-switch"
         self._processes: list[subprocess.Popen[str]] = []
 
     def start(
         self, words: Sequence[str], env: Mapping[str, str] | None = None, out: IO[str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start a command there; what it prints goes to a pipe, or to a file."""
+        """Start a command there; the output goes to a pipe, or to a file."""
         inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         begin = ["ip", "netns", "exec", self.namespace, *inside]
         begin += ["sh", "-c", START, "sh", str(self.names), self.name]
@@ -63,13 +63,13 @@ class Host:
         return process
 
     def slow(self, mbit_per_s: int) -> None:
-        """Bound what the link carries, in each direction."""
+        """Bound the throughput of the link, in each direction."""
         rate = ["root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "100ms"]
         _do("tc", "-n", self.namespace, "qdisc", "replace", "dev", "eth0", *rate)
         _do("tc", "-n", self._switch, "qdisc", "replace", "dev", self.port, *rate)
 
     def cut(self) -> None:
-        """Cut the link: what is sent is lost, and nobody is told."""
+        """Cut the link: sent data is lost, and nobody is told."""
         _do("ip", "-n", self._switch, "link", "set", self.port, "down")
 
     def mend(self) -> None:
@@ -77,21 +77,21 @@ class Host:
         _do("ip", "-n", self._switch, "link", "set", self.port, "up")
 
     def die(self) -> None:
-        """End all of the host's processes at once, as a power cut does, and its link."""
+        """End all of the host's processes at once, as a power cut does, and cut the link."""
         self.cut()
         self.kill()
 
     def kill(self) -> None:
-        """End all of its processes; what they have printed can still be read."""
+        """End all processes of the host; their output can still be read."""
         for process in self._processes:
-            if process.poll() is None:  # the first of the namespace takes all others with it
+            if process.poll() is None:  # the first of the namespace takes the rest along
                 for child in psutil.Process(process.pid).children():
                     child.kill()
                 process.kill()
             process.wait()
 
     def close(self) -> None:
-        """End all of its processes."""
+        """End all processes of the host."""
         self.kill()
         for process in self._processes:
             if process.stdout is not None:
@@ -101,7 +101,7 @@ class Host:
 
 @contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
-    """Make so many hosts on one switch; nothing of them is left."""
+    """Make so many hosts on one switch; nothing is left of the hosts afterwards."""
     _remove_what_was_left()
     mark = f"quorate-{os.getpid()}"
     folder = Path(tempfile.mkdtemp(prefix="quorate-hosts-"))
@@ -143,17 +143,17 @@ def obstacle() -> str | None:
 def torchrun(
     nodes: str, per_node: int, *words: str, at: str, restarts: int = 0, conf: str = ""
 ) -> list[str]:
-    """Return torchrun's command line for one host.
+    """Return torchrun's command line for a host.
 
     Args:
-        nodes: how many hosts, or ``least:most``.
+        nodes: the number of hosts, or ``least:most``.
         per_node: ranks of each.
         words: the script and its arguments.
         at: where the hosts meet: host and port.
         restarts: how often the ranks may be started anew.
         conf: more of the rendezvous's configuration, each with a comma before it.
     """
-    # Without, a host that was lost is believed to be there for 15 s, and who joins waits for 600.
+    # Without, a lost host counts as present for 15 s, and a joining host waits for 600 s.
     meet = f"keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3{conf}"
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes),
@@ -164,7 +164,7 @@ def torchrun(
 
 
 def end(process: subprocess.Popen[str], limit_s: float) -> Ended:
-    """Wait for a process to end, and return what it printed."""
+    """Wait for a process to end, and return the output."""
     out, _ = process.communicate(timeout=limit_s)
     return Ended(process.returncode, out or "", "")
 
@@ -187,7 +187,7 @@ def _connect(host: Host, switch: str) -> None:
 
 
 def _remove_what_was_left() -> None:
-    """Remove what tests have left that were killed."""
+    """Remove the remains of killed tests."""
     for line in _do("ip", "netns", "list").splitlines():
         word, pid, *_ = (*line.split()[0].split("-"), "")
         if word == "quorate" and pid.isdigit() and not Path(f"/proc/{pid}").exists():

@@ -1,4 +1,4 @@
-"""Keys of JSON: what other programs read, and what may not change."""
+"""Keys of JSON: read by other programs, and never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control group with a limit of memory, where one can be made."""
+"""A control group with a limit of memory, if the machine allows such a group."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
     finally:
         deadline = time.monotonic() + 60
         while group.exists() and time.monotonic() < deadline:
-            with suppress(OSError):  # the kernel may not know yet that its processes are gone
+            with suppress(OSError):  # the kernel may not know yet of the processes' end
                 group.rmdir()
             time.sleep(0.05)
 
 
 def inside(group: Path, words: list[str]) -> list[str]:
-    """Return the command line that runs another one in a group."""
+    """Return the command line that runs a second command line in a group."""
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *words]

@@ -1,12 +1,12 @@
-"""Whole sentences of errors: each room of tests keeps them in its file ``messages.txt``.
+"""Whole sentences of errors: each room of tests keeps its sentences in a file ``messages.txt``.
 
 A test states the type of an error and the parts that matter to the test. The sentence stands in the
-file, under the name of the test, so that a reworded message is one line of a diff::
+file, under the name of the test, so a reworded message is a single line of a diff::
 
     with expect_error(SettingError, name="shards", got=3):
         trainer(shards=3)
 
-``pytest --update-messages tests/data`` writes the sentences that the tests of a room see now.
+``pytest --update-messages tests/data`` writes the sentences as the tests of a room see them now.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE = "messages.txt"
 HEAD = "# Whole messages, by test. To write them anew: pytest --update-messages tests/ROOM\n"
 INDENT = "    "
 _ABSENT = "no such part"
-# What differs between machines and runs, and what stands in its place.
+# Differences between machines and runs, and their substitutes.
 _VARIABLE = [
     (
         re.compile(
@@ -46,7 +46,7 @@ _VARIABLE = [
     (re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b"), "DATE"),
 ]
 
-_test: _Test | None = None  # the test that runs
+_test: _Test | None = None  # the running test
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def expect_error(
     """Expect an exception with some parts, and with the sentence of the room's file.
 
     Args:
-        hide: A pattern of the text that another library words; ``...`` stands for it in the file.
+        hide: A pattern of another library's words; ``...`` stands for the words in the file.
         parts: Attributes of the exception: name, got, expected, fix, ...
     """
     with pytest.raises(kind) as caught:
@@ -73,10 +73,10 @@ def expect_message(message: object) -> None:
 
 
 class Messages:
-    """The plugin of pytest that reads and writes the files.
+    """The plugin of pytest for reading and writing the files.
 
     Args:
-        folder: The folder with one folder per room.
+        folder: The folder with a folder per room.
     """
 
     def __init__(self, config: pytest.Config, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Messages:
 
     @pytest.hookimpl(tryfirst=True)  # before -k and -m leave tests out
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Find entries without a test, in the files of tests that were read as a whole."""
+        """Find entries without a test, in the files whose tests were all collected."""
         if any("::" in argument for argument in self._config.args) or self._config.getoption(
             "lf", None
         ):
@@ -141,7 +141,7 @@ class Messages:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the stale entries that a worker of xdist found."""
+        """Take the stale entries found by a worker of xdist."""
         self._stale.update(getattr(node, "workeroutput", {}).get("stale_messages", ()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -167,7 +167,7 @@ class Messages:
 
 @dataclass
 class _Test:
-    """A test that runs, and the messages that it has seen."""
+    """A running test, and the messages seen so far."""
 
     name: str
     stored: dict[str, str]  # all entries of the room's file
@@ -195,7 +195,7 @@ class _Test:
 
 
 def invariable(message: str, temporary: Path | None = None) -> str:
-    """Return a message without what differs between machines and runs."""
+    """Return a message without the differences between machines and runs."""
     for folder, name in ((temporary, "TMP"), (Path(__file__).parents[2], "REPOSITORY")):
         if folder is not None:
             message = message.replace(str(folder), name)

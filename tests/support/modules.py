@@ -1,4 +1,4 @@
-"""Modules of the package: which ones are public, and which ones a Python file imports."""
+"""Modules of the package: the public modules, and the modules imported by a Python file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import quorate
 
 PACKAGE = Path(quorate.__file__).parent
 
-# What docs/ names, with all modules below: tests may import these. Of others see white_box.txt.
+# Names in docs/, with all modules below: tests may import these. Others: white_box.txt.
 PUBLIC = (
     *("quorate.__main__", "quorate.errors", "quorate.callbacks", "quorate.testing"),
     *("quorate.data.at", "quorate.data.streams", "quorate.data.tfrecord", "quorate.data.images"),
@@ -46,7 +46,7 @@ def is_public(module: str) -> bool:
 
 
 def imported(path: Path, skipped: Collection[ast.AST] = ()) -> Iterator[str]:
-    """Yield the modules of the package that a file imports, anywhere but in skipped nodes."""
+    """Yield the modules of the package imported by a file, anywhere but in skipped nodes."""
     for node in ast.walk(parsed(path)):
         if node in skipped:
             continue
@@ -58,7 +58,7 @@ def imported(path: Path, skipped: Collection[ast.AST] = ()) -> Iterator[str]:
 
 
 def top_modules(path: Path) -> set[str]:
-    """Return the first names of all modules that a file imports; ``.`` stands for relative ones."""
+    """Return the first names of all modules imported by a file; ``.`` for relative imports."""
     names = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):

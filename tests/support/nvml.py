@@ -1,4 +1,4 @@
-"""NVML of a machine with two GPUs, of which the first has a slice, and with one that is lost."""
+"""NVML of a machine with two GPUs, the first with a slice, and with a lost GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IN_MODULE = f"import sys\nfrom {__name__} import Nvml\nsys.modules['pynvml'] = N
 
 
 class Nvml(SimpleNamespace):
-    """Stands for the module ``pynvml``; the handle of a GPU is its UUID."""
+    """A substitute for the module ``pynvml``; the handle of a GPU is the GPU's UUID."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class Nvml(SimpleNamespace):
         return uuid
 
     def running(self, handle: str) -> list[Any]:
-        """Return this process, the one that started it, and another one, on the second GPU."""
+        """Return this process, its parent, and a foreign process, on the second GPU."""
         sizes = {os.getpid(): 9000 << 20, os.getppid(): 20_000 << 20, 2**22 + 7: None}
         on_it = sizes if handle == "GPU-bbbb" else {}
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in on_it.items()]

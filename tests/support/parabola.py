@@ -1,4 +1,4 @@
-"""A parabola over forty rows, and a line that is fitted to it: tests of which rows are taken."""
+"""A parabola over forty rows, and a line fitted to the parabola: tests of the choice of rows."""
 
 from __future__ import annotations
 

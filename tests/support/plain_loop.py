@@ -1,4 +1,4 @@
-"""A loop of plain torch: what a training without shards, workers and resumes computes."""
+"""A loop of plain torch: the results of a training without shards, workers and resumes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def plain_loop(
     Args:
         make: makes the optimizer of the trainable parameters.
         clip_norm: of ``clip_grad_norm_``.
-        is_closure: whether ``step`` gets a function that computes loss and gradient.
-        adapt: called before ``step``: it may change gradients.
+        is_closure: whether ``step`` gets a function for loss and gradient.
+        adapt: called before ``step``: may change gradients.
         updated: called after each update with the number of updates and the loss before it.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = make(parameters)
-    if hasattr(optimizer, "train"):  # of schedule-free ones
+    if hasattr(optimizer, "train"):  # schedule-free optimizers
         optimizer.train()
     starts = range(0, len(data), batch_size)
     for step in range(steps):

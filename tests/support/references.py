@@ -1,8 +1,8 @@
-"""References: what runs are compared with, each computed once per test run.
+"""References: the values to compare runs with, each computed once per test run.
 
-A reference is a script of ``tests/scripts`` on one tower, or a value that a function returns. It is
-kept in a file of the test run's temporary folder, which the processes of pytest-xdist share, by
-what it depends on. Who asks first computes it; who asks meanwhile waits.
+A reference is a script of ``tests/scripts`` on a single tower, or the result of a function. The
+reference is kept in a file of the test run's temporary folder, shared by the processes of
+pytest-xdist, by its inputs. The first caller computes; callers meanwhile wait.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from support.runs import TOWER, command, inspected, last_json, run
 
 
 class Reference(NamedTuple):
-    """What a script did on one tower."""
+    """The results of a script on a single tower."""
 
-    out: str  # what it printed
-    facts: dict[str, Any]  # what `quorate inspect` says of its run directory, if it saved anything
+    out: str  # the output
+    facts: dict[str, Any]  # the facts of `quorate inspect` on the run directory, if saved
 
     @property
     def digests(self) -> tuple[str, str | None]:
@@ -32,7 +32,7 @@ class Reference(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The last line of JSON that the script printed."""
+        """The last line of JSON in the script's output."""
         return last_json(self.out)
 
 
@@ -45,22 +45,22 @@ class References:
 
     @classmethod
     def of_this_test_run(cls, factory: pytest.TempPathFactory) -> References:
-        """Return the references that all processes of this test run share."""
+        """Return the references shared by all processes of this test run."""
         base = factory.getbasetemp()
-        # A process of xdist has a folder of its own in that of the test run. Without xdist the
-        # folder above is that of all test runs of this user, whose source may have been another.
+        # A process of xdist has a separate folder inside the test run's. Without xdist the folder
+        # above belongs to all test runs of this user, perhaps with another source.
         return cls((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "references")
 
     def once(self, compute: Callable[[], Any], *key: Any) -> Any:
-        """Return what a function returned when the first of all processes asked for the key.
+        """Return the result of a function at the first request for the key by any process.
 
         Args:
-            compute: returns something that JSON can hold.
-            key: all that it depends on, as JSON.
+            compute: returns a value that JSON can hold.
+            key: all inputs of the function, as JSON.
         """
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         with open(self._folder / f"{name}.json", "a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or this process has ended
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, or this process has ended
             file.seek(0)
             if not (text := file.read()):
                 text = json.dumps(compute())
@@ -68,12 +68,12 @@ class References:
         return json.loads(text)
 
     def on_a_tower(self, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Reference:
-        """Return what a script does on one tower, with a run directory of its own.
+        """Return the results of a script on a single tower, with a separate run directory.
 
         Args:
             script: its name in ``tests/scripts``.
             arguments: the script's own.
-            options: those of ``quorate run`` beside engine, workers and run directory.
+            options: of ``quorate run`` beside engine, workers and run directory.
         """
         key = (script, arguments, options)
 

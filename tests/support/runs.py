@@ -1,4 +1,4 @@
-"""Runs of scripts in ``tests/scripts``: real processes, how they end, what they leave on disk."""
+"""Runs of scripts in ``tests/scripts``: real processes, their ends, their files on disk."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from quorate.__main__ import main
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TOWER = ("--engine", "towers", "--workers", "1")
 LIMIT_S = 300  # of a run, on a busy machine
-WARMED = ("quorate", "torch.distributed.run")  # modules that are run in a fork, see ``warm``
+WARMED = ("quorate", "torch.distributed.run")  # modules run in a fork, see ``warm``
 
 
 class Ended(NamedTuple):
-    """A run that is over."""
+    """A finished run."""
 
-    code: int | None  # its exit code; minus the signal that killed it; None: it took too long
+    code: int | None  # exit code; minus the killing signal; None: the run took too long
     out: str
     err: str
-    left: Sequence[str] = ()  # processes, segments and files that were there a minute later
+    left: Sequence[str] = ()  # processes, segments and files present a minute later
 
     @property
     def said(self) -> str:
-        """Its output, then its errors."""
+        """The output, then the errors."""
         return self.out + self.err
 
 
 def command(script: str | Path, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
-    """Return the command line that runs a script on CPUs: one of ``tests/scripts``, or a path."""
+    """Return the command line for a script on CPUs: a name in ``tests/scripts``, or a path."""
     run = [sys.executable, "-m", "quorate", "run", "--devices", "cpu", *options]
     return [*run, str(SCRIPTS / script), *arguments]
 
@@ -52,13 +52,13 @@ def torchrun(ranks: int, *words: str, restarts: int = 0) -> list[str]:
     """Return torchrun's command line for ranks of this machine.
 
     Args:
-        ranks: how many.
-        words: what each runs: a script, ``-m`` and a module, or ``--no-python`` and a command.
-        restarts: how often they may be started anew.
+        ranks: the number of ranks.
+        words: for each rank: a script, ``-m`` and a module, or ``--no-python`` and a command.
+        restarts: how often the ranks may be started anew.
     """
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     start += ["--max-restarts", str(restarts), "--monitor-interval", "0.1"]
-    # Its rendezvous is on a port that is free: two tests may run side by side.
+    # The rendezvous is on a free port: two tests may run side by side.
     return [*start, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words]
 
 
@@ -66,7 +66,7 @@ def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
     """Run a command line to its end: quorate's and torchrun's in a fork, see ``warm``.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than ``LIMIT_S``, and was killed.
+        subprocess.TimeoutExpired: the run was killed after ``LIMIT_S``.
     """
     env = {**os.environ, **(env or {})}
     if words[1:2] == ["-m"] and words[2] in WARMED:
@@ -78,19 +78,19 @@ def run(words: list[str], env: Mapping[str, str] | None = None) -> Ended:
 def run_all(
     commands: Mapping[str, list[str]], env: Mapping[str, str] | None = None
 ) -> dict[str, Ended]:
-    """Run command lines to their ends, two at a time: a start keeps one core busy mostly."""
+    """Run command lines to their ends, two at a time: a start mostly keeps a single core busy."""
     with ThreadPoolExecutor(2) as pool:
         ended = pool.map(lambda words: run(words, env), commands.values())
         return dict(zip(commands, ended, strict=True))
 
 
 def on_a_tower(script: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
-    """Run a script on one tower, in this process: its output is this process's."""
+    """Run a script on a single tower, in this process: the output is this process's."""
     assert main(command(script, *arguments, options=(*TOWER, *options))[3:]) == 0
 
 
 def inspected(run_dir: Path) -> dict[str, Any]:
-    """Return what ``quorate inspect --json`` says of a run directory, in this process."""
+    """Return the output of ``quorate inspect --json`` on a run directory, in this process."""
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main(["inspect", "--json", str(run_dir)])
     assert code == 0, err.getvalue()
@@ -99,13 +99,13 @@ def inspected(run_dir: Path) -> dict[str, Any]:
 
 
 def digests(run_dir: Path) -> tuple[str, str | None]:
-    """Return the digests of a run's weights and of its averaged weights, if it has any."""
+    """Return the digests of a run's weights and of the averaged weights, if any."""
     of_run = inspected(run_dir)
     return of_run["digest"], of_run.get("averaged_digest")
 
 
 def last_json(text: str) -> Any:
-    """Return the last line of an output that is JSON, parsed."""
+    """Return the last line of JSON in an output, parsed."""
     return json.loads(next(line for line in reversed(text.splitlines()) if line[:1] in "[{"))
 
 
@@ -113,8 +113,8 @@ def processes_of(mark: str) -> dict[int, str]:
     """Return the processes of a run, whoever their parent is now: command lines by pid.
 
     Args:
-        mark: a word that is in their environment, or names a page of their memory as ``warm`` has
-            it, and is in nobody else's.
+        mark: a word in their environment, or the name of a page of their memory as made by
+            ``warm``, and in no other process's.
     """
     alive = {}
     for entry in Path("/proc").iterdir():
@@ -125,7 +125,7 @@ def processes_of(mark: str) -> dict[int, str]:
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
                     alive[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
     return alive
 
@@ -133,7 +133,7 @@ def processes_of(mark: str) -> dict[int, str]:
 def soon(
     holds: Callable[[], object], what: Callable[[], object] = str, limit_s: float = 60.0
 ) -> None:
-    """Wait until something holds, on a busy machine; fail with what is there if it never does."""
+    """Wait until a condition holds, on a busy machine; fail with the present state if never."""
     until = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until, what()
@@ -144,18 +144,18 @@ def soon(
 def started(
     folder: Path, words: list[str], *, from_nothing: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a run that is to be looked at while it lives; all of its processes are killed after.
+    """Start a run, to be watched during its life; afterwards all processes of the run are killed.
 
     Args:
         folder: gets a link ``temporary`` to the run's folder for temporary files.
         words: the command line: quorate's and torchrun's in a fork, see ``warm``.
-        from_nothing: an interpreter of its own also then, and its fork server too.
+        from_nothing: a new interpreter also then, with a separate fork server too.
 
     Yields:
-        The run, and the mark by which all of its processes are found.
+        The run, and the mark for finding all of its processes.
     """
     mark = f"QUORATE_TEST={uuid.uuid4().hex}"
-    # By a short name: sockets of loader processes are in it.
+    # A short name: the folder has sockets of loader processes.
     temporary = Path(tempfile.mkdtemp(prefix="quorate-"))
     link = folder / "temporary"
     link.unlink(missing_ok=True)
@@ -184,14 +184,14 @@ def started(
 
 
 def wait_for(process: subprocess.Popen[str], word: str) -> str:
-    """Return what a process prints up to the end of a line with a word.
+    """Return the output of a process up to the end of a line with a word.
 
     Raises:
-        AssertionError: it ended without it.
+        AssertionError: the process ended without the word.
     """
     assert process.stdout is not None
     said = bytearray()
-    # By itself, not by the file's buffer: ``communicate`` does not know what is in there.
+    # Unbuffered, without the file's buffer: ``communicate`` does not know the buffer's contents.
     while not (said.endswith(b"\n") and word.encode() in said):
         read = os.read(process.stdout.fileno(), 1)
         assert read, f"it ended without {word!r}: {said.decode()}"

@@ -1,10 +1,10 @@
-"""Scenarios: runs of ``support/trainings`` with faults, and what has to come of them.
+"""Scenarios: runs of ``support/trainings`` with faults, and the required outcomes.
 
     Scenario("model=mlp engine=processes:2 fault=kill@forward", says=["another is starting"])
 
-One function runs and checks all of them, on every engine: each fault happened, the exit codes, what
-was said, the bits of the same training on one undisturbed worker, or each row in the books as often
-as the rule wants it, and no process, shared memory or temporary file is left.
+A function runs and checks all scenarios, on every engine: each fault happened, the exit codes, the
+printed words, the bits of the same training on one undisturbed worker, or each row in the books as
+often as required by the rule, and no process, shared memory or temporary file is left.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LEFT_S = 60.0  # for the processes of a run whose main process has ended, on a b
 
 
 class Scenario(NamedTuple):
-    """A run, and what has to come of it."""
+    """A run, and the required outcome."""
 
     line: str  # a configuration
-    codes: Sequence[int] = (0,)  # exit codes of its parts
-    says: Sequence[str] = ()  # words that are printed
-    hides: Sequence[str] = ()  # words that are not
+    codes: Sequence[int] = (0,)  # exit codes of the parts
+    says: Sequence[str] = ()  # printed words
+    hides: Sequence[str] = ()  # words never printed
     tracebacks: int = 0
-    saved: int | None = None  # updates, of a run that does not come to its end
+    saved: int | None = None  # updates, of an unfinished run
     median_s: float = LIMIT_S  # most seconds from an update to the next
     end_s: float = LIMIT_S  # from the last update to the end of ``fit``
 
@@ -60,7 +60,7 @@ class Here:
     """This tree, in forks of the tests' warm process.
 
     Args:
-        device: what takes the place of each CPU in the options.
+        device: the substitute for each CPU in the options.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -68,7 +68,7 @@ class Here:
 
     def run(self, arguments: Sequence[str]) -> Ended:
         """Run the command ``quorate`` to its end. Blocks."""
-        if arguments[0] == "inspect":  # it only reads: a fork would take a second
+        if arguments[0] == "inspect":  # only reads: a fork would take a second
             with redirect_stdout(io.StringIO()) as shown:
                 return Ended(main([*arguments]), shown.getvalue(), "", [])
         mark, before = f"QUORATE_TEST={uuid.uuid4().hex}", _segments()
@@ -85,7 +85,7 @@ class Here:
                 if time.monotonic() > until:
                     break
                 time.sleep(0.02)
-            # torch's, by its import.
+            # Files made by importing torch.
             files = {p.name for p in Path(temporary).iterdir() if "torchinductor_" not in p.name}
         return Ended(code, out, err, [*left.values(), *segments, *files])
 
@@ -94,7 +94,7 @@ class Here:
 
 
 def check(scenario: Scenario, references: References, here: Here | None = None) -> Outcome:
-    """Run a scenario; fail if something is not as it has to be."""
+    """Run a scenario; fail at any difference from the required outcome."""
     configuration, here = parse(scenario.line), here or Here()
     found = run_configuration(here, configuration)
     printed = "".join(part.out + part.err for part in found.parts)
@@ -138,6 +138,6 @@ def check(scenario: Scenario, references: References, here: Here | None = None) 
 
 
 def _result(outcome: Outcome) -> list[Any]:
-    """Return what no engine and no fault changes, as ``Outcome`` begins."""
+    """Return the facts unchanged by engines and faults, in the order of ``Outcome``."""
     metrics = [line for line in outcome.metrics if {"weight", "validation"} & line.keys()]
     return [[*outcome.codes[-1:]], outcome.facts, metrics, outcome.said]

@@ -1,4 +1,4 @@
-"""Sums that show their order: strings, and an addition that is not associative."""
+"""Sums that show their order: strings, and an addition without associativity."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Collection
 
 
 def leaf(step: int, shard: int) -> str:
-    """What shard s of step t yields, whoever computes it."""
+    """Return the result of shard s of step t, whoever computes the shard."""
     return f"{step}.{shard}"
 
 
 def add(left: str, right: str) -> str:
-    """An addition that is not associative, so that its order shows."""
+    """Add without associativity, to show the order."""
     return f"({left}+{right})"
 
 
 def whole_sum(step: int, shards: int, present: Collection[int] | None = None) -> str:
-    """The sum of a step, straight from the definition of the tree and not by ``TreeSum``.
+    """Return the sum of a step, straight from the definition of the tree and not by ``TreeSum``.
 
-    Of all shards or of those that are present: a node with one child is that child.
+    Sums all shards or the present shards: a node with a single child is the child.
     """
 
     def node(level: int, index: int) -> str:

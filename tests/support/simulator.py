@@ -1,32 +1,32 @@
 """A run without torch, threads or waiting: a Coordinator drives workers that only pretend.
 
-The simulation carries out effects as ``quorate.training.drive`` and a transport do, on a virtual
+The simulation carries out effects like ``quorate.training.drive`` and a transport, on a virtual
 clock, so a thousand workers and hours of stragglers take seconds. A shard's result is a string and
-adding is "(left+right)", which is not associative: a sum shows the exact order in which it was
-added.
+adding is "(left+right)", without associativity: a sum shows the exact order of its additions.
 
     run = Simulation(shards=4, steps=10, time_s=lambda worker, step, shard: 1.0 + worker)
     run.at(0.0, Joined(0), Joined(1))
-    run.at(3.5, Left(1, "killed"))  # or with results_stay=True, and what it held counts
+    run.at(3.5, Left(1, "killed"))  # or with results_stay=True, and the worker's results count
     run.at(7.0, Joined(1))
     run.run()
     assert run.finish == Finish(10, "all steps are done")
 
-It keeps its own books of what is open, kept, applied, late and stale, and knows of the rule only
-how many shards a step needs and how stale it may be. After every event it is checked that
+The simulation keeps separate books of open, kept, applied, late and stale results, and knows only
+two facts of the rule: the number of shards of a step, and the allowed staleness. After every event
+the simulation checks these conditions:
 
-- nobody busy gets a shard, and nobody gets one that is kept, or of a step that may not be begun;
+- nobody busy gets a shard, and nobody gets a kept shard, or a shard of a step not to be begun;
 - a shard has at most two copies running, and a second only when there is nothing else to do;
 - no worker is idle while a shard is needed and in nobody's hands, or a step may be begun;
-- every result is kept or discarded at once, and discarded only if it is too late;
-- at an update, each needed shard, and no other, is kept by one worker whose results are there;
-  none is staler than the rule allows; the sum is that of the tree over just those;
-- whoever computes a shard of a step that is applied is told so at once, and nobody else is;
-- every step is applied once; after a stop, what is under way is finished and nothing is begun;
+- every result is kept or discarded at once, and discarded only if the result is too late;
+- at an update, exactly the needed shards are kept, each by a worker whose results are there;
+  none is staler than the rule allows; the sum is the tree's over just these shards;
+- workers with shards of an applied step are told so at once, and nobody else is;
+- every step is applied once; after a stop, started work is finished and nothing is begun;
 - a worker is replaced once, on a tick, and not before its time;
 - a run is aborted only over a shard that failed as often as is allowed, or on everyone.
 
-Whatever breaks one of these raises ``InvariantError`` with the last events and effects.
+Whatever breaks a condition raises ``InvariantError`` with the last events and effects.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virtual seconds.
 """
@@ -71,23 +71,23 @@ from quorate.simulation.event_queue import EventQueue
 
 
 class InvariantError(AssertionError):
-    """Something that must never happen did, or the run waits for an event that will not come."""
+    """A condition does not hold, or the run waits for an event that will not come."""
 
 
 @dataclass(eq=False)
 class Task:
-    """A run of shards that a worker computes, one as a rule."""
+    """A run of shards computed by a worker, usually a single shard."""
 
     step: int
     shards: range
-    version: int  # updates made when it was begun
+    version: int  # updates made at the beginning of the run
     since: float
     lost: set[int] = field(default_factory=set)  # shards: the worker was told, or came too late
 
 
 @dataclass(eq=False)
 class Worker:
-    """One life of a worker."""
+    """A life of a worker."""
 
     place: str = ""
     task: Task | None = None
@@ -96,16 +96,16 @@ class Worker:
 
 @dataclass
 class Results:
-    """What a worker has computed: it outlives the worker that leaves with ``results_stay``."""
+    """Results of a worker: they outlive a worker that leaves with ``results_stay``."""
 
     pending: dict[tuple[int, int], Task] = field(default_factory=dict)  # nor kept nor discarded
-    sums: dict[int, TreeSum[str]] = field(default_factory=dict)  # per step, what was kept
-    versions: dict[tuple[int, int], int] = field(default_factory=dict)  # of what was kept
+    sums: dict[int, TreeSum[str]] = field(default_factory=dict)  # per step, the kept shards
+    versions: dict[tuple[int, int], int] = field(default_factory=dict)  # of the kept shards
 
 
 @dataclass
 class OpenStep:
-    """A step that was begun and is not applied."""
+    """A begun step, not applied yet."""
 
     begun_at_event: int
     failed_on: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers
@@ -114,7 +114,7 @@ class OpenStep:
 
 @dataclass(kw_only=True, eq=False)
 class Simulation:
-    """A coordinator and the workers that its script lets come and go."""
+    """A coordinator and the workers, coming and going by the script."""
 
     shards: int | Callable[[int], int]  # V, of every step or as a function of the step
     steps: int  # updates applied at the end
@@ -123,20 +123,20 @@ class Simulation:
     lookahead: int = 1
     most_open: float = math.inf
     first_step: int = 0  # updates applied before
-    left_open: Iterable[int] = ()  # steps that are not in them, though later ones are
+    left_open: Iterable[int] = ()  # steps not among these updates, although later steps are
     tally: Tally | None = None  # of before
     patience: float = 1.5
     attempts: int = 2
     timeout_s: float | None = None
     run_s: float = 0.0
-    time_s: Callable[[int, int, int], float] = lambda w, t, s: 1.0  # infinite: it hangs
+    time_s: Callable[[int, int, int], float] = lambda w, t, s: 1.0  # infinite: the worker hangs
     fails: Callable[[int, int, int], bool] = lambda w, t, s: False  # user code raises at the end
-    leaves_off_s: float = math.inf  # to leave off a shard that is not wanted; infinite: it goes on
+    leaves_off_s: float = math.inf  # to leave off an unwanted shard; infinite: the worker goes on
     # At 0 nothing comes between ``Apply`` and ``Applied``; else workers come, go, report meanwhile.
     apply_s: float = 0.0
-    end_s: float = 0.0  # to end a worker that is replaced: it may report meanwhile
-    start_s: float = 1.0  # after that, until it has joined again
-    results_stay: bool = False  # whether results of a worker that is replaced outlive it
+    end_s: float = 0.0  # to end a replaced worker: reports are possible meanwhile
+    start_s: float = 1.0  # after the end, until the worker has joined again
+    results_stay: bool = False  # whether results of a replaced worker stay
 
     def __post_init__(self) -> None:
         v = self.shards
@@ -149,9 +149,9 @@ class Simulation:
         self.fates: dict[str, Counter[int]] = {  # of every shard: worker -> how many
             fate: Counter() for fate in ("fresh", "stale", "dropped", "copies")
         }
-        self.computed: Counter[int] = Counter()  # worker -> results of its that were kept
-        self.copies = 0  # shards that were dealt while another worker was computing them
-        self.runs = 0  # of several shards that were dealt
+        self.computed: Counter[int] = Counter()  # worker -> kept results
+        self.copies = 0  # shards dealt during the computation by another worker
+        self.runs = 0  # dealt runs of several shards
         self.finish: Finish | None = None
         self.abort: Abort | None = None
         self.log: deque[tuple[float, Event, Sequence[Effect]]] = deque(maxlen=50)
@@ -176,7 +176,7 @@ class Simulation:
         self._open: dict[int, OpenStep] = {}
         self._closed = set(range(self.first_step + len(left_open))) - {*left_open}  # applied
         self._end = self.steps  # updates applied at the end, stopped or not
-        self._applying: tuple[Apply, str] | None = None  # and the sum that was collected for it
+        self._applying: tuple[Apply, str] | None = None  # and the collected sum
         self._to_tell: set[tuple[int, int, int]] = set()  # who computes (t, s) in vain
 
     @property
@@ -184,12 +184,12 @@ class Simulation:
         """The virtual time."""
         return self._queue.now
 
-    # --- what a test calls ------------------------------------------------------------------------
+    # --- methods for tests ------------------------------------------------------------------------
 
     def at(self, time_s: float, *events: Joined | Left | Stop) -> None:
-        """Script events for a time. At one time, they come in the order they were scripted.
+        """Script events for a time. At equal times, events come in the order of scripting.
 
-        A worker cannot leave while its replacement starts, nor join when that has: void.
+        A worker cannot leave while its replacement starts, nor join after the replacement: void.
         """
         for event in events:
             self._queue.post(time_s, event, lambda event=event: self._is_possible(event))
@@ -204,7 +204,7 @@ class Simulation:
             self.advance()
 
     def advance(self) -> Sequence[Effect]:
-        """Let the next event happen, and return the effects that it had."""
+        """Let the next event happen, and return the effects of the event."""
         event = self._receive()
         self._events += 1
         self._happen(event)
@@ -231,7 +231,7 @@ class Simulation:
         return event or Tick()
 
     def _happen(self, event: Event) -> None:
-        """What the event means for the workers, before the coordinator knows of it."""
+        """Carry out the event's meaning for the workers, before the coordinator sees the event."""
         match event:
             case Joined(worker):
                 self._workers[worker] = Worker(event.place)
@@ -263,7 +263,7 @@ class Simulation:
             case Applied(step):
                 self._end_step(step)
             case Stop():
-                # A step that nobody computes or holds anything of is not under way any more.
+                # A step without computed or held shards is not under way any more.
                 idle = [t for t in self._open if not self._kept(t) and not self._running(t)]
                 for step in idle:
                     del self._open[step]
@@ -303,7 +303,7 @@ class Simulation:
         if self._is_wanted(step, shard):
             self._open[step].failed_on.setdefault(shard, []).append(worker)
 
-    # --- effects: each is carried out if it may be ------------------------------------------------
+    # --- effects: each is carried out if allowed --------------------------------------------------
 
     def _carry_out(self, effect: Effect, event: Event) -> None:
         if self.finish is not None or self.abort is not None:
@@ -340,7 +340,7 @@ class Simulation:
                     raise self._violation(f"a result may be under way, and yet {effect}")
                 self._replace(effect)
             case Wake(at):
-                # At once is allowed, but not after a tick: that would never end.
+                # At once is allowed, but not after a tick: the run would never end.
                 if at < self.now or (at == self.now and isinstance(event, Tick)):
                     raise self._violation(f"at {self.now} the coordinator asks for {effect}")
                 if self._wake_at < math.inf:
@@ -390,7 +390,7 @@ class Simulation:
         self._post_of(worker, task, time_s, Done(worker, number, effect.shard))
 
     def _post_of(self, worker: int, task: Task, after_s: float, event: Event) -> None:
-        """Let a worker report later, if it is alive and computing the same thing then."""
+        """Let a worker report later, if it is then alive and computing the same task."""
         member = self._workers[worker]
         if after_s < math.inf:
             self._queue.post(
@@ -442,7 +442,7 @@ class Simulation:
             raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
         if not self.rule.by_shard and step != self.applied:
             raise self._violation(f"step {self.applied} is the next, and then {effect}")
-        self._check_idle()  # whoever can go on does so before the update
+        self._check_idle()  # all workers go on before the update if possible
         parts = []
         for worker in effect.holders:
             results = self._results.get(worker)
@@ -464,7 +464,7 @@ class Simulation:
             raise self._violation(f"the sum of step {step} is {total}")
         applying = (effect, total)
         self._applying = applying
-        # An update that takes no time ends before anything else happens at that time.
+        # An update in no time ends before anything else happens at the same time.
         self._queue.post(
             self.now + self.apply_s,
             Applied(step),
@@ -477,10 +477,10 @@ class Simulation:
             task.lost.add(shard)
             self.fates["copies" if shard in kept else "dropped"][worker] += 1
 
-    # --- the judge: what must hold after every event ----------------------------------------------
+    # --- the judge: the conditions after every event ----------------------------------------------
 
     def _check(self, event: Event) -> None:
-        """What must hold when all effects of an event are carried out."""
+        """Check the conditions after all effects of an event are carried out."""
         if isinstance(event, Done) and self._results[event.worker].pending:
             raise self._violation(f"neither kept nor discarded: the result of {event}")
         if self._to_tell:
@@ -496,13 +496,13 @@ class Simulation:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        # To give one that is being ended another shard, or not to, are both fine.
+        # A worker being ended may get another shard or none: both are fine.
         idle = [w for w, m in self._workers.items() if m.task is None and not m.is_replaced]
         if idle and (idle := self._have_work(idle)):
             loose = {step: self._loose(step) for step in self._open}
             raise self._violation(f"workers {idle} are idle, and nobody has {loose}")
 
-    # --- the books: what follows from what happened -----------------------------------------------
+    # --- the books: the consequences of events ----------------------------------------------------
 
     def _rank_of(self, worker: int) -> tuple[int, int]:
         if not self._ranks:
@@ -514,7 +514,7 @@ class Simulation:
         return self._ranks[worker], len(self._workers)
 
     def _kept(self, step: int) -> set[int]:
-        """Shards of an open step that are in sums which are still there."""
+        """Return the shards of an open step in sums that are still there."""
         found = self._open[step]
         if found.kept_now is None:
             found.kept_now = {
@@ -527,12 +527,12 @@ class Simulation:
         return found.kept_now
 
     def _is_wanted(self, step: int, shard: int) -> bool:
-        """Whether a result may still be in its step's update."""
+        """Return whether a result may still be in the update of its step."""
         applying = self._applying is not None and self._applying[0].step == step
         return step in self._open and not applying and shard not in self._kept(step)
 
     def _running(self, step: int) -> dict[int, list[int]]:
-        """Who computes the shards of a step that nobody holds."""
+        """Return the workers that compute the shards of a step not held by anybody."""
         running: dict[int, list[int]] = {}
         kept = self._kept(step)
         for worker, member in self._workers.items():
@@ -543,7 +543,7 @@ class Simulation:
         return running
 
     def _versions(self, step: int) -> list[int]:
-        """The parameters that the gradients kept of an open step are from."""
+        """Return the versions of parameters behind the kept gradients of an open step."""
         return [
             version
             for results in self._results.values()
@@ -553,25 +553,25 @@ class Simulation:
         ]
 
     def _loose(self, step: int) -> set[int]:
-        """Shards of a step that nobody computes or holds."""
+        """Return the shards of a step that nobody computes or holds."""
         return set(range(self.shards_of(step))) - self._kept(step) - self._running(step).keys()
 
     def _may_compute(self, worker: int, step: int, shards: set[int]) -> bool:
-        """Whether one of the shards has not failed on this worker, or has on every one."""
+        """Return whether a shard has not failed on this worker, or has failed on every worker."""
         failures = self._open[step].failed_on
         failed_on = (set(failures.get(shard, ())) for shard in shards)
         return any(worker not in those or self._workers.keys() <= those for those in failed_on)
 
     def _may_begin(self) -> bool:
-        """Whether the rule lets someone begin one more step: alone, nobody works ahead."""
+        """Return whether the rule allows another begun step: alone, nobody works ahead."""
         alone = len(self._workers) < 2
         most = 1 if alone else min(self.rule.staleness + 1, self.most_open)
         return len(self._open) < most and self.applied + len(self._open) < self._end
 
     def _wants(self, step: int) -> int:
-        """How many shards of a step somebody should begin at least.
+        """Return the least number of shards of a step that somebody should begin.
 
-        At its opening, when nobody knows who will be late, any.
+        At its opening all shards, because nobody knows yet who will be late.
         """
         if self._open[step].begun_at_event == self._events:
             return self.shards_of(step)
@@ -579,7 +579,7 @@ class Simulation:
         return needed - len(self._kept(step)) - len(self._running(step))
 
     def _have_work(self, workers: Iterable[int]) -> list[int]:
-        """Which of these may begin a step, or compute what is needed and nobody computes."""
+        """Return the workers that may begin a step, or compute a needed and uncomputed shard."""
         if self._may_begin():
             return list(workers)
         loose = {step: self._loose(step) for step in self._open if self._wants(step) > 0}

@@ -1,8 +1,8 @@
 """A small training with everything that a checkpoint has to hold.
 
-Its model has a parameter that is not trained, running statistics and dropout; its learning rate and
-momentum follow a schedule; its weights are averaged. An epoch has five updates, the last of which
-is of fewer rows.
+The model has an untrained parameter, running statistics and dropout; learning rate and momentum
+follow a schedule; the weights are averaged. An epoch has five updates, the last update with fewer
+rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DATA = TensorDataset(
 
 
 class Small(nn.Module):
-    """A network of two layers, and a third one that is frozen and not used."""
+    """A network of two layers, and a third layer, frozen and unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Small(nn.Module):
 
 
 def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return a schedule of the learning rate, and of the momentum where there is one."""
+    """Return a schedule of the learning rate, and of the momentum if present."""
     momentum = not isinstance(optimizer, torch.optim.Adafactor)
     return torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.1, total_steps=100, cycle_momentum=momentum
@@ -55,9 +55,9 @@ def trainer(run_dir: Path | None, workers: int = 2, **options: Any) -> quorate.T
     """Return a trainer of ``Small`` on towers.
 
     Args:
-        run_dir: where it saves and resumes, if anywhere.
-        workers: how many towers.
-        options: more of ``Trainer``'s, and other ones instead of the defaults below.
+        run_dir: where to save and to resume, if anywhere.
+        workers: the number of towers.
+        options: more of ``Trainer``'s, and replacements of the defaults below.
     """
     defaults: dict[str, Any] = {
         "optimizer": lambda params: torch.optim.AdamW(params, lr=0.01),

@@ -1,15 +1,15 @@
-"""Snippets of the documents: how they are found, and what those in Python are run with.
+"""Snippets of the documents: the search for snippets, and the environment of Python snippets.
 
-The fences of a page that say ``python`` run in their order, in one namespace, in an empty folder.
-It begins with the names that the pages use without saying what they are: ``names`` below. What a
-fence needs besides stands in a comment right above it, which no reader sees::
+The ``python`` fences of a page run in their order, in a single namespace, in an empty folder.
+The namespace begins with names used by the pages without an explanation: ``names`` below. Further
+needs of a fence stand in a comment right above the fence, invisible to readers::
 
     <!-- before:
     labels = torch.zeros(512)
     -->
 
-One that cannot run says why instead: ``<!-- not run: TensorFlow 1 -->``. What it needs and may not
-be installed: ``<!-- needs: sklearn -->``; both may stand above one fence.
+A snippet that cannot run gives the reason instead: ``<!-- not run: TensorFlow 1 -->``. Packages
+that may be missing: ``<!-- needs: sklearn -->``; both may stand above a fence.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Snippet(NamedTuple):
 
     language: str
     text: str
-    line: int  # of the page, that the text begins below
-    not_run: str  # why; empty: it is run
+    line: int  # of the page, right above the text
+    not_run: str  # the reason; empty: the snippet is run
     before: str  # code
     needs: list[str]  # modules
 
@@ -82,7 +82,7 @@ adam = partial(torch.optim.Adam, lr=1e-3)
 
 
 def names() -> dict[str, Any]:
-    """Return what the snippets of a page begin with."""
+    """Return the initial namespace for the snippets of a page."""
     generator = torch.Generator().manual_seed(0)
     rows = 512
     images = torch.rand(rows, 1, 8, 8, generator=generator)

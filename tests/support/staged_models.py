@@ -1,6 +1,6 @@
-"""Models for stages, each hard to cut for a reason of its own: what is called, and where it is cut.
+"""Models for stages, each hard to cut for a different reason: the calls, and the cuts.
 
-``BATCH`` says what a row has; a case's ``call`` picks what its model takes.
+``BATCH`` says what a row has; a case's ``call`` picks the arguments of its model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROWS = 20
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """Rows of everything that models take: floats, sequences, images, tokens, questions."""
+    """Rows of all inputs of models: floats, sequences, images, tokens, questions."""
 
     def __init__(self, rows: int = ROWS) -> None:
         of = torch.Generator().manual_seed(0)
@@ -43,7 +43,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 
 class Case(NamedTuple):
-    """A model, where it is cut, and how it is called with a batch of ``Rows``."""
+    """A model, the places of cuts, and the call with a batch of ``Rows``."""
 
     model: Callable[[], nn.Module]
     split: list[str]
@@ -72,7 +72,7 @@ class Uses(nn.Module):
 
 
 class Tied(nn.Module):
-    """A weight at both ends, and one that is frozen between."""
+    """Has a weight at both ends, and a frozen weight between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Tied(nn.Module):
 
 
 def of_earlier_stages(model: Tied, batch: Any) -> Any:
-    """A loss function that uses parameters of the first stage, too, and draws around the model."""
+    """Use parameters of the first stage in the loss, too, and draw around the model."""
     tokens = torch.where(torch.rand(batch["tokens"].shape) < 0.1, 1, batch["tokens"])
     output = model(tokens) * (1 + torch.rand(()))
     penalty = sum(parameter.square().sum() for parameter in model.parameters())
@@ -124,7 +124,7 @@ class Takes(nn.Module):
 
 
 class Nests(nn.Module):
-    """Modules that give and take dicts, tuples, None and numbers; parts of the same kinds."""
+    """Modules with dicts, tuples, None and numbers as arguments and results; so do parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class Sized(nn.Module):
 
 
 class WritesInPlace(nn.Module):
-    """What skips the cut is written in place after it."""
+    """Writes in place, after the cut, to values that skip the cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ def resnet() -> nn.Module:
 
 
 class Tripled(torch.autograd.Function):
-    """With a backward pass that is not that of its forward."""
+    """Has a backward pass unlike the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ class Tripled(torch.autograd.Function):
 
 
 class Told(nn.Module):
-    """A forward pass with one thing that it does between two layers."""
+    """A forward pass with a single action between two layers."""
 
     def __init__(self, does: Callable[[Any, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -220,13 +220,13 @@ class Told(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """A part that is computed again in its backward pass, with the same dropout."""
+    """Has a part that is computed again in the backward pass, with the same dropout."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
         self.a, self.c, self.reentrant = nn.Linear(6, 6), nn.Linear(6, 6), reentrant
         self.b = layer()
-        self.b[1] = nn.LayerNorm(6)  # BatchNorm would see its rows twice
+        self.b[1] = nn.LayerNorm(6)  # BatchNorm would see the rows twice
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.a(x)
@@ -254,7 +254,7 @@ def parametrized() -> nn.Module:
 
 
 class Frozen(nn.Module):
-    """A first stage without any gradient, one layer of which stays in evaluation mode."""
+    """Has a first stage without any gradient, with a layer that stays in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()

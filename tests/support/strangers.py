@@ -1,4 +1,4 @@
-"""Strangers' trainings on several engines: what becomes of each, and whether it was said."""
+"""Strangers' trainings on several engines: the outcome of each, and whether a line reports it."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from quorate.errors import OneLineError
 FOLDER = Path(__file__).parents[1] / "strangers"
 SCRIPT = FOLDER / "stranger.py"
 
-# Ways of running a case by the command: engine, workers and steps of each of its parts, all in one
-# run directory. They have the bits of one tower.
+# Ways of running a case by the command: engine, workers and steps of each part, all in the same run
+# directory. All ways have the bits of a single tower.
 WAYS = {"resumed": [("towers", "2", "4"), ("processes", "2", "8")]}
 if torch.distributed.is_available() and Path("/proc/self").exists():  # else none can be forked
     WAYS["2 ranks"] = [("collective", "2", "8")]
 
 
 class Outcome(NamedTuple):
-    """What became of one way of running a case."""
+    """The outcome of a way of running a case."""
 
     code: int
-    said: str  # the last line of what was printed, if it failed
+    said: str  # the last line of output, after a failure
     digest: str | None = None
     doubts: tuple[str, ...] = ()
     tensors: Mapping[str, torch.Tensor] = {}
 
 
 class Verdict(NamedTuple):
-    """What became of a case."""
+    """The verdict on a case."""
 
     name: str
     kind: str  # same, said, refused; or: silent, half said, wrong, changed, crash
     why: str
-    notices: str = ""  # what was logged on the towers of this process
+    notices: str = ""  # messages logged on the towers of this process
 
 
 def makers() -> dict[str, Any]:
-    """Return what makes each case, by name."""
+    """Return the maker of each case, by name."""
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     made: dict[str, Any] = importlib.import_module("case").CASES
@@ -60,7 +60,7 @@ def makers() -> dict[str, Any]:
 
 
 def is_right(case: Any, verdict: Verdict) -> bool:
-    """Return whether a verdict is one of those that a case may have, with what it has to name."""
+    """Return whether a verdict is among a case's allowed outcomes, with the required name."""
     allowed = (case.outcome,) if isinstance(case.outcome, str) else case.outcome
     named = verdict.kind == "same" or case.names in verdict.why
     return verdict.kind in allowed and named
@@ -84,7 +84,7 @@ def judged_here(name: str) -> Verdict:
     outcomes: dict[str, Outcome] = {}
     with redirect_stdout(io.StringIO()) as said:
         for workers, compute in ((1, {}), (3, {"spot_check_every": 1})):
-            before = process_state()  # of the last way: the first one may import something
+            before = process_state()  # of the last way: the first way may import modules
             outcomes[f"{workers} towers"] = _towers(name, workers, **compute)
     changed = [part for part, value in process_state().items() if value != before[part]]
     kind, why = _verdict(name, outcomes)
@@ -94,7 +94,7 @@ def judged_here(name: str) -> Verdict:
 
 
 def process_state() -> dict[str, Any]:
-    """Return what user code can leave changed in a process: generators and switches of torch."""
+    """Return the state of a process that user code can leave changed: generators and switches."""
     backends: Any = torch.backends
     numbers = np.random.RandomState()
     numbers.set_state(np.random.get_state())
@@ -179,7 +179,7 @@ def _verdict(name: str, outcomes: Mapping[str, Outcome]) -> tuple[str, str]:
             return "half said", f"no doubt on {', '.join(certain)}; elsewhere {doubts[0]}"
     if doubts:
         return "said", "\n".join(doubts)
-    for outcome in [*done.values()][:1]:  # the others have the same bits
+    for outcome in [*done.values()][:1]:  # all have the same bits
         torch.manual_seed(0)
         case = makers()[name]()
         if case.plain and (wrong := _difference(outcome.tensors, plain(case))):
@@ -206,7 +206,7 @@ def _difference(ours: Mapping[str, torch.Tensor], plain: Mapping[str, torch.Tens
 def plain(case: Any) -> dict[str, torch.Tensor]:
     """Return the state dict after a plain loop over the same shards.
 
-    The loop is torch alone: shard after shard, gradients of means weighted by rows, one step of the
+    The loop is torch alone: shard after shard, gradients of means weighted by rows, a step of the
     optimizer, buffers of each shard from the same values and averaged.
     """
     steps, batch_size, shards = (vars(sys.modules["case"])[n] for n in ("STEPS", "BATCH", "SHARDS"))

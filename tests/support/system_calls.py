@@ -1,4 +1,4 @@
-"""System calls of a thread: counted, and the process killed before one of them."""
+"""System calls of a thread: counted, and the process killed before a chosen call."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-# Functions of ``os`` and methods of files that ask the system for nothing.
+# Functions of ``os`` and methods of files without a system call.
 NO_CALLS = ("fspath", "getpid", "urandom", "closed", "fileno", "readable", "writable")
 
 
 @dataclass
 class SystemCalls:
-    """Counts the system calls of one thread: give it to ``sys.setprofile`` or ``threading``'s.
+    """Counts a thread's system calls: give the object to ``sys.setprofile`` or ``threading``'s.
 
-    A call is a function of ``os``, or a method of a file, that the interpreter has in C. What such
-    a method writes in several pieces counts as one call.
+    A call is a function of ``os``, or a method of a file, written in C. Several pieces of a write
+    count as a single call.
     """
 
-    thread: str  # its name; other threads are not counted
-    last: int  # the number of the call before which the process gets SIGKILL; 0: it lives
+    thread: str  # the name of the only counted thread
+    last: int  # the number of the call before SIGKILL; 0: the process lives
     counted: Callable[[], object]  # is called at each call
     count: int = 0
 
@@ -45,15 +45,15 @@ def _asks_the_system(called: Any) -> bool:
 
 
 def forked(action: Callable[[], object], thread: str, last: int = 0) -> tuple[int, int]:
-    """Do something in a fork, which is killed before a system call of one of its threads.
+    """Do something in a fork, killed before a system call of a thread.
 
     Args:
-        action: what is done. It may raise, and then the exit code is 1.
+        action: the action. An exception makes the exit code 1.
         thread: the name of the thread whose calls count.
         last: the number of the call; 0: the fork comes to its end.
 
     Returns:
-        The fork's exit code, and how many calls it made.
+        The fork's exit code, and the number of calls.
     """
     ours, theirs = os.pipe()
     if (pid := os.fork()) == 0:

@@ -1,4 +1,4 @@
-"""Traces as they are written: what every one keeps, and what is in it."""
+"""Traces as written: the common rules of all traces, and the contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A trace that was read, and found in order."""
+    """A trace, read and found in order."""
 
     spans: list[Span]
     names: dict[tuple[int, int], str]  # of threads, by process and thread
@@ -40,7 +40,7 @@ class Written(NamedTuple):
 
 
 def read(path: Path) -> Written:
-    """Read a trace, and see that spans of a thread follow each other or lie in each other."""
+    """Read a trace; check that spans of a thread follow each other or lie in each other."""
     whole: dict[str, Any] = json.loads(path.read_text())
     spans, names, processes = [], {}, {}
     counters: dict[str, list[float]] = defaultdict(list)
@@ -74,7 +74,7 @@ def _require_nested(written: Written) -> None:
         by_thread[span.process, span.thread].append(span)
     assert by_thread.keys() == written.names.keys()
     for where, spans in by_thread.items():
-        if written.names[where].startswith("worker"):  # one thing at a time
+        if written.names[where].startswith("worker"):  # a single action at a time
             for before, after in pairwise(sorted(spans, key=lambda s: (s.begin, s.end))):
                 assert before.end <= after.begin + ROUNDED, (before, after)
             continue

@@ -1,7 +1,7 @@
-"""Mistakes at the command, as they are typed, each with the line that it ends in.
+"""Mistakes at the command, as typed, each with the resulting line.
 
-They stand in `docs/messages.md`, and nowhere else: the test runs each in a folder with the files of
-``make``, and compares the line.
+The mistakes stand in `docs/messages.md`, and nowhere else: the test runs each in a folder with the
+files of ``make``, and compares the line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ trainer.fit(torch.utils.data.TensorDataset(torch.ones(16, 3)))
 
 
 def make(folder: Path) -> None:
-    """Make what the mistakes are about: a script, a package, an empty run directory, a text."""
+    """Make the objects of the mistakes: a script, a package, an empty run directory, a text."""
     (folder / "train.py").write_text(SCRIPT)
     (folder / "notes.txt").write_text("n")
     sys.modules.pop("pkg", None)  # of another test, in another folder
@@ -46,5 +46,5 @@ def _mistakes() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-# By a heading: what is typed, and the line.
+# By a heading: the typed words, and the line.
 MISTAKES = _mistakes()

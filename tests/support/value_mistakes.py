@@ -1,4 +1,4 @@
-"""Scripts with a mistake that no error shows, and sound ones that resemble such a mistake.
+"""Scripts with a mistake without an error, and sound scripts that resemble such a mistake.
 
 Each is a training in a few lines, as people write it.
 """
@@ -33,8 +33,8 @@ class Script:
     """A training.
 
     Args:
-        model: a module or a function that makes one; None: ``mlp``.
-        names: what the line has to name, beside what it is about.
+        model: a module or a function that makes a module; None: ``mlp``.
+        names: the name required in the line, beside the line's subject.
     """
 
     loss: Any
@@ -48,14 +48,14 @@ SCRIPTS: dict[str, tuple[str, Script]] = {}
 
 
 def add(about: str, scripts: dict[str, Any]) -> None:
-    """List scripts, or loss functions, with what has to be said of them."""
+    """List scripts, or loss functions, with the required line."""
     for name, each in scripts.items():
         assert name not in SCRIPTS
         SCRIPTS[name] = about, each if isinstance(each, Script) else Script(each)
 
 
 def said_of(script: Script, *, strict: bool = False) -> tuple[list[str], str]:
-    """Train a script; return the lines about values that it says, and with which error it ends."""
+    """Train a script; return the printed lines about values, and the final error."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -66,7 +66,7 @@ def said_of(script: Script, *, strict: bool = False) -> tuple[list[str], str]:
     try:
         torch.manual_seed(0)
         model = copy.deepcopy(script.model) if script.optimizer is SGD else script.model
-        loss = copy.deepcopy(script.loss)  # modules of the script's are made when it runs
+        loss = copy.deepcopy(script.loss)  # modules of the script are made when the script runs
         trainer = quorate.Trainer(
             mlp if model is None else model, loss, optimizer=script.optimizer, **settings
         )
@@ -80,7 +80,7 @@ def said_of(script: Script, *, strict: bool = False) -> tuple[list[str], str]:
 
 
 def is_right(about: str, said: tuple[list[str], str], names: str = "") -> bool:
-    """Return whether what was said of a script is what has to be said of it, and nothing else."""
+    """Return whether the lines for a script are the required lines, and nothing else."""
     lines, error = said
     if about == SOUND:
         return not lines and not error
@@ -110,7 +110,7 @@ def entropy(model: nn.Module, batch: Any, **options: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], **options)
 
 
-# --- a GradScaler that is left in the loss --------------------------------------------------------
+# --- a GradScaler left in the loss ----------------------------------------------------------------
 
 
 def scaler(**options: Any) -> torch.amp.GradScaler:
@@ -141,7 +141,7 @@ add(
     },
 )
 
-# --- a loss that is a sum over the rows -----------------------------------------------------------
+# --- a sum over the rows as the loss --------------------------------------------------------------
 
 add(
     SUM,
@@ -162,7 +162,7 @@ add(
             "loss": entropy(m, b, reduction="sum"),
             "weight": len(b[0]),
         },
-        # Without shards: V is the number of workers, whatever that is elsewhere.
+        # Without shards: V is the number of workers, whatever its value elsewhere.
         "sum on one worker": Script(
             lambda m, b: entropy(m, b, reduction="sum"), settings={"shards": None}
         ),
@@ -197,7 +197,7 @@ add(
     },
 )
 
-# --- parameters that no optimizer has -------------------------------------------------------------
+# --- parameters without an optimizer --------------------------------------------------------------
 
 add(
     UNTRAINED,
@@ -214,7 +214,7 @@ add(
 
 
 class Queue(nn.Module):
-    """Keys of the last 24 rows as MoCo keeps them: columns of a buffer, or its rows."""
+    """Keeps keys of the last 24 rows as in MoCo: columns of a buffer, or rows of a buffer."""
 
     def __init__(self, *, in_columns: bool = True) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""A process that has imported what every run imports, and is forked for each: 6 s of a core less.
+"""A process with every run's imports done, forked for each run: 6 s of a core
+less.
 
-Run as a program, this file is that process. A run in a fork of it differs from one of a new
-interpreter in nothing that quorate looks at: it is the command's ``main``, with its own arguments,
-environment, folder and output, and its workers are processes as ever. Runs that are started by
-``subprocess`` have all of it from nothing, and so have those of ``Warm.start`` their whole end: one
-of ``Warm.run`` ends as the interpreter does, but for taking all of its modules apart.
+Run as a program, this file is the warm process. For quorate, a run in a fork is like a run of a new
+interpreter: the fork is the command's ``main``, with separate arguments, environment, folder and
+output, and workers are processes as ever. Runs by ``subprocess`` start from nothing. Runs of
+``Warm.start`` have the whole end of an interpreter; runs of ``Warm.run`` end in the same way, but
+without taking all modules apart.
 
-The kernel keeps the environment that a process was started with: that of a fork is the one of this
-process. A run that is to be found by a mark in it has a page of memory named after the mark, which
-its forks have too.
+The kernel keeps the environment from the start of a process: a fork has the environment of the warm
+process. To be found by a mark, a run and its forks have a page of memory named after the mark.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
-# Imported before the forks: it saves each of them that time. Nothing else knows these names, and
-# one that there is no more is passed over. (torch imports dynamo with the first optimizer.)
+# Imported before the forks: saves each fork the time. Nothing else knows these names, and a missing
+# module is passed over. (torch imports dynamo with the first optimizer.)
 IMPORTED_FIRST = (
     *("torch._dynamo", "quorate.trainer", "quorate.commands.main", "quorate.commands.run"),
     *("quorate.commands.inspect", "quorate.engines.processes.process_start"),
@@ -47,8 +47,8 @@ class Warm:
     """The side of the tests. Any thread may call ``run``, each at its own time.
 
     Args:
-        env: the environment that the process starts with; ``None``: this process's.
-        imports: modules that it imports first.
+        env: the environment at the start of the process; ``None``: this process's.
+        imports: modules imported first.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Warm:
         """Run the command ``quorate``, or another module, to its end: exit code, output, errors.
 
         Raises:
-            subprocess.TimeoutExpired: it was killed for that.
+            subprocess.TimeoutExpired: the run was killed after the limit.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             outputs = [out.fileno(), err.fileno()]
@@ -90,9 +90,9 @@ class Warm:
         mark: str = "",
         module: str = "quorate",
     ) -> Forked:
-        """Start the command ``quorate``, or another module. Its errors are output.
+        """Start the command ``quorate``, or another module, with errors in the output.
 
-        With a mark, see above, it leads a process group too.
+        With a mark, see above, the run leads a process group too.
         """
         ours, theirs = os.pipe()
         report = self._begun(module, arguments, env, [theirs, theirs], mark)
@@ -109,7 +109,7 @@ class Warm:
         *,
         ends_soon: bool = False,
     ) -> int:
-        """Have a run begin; return a descriptor that tells its pid, and how it ends."""
+        """Begin a run; return a descriptor that tells the pid, and the end of the run."""
         report, theirs = os.pipe()
         request = {"arguments": [module, *arguments], "env": dict(env), "folder": str(Path.cwd())}
         data = json.dumps({**request, "mark": mark, "ends_soon": ends_soon}).encode()
@@ -127,12 +127,12 @@ class Warm:
             [sys.executable, __file__, str(theirs.fileno()), *self._imports],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            # A test may find the processes of its runs by their environment: this is none.
+            # A test may find the processes of its runs by their environment: not this process.
             env={n: v for n, v in (self._env or os.environ).items() if not n.startswith(OF_A_TEST)},
         )
         theirs.close()
         atexit.register(popen.wait)
-        atexit.register(ours.close)  # first: the last that is registered is called first
+        atexit.register(ours.close)  # first: calls are made in reverse order
         return ours
 
 
@@ -140,17 +140,17 @@ WARM = Warm()
 
 
 def _text(file: IO[bytes]) -> str:
-    """Return all that is in a file."""
+    """Return the whole contents of a file."""
     file.seek(0)
     return file.read().decode()
 
 
 class Forked(subprocess.Popen[str]):
-    """A run in a fork. It is another process's child, which reports how it ends.
+    """A run in a fork: the child of another process, which reports the end of the run.
 
     Args:
         report: a descriptor, see ``NUMBER``.
-        out: a descriptor to read what it prints from, if it is to be read.
+        out: a descriptor to read the output from, if wanted.
     """
 
     def __init__(self, report: int, out: int | None = None) -> None:
@@ -158,7 +158,7 @@ class Forked(subprocess.Popen[str]):
         self.args, self.pid, self.returncode = [], self._told(), None
         self.stdin = self.stderr = None
         self.stdout = None if out is None else os.fdopen(out)
-        # What the methods of ``Popen`` look at.
+        # Attributes used by the methods of ``Popen``.
         self.text_mode = self.universal_newlines = True
         self._child_created, self._communication_started = True, False
         self._input, self._sigint_wait_secs = None, 0.25
@@ -169,7 +169,7 @@ class Forked(subprocess.Popen[str]):
         return number
 
     def _has_ended(self, timeout_s: float | None) -> bool:
-        """Return whether it has ended, or does so in time."""
+        """Return whether the run has ended, or ends in time."""
         limit_s = None if timeout_s is None else max(0.0, timeout_s)
         with self._waitpid_lock:
             if self.returncode is None and select.select([self._report], [], [], limit_s)[0]:
@@ -196,7 +196,7 @@ def serve(requests: socket.socket) -> tuple[list[str], bool]:
         if not header:
             os._exit(0)
         request = json.loads(requests.recv(*NUMBER.unpack(header), socket.MSG_WAITALL))
-        importlib.import_module(request["arguments"][0])  # what others of its kind have then too
+        importlib.import_module(request["arguments"][0])  # ready for later requests like this
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -208,7 +208,7 @@ def serve(requests: socket.socket) -> tuple[list[str], bool]:
 
 
 def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
-    """Have this process be what was asked for; return the module and its arguments."""
+    """Turn this process into the requested run; return the module and its arguments."""
     report, out, err = fds
     os.dup2(out, 1)
     os.dup2(err, 2)
@@ -217,10 +217,10 @@ def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
     if request["mark"]:
         os.setpgid(0, 0)
         be_marked(request["mark"])
-    tempfile.tempdir = None  # it is the environment's to say
+    tempfile.tempdir = None  # decided by the environment
     os.environ.clear()
     os.environ.update(request["env"])
-    if "coverage" in sys.modules:  # tests/mutants.py records which test executes which line
+    if "coverage" in sys.modules:  # tests/mutants.py records the lines of each test
         from coverage import Coverage
 
         if (running := Coverage.current()) is not None:
@@ -233,11 +233,11 @@ def _begin(request: Mapping[str, Any], fds: list[int]) -> list[str]:
 
 
 def _report_end(pid: int, mark: str, report: int, *outputs: int) -> None:
-    """Tell who a child is, and how it ends; and end."""
+    """Report the pid and the end of a child; then end."""
     for fd in outputs:
         os.close(fd)
     if mark:
-        with suppress(OSError):  # whoever of the two is first
+        with suppress(OSError):  # a race between parent and child
             os.setpgid(pid, pid)
     with suppress(BrokenPipeError):  # nobody wants to know any more
         os.write(report, NUMBER.pack(pid))
@@ -245,11 +245,11 @@ def _report_end(pid: int, mark: str, report: int, *outputs: int) -> None:
     os._exit(0)
 
 
-MARKS: list[mmap.mmap] = []  # in a fork: its page
+MARKS: list[mmap.mmap] = []  # in a fork: the page of the mark
 
 
 def be_marked(mark: str) -> None:
-    """Have this process, and its forks, found by a mark: by the name of a page of their memory."""
+    """Make this process, and its forks, findable by a mark: the name of a page of their memory."""
     fd = os.memfd_create(mark)
     os.ftruncate(fd, mmap.PAGESIZE)
     MARKS.append(mmap.mmap(fd, mmap.PAGESIZE))
@@ -263,13 +263,13 @@ def is_marked(process: Path, mark: str) -> bool:
 
 
 def main() -> None:
-    """Be the process that is forked; in a fork, be the command."""
+    """Be the process to fork; in a fork, be the command."""
     connection, *names = sys.argv[1:]
     for name in names:
         with suppress(ImportError):
             importlib.import_module(name)
-    # Else each fork looks through torch's 300,000 objects as it ends, and copies the pages they are
-    # in: 0.8 s of a core.
+    # Else each fork looks through torch's 300,000 objects at its end, and copies their pages: 0.8 s
+    # of a core.
     gc.collect()
     gc.freeze()
     words, ends_soon = serve(socket.socket(fileno=int(connection)))
@@ -283,7 +283,7 @@ def main() -> None:
     if ends_soon:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        with suppress(ValueError):  # a library has closed one
+        with suppress(ValueError):  # a library has closed a stream
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -296,10 +296,10 @@ def run_program(module: str, *arguments: str) -> None:
         from quorate.__main__ import main as run
         from quorate.engines.processes.process_start import fork_server_on_standby
 
-        # Without a fork server that is ready a run that forks workers takes 4 s of a core more.
+        # Without a ready fork server, a run with worker forks takes 4 s of a core more.
         with fork_server_on_standby() if forks_workers(sys.argv) else nullcontext():
             sys.exit(run())
-    sys.modules.pop(module, None)  # it is run as a program
+    sys.modules.pop(module, None)  # run as a program
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -1,4 +1,4 @@
-"""``quorate verify`` and ``bench`` in this process; their runs are forks, which have torch."""
+"""``quorate verify`` and ``bench`` in this process; their runs are forks with torch imported."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class WarmRuns:
 
     Args:
         name: "verify" or "bench".
-        patch: has the command's runs be what ``run`` does.
-        captured: what is printed.
+        patch: replaces the command's runs by ``run``.
+        captured: the captured output.
     """
 
     def __init__(
         self, name: str, patch: pytest.MonkeyPatch, captured: pytest.CaptureFixture[str]
     ) -> None:
-        self.here = False  # runs are trainings in this process, which takes towers
-        self.over_in = 0  # the run in which the limit is over, from 1; 0: in none
+        self.here = False  # runs are trainings in this process, with towers only
+        self.over_in = 0  # the run at the end of the limit, from 1; 0: none
         self.limit_s = 100.0  # of a run
         self._name, self._patch, self._captured = name, patch, captured
         self._runs = 0
         patch.setattr(f"quorate.commands.{name}.runs.child_run", self.run)
 
     def __call__(self, *words: str, code: int) -> str:
-        """Return what the command prints, first its output; it has to end with a code."""
+        """Return the command's output, then its errors; the command has to end with a code."""
         found = main([self._name, *words])
         shown = self._captured.readouterr()
         assert found == code, shown.out + shown.err

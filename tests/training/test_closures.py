@@ -1,4 +1,4 @@
-"""Optimizers in need of a step's gradient at other parameters too: LBFGS, sharpness-aware."""
+"""Optimizers that need a step's gradient at other parameters too: LBFGS, sharpness-aware."""
 
 from __future__ import annotations
 

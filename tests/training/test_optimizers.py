@@ -22,7 +22,7 @@ BATCH, STEPS = 12, 15
 
 
 def grouped(kind: type[optim.Optimizer], decay: bool = True, **options: Any) -> Make:
-    """Return an optimizer of two groups: matrices, and all further parameters."""
+    """Return an optimizer of two groups: matrices, and all other parameters."""
 
     def make(params: list[nn.Parameter]) -> optim.Optimizer:
         others = {"weight_decay": 0.0} if decay else {}

@@ -61,7 +61,7 @@ def remembers_rows(self: Any, x: Tensor, row: int) -> Tensor:
 
 @dataset(lambda: {"generator": torch.Generator().manual_seed(9), "last": {}})
 def remembers_a_shard(self: Any, x: Tensor, row: int) -> Tensor:
-    """Rows with noise, the same as long as no further rows are read."""
+    """Rows with noise, the same as long as no other rows are read."""
     if row not in self.last:
         if len(self.last) >= 4:  # rows of a shard
             self.last.clear()

@@ -1,11 +1,11 @@
 """A simulated accelerator: devices ``sim:0`` to ``sim:3`` in this process, without hardware.
 
 Tensors of these devices are torch's own; the host cannot touch their memory; streams are threads
-that run late; kernels are the CPU's, so that most bits are. Whoever uses memory in no order with
-another stream, or frees what another stream uses, gets an error with both stacks.
+that run late; kernels are the CPU's, and so are most bits. A use of memory without an order between
+two streams, or freeing memory in use by another stream, is an error with both stacks.
 
-A process that finds the folder of ``AUTOLOAD`` in its import path has the devices as soon as it
-imports torch, as with the plug-in of a real accelerator: ``environment()`` is for such processes.
+A process with the folder of ``AUTOLOAD`` in the import path has the devices as soon as torch is
+imported, as with the plug-in of a real accelerator: ``environment()`` is for such processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DELAYS = "SIM_DELAYS"  # share of jobs, most microseconds, seed
 
 
 class Module:
-    """``torch.sim``: what torch asks of an accelerator's module."""
+    """``torch.sim``: the module of the accelerator for torch."""
 
-    _initialized = True  # torch.utils.checkpoint asks
+    _initialized = True  # for torch.utils.checkpoint
     Stream, Event = torch.Stream, torch.Event
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -41,7 +41,7 @@ class Module:
         return True
 
     def _lazy_init(self) -> None:
-        """It is ready as soon as it is loaded."""
+        """Do nothing: the module is ready as soon as loaded."""
 
     def _is_in_bad_fork(self) -> bool:
         return bool(self._library.sim_is_forked())
@@ -106,7 +106,7 @@ class Module:
 
 
 class _DeviceGuard:
-    """Makes a device the current one: ``with torch.sim.device(1):``."""
+    """Makes a device the current device: ``with torch.sim.device(1):``."""
 
     def __init__(self, device: int | str | torch.device) -> None:
         self._device = device if isinstance(device, int) else torch.device(device).index
@@ -137,7 +137,7 @@ def register() -> None:
     """Give this process the devices; torch calls this where ``AUTOLOAD`` is in the import path.
 
     Raises:
-        RuntimeError: there is no compiler, or it fails.
+        RuntimeError: there is no compiler, or the compiler fails.
     """
     if hasattr(torch, "sim"):
         return
@@ -155,7 +155,7 @@ def register() -> None:
     torch.utils.rename_privateuse1_backend("sim")
     torch._register_device_module("sim", module)
     torch.utils.generate_methods_for_privateuse1_backend()
-    # As on CUDA a module that is moved keeps its parameters, and shares what it shared.
+    # As on CUDA a moved module keeps its parameters, and their sharing.
     torch.__future__.set_swap_module_params_on_conversion(True)
     group.register()
     if DELAYS in os.environ:
@@ -172,7 +172,7 @@ def _settle() -> None:
 
 
 def environment(delays: tuple[float, int, int] | None = None) -> dict[str, str]:
-    """Return this process's environment, with what gives the devices to a child process.
+    """Return this process's environment, with variables that give the devices to a child process.
 
     Args:
         delays: share of the jobs that sleep first, microseconds at most, seed.

@@ -1,4 +1,4 @@
-"""The library of the simulated accelerator, which is compiled once for each torch."""
+"""The library of the simulated accelerator, compiled once for each torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 540
 
 
 def lacking() -> str | None:
-    """Return why the device cannot be had here; None: it can."""
+    """Return why the device is impossible here; None: the device is possible."""
     if sys.platform != "linux":
         return "the simulated accelerator needs Linux"
     if shutil.which(COMPILER) is None:
@@ -33,7 +33,7 @@ def library() -> Path:
     """Return the library, compiled if need be: half a minute, a gigabyte of memory.
 
     Raises:
-        RuntimeError: with what the compiler says.
+        RuntimeError: with the output of the compiler.
     """
     files = sorted(SOURCES.iterdir())
     known = "".join(file.read_text() for file in files) + torch.__version__ + sys.version
@@ -60,7 +60,7 @@ def _compile(files: list[Path], built: Path) -> None:
         *("-x", "c++", "-", "-o", str(unfinished)),
         *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", *(f"-l{name}" for name in LIBRARIES)),
     ]
-    # As one unit: torch's headers, which take most of the time, are read once.
+    # As a single unit: torch's headers take most of the time, and are read once.
     source = "".join(f'#include "{file.name}"\n' for file in files)
     ended = subprocess.run(
         words, input=source, capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -1,9 +1,9 @@
-"""``simccl``: what NCCL is for CUDA, for the simulated devices; a backend of ``torch.distributed``.
+"""``simccl``: NCCL's substitute for the simulated devices; a backend of ``torch.distributed``.
 
-A call returns at once. It runs on a stream of the communicator, after all that the caller's stream
-has been given before; ``wait()`` has a stream wait for it, and not the host. Ranks whose calls do
-not fit together, which would hang or take wrong bytes, all raise, with what two of them called.
-A rank that is lost lets those that wait for it wait until ``abort()``.
+A call returns at once. The call runs on a stream of the communicator, after all earlier work of the
+caller's stream; ``wait()`` makes a stream wait for the call, and not the host. If calls of ranks do
+not fit together, and so would hang or take wrong bytes, all ranks raise, with the calls of two
+ranks. After the loss of a rank, ranks waiting for the lost rank wait until ``abort()``.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch.distributed as dist
 
 NAME = "simccl"
 _dist: Any = dist
-_LONGEST = 900  # text of a call, which is told to another rank
-_DTYPES = {  # NCCL has no others
+_LONGEST = 900  # text of a call, as told to another rank
+_DTYPES = {  # as NCCL
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
 
-_Sent = tuple[int, torch.Tensor]  # a rank, and what goes there or comes from there
+_Sent = tuple[int, torch.Tensor]  # a rank, and a tensor to send there or to receive from there
 
 
 def register() -> None:
-    """Have torch.distributed know it."""
+    """Register the backend with torch.distributed."""
     _dist.Backend.register_backend(NAME, Communicator, extended_api=True, devices=["sim"])
 
 
 class Work:
-    """A call under way. What it uses is kept until a stream waits for it."""
+    """A call under way. Its tensors are kept until a stream waits for the call."""
 
     def __init__(self, stream: torch.Stream, tensors: Sequence[torch.Tensor]) -> None:
         self._event, self._tensors = stream.record_event(), [*tensors]
@@ -51,7 +51,7 @@ class Work:
 
 
 class Communicator:
-    """The ranks of a group, one device each."""
+    """The ranks of a group, with a device each."""
 
     supports_coalescing = True
 
@@ -132,11 +132,11 @@ class Communicator:
             self._stream.record_event().synchronize()
 
     def abort(self) -> None:
-        """End calls that a lost rank holds up."""
+        """End calls held up by a lost rank."""
         torch.ops.simulated_accelerator.abort(self._group)
 
     def _on_stream(self, tensors: Sequence[torch.Tensor]) -> torch.Stream:
-        """Return the stream, to be entered, which comes after what the caller's was given."""
+        """Return the stream to enter, after all earlier work of the caller's stream."""
         device = tensors[0].device
         for tensor in tensors:
             if tensor.device.type != "sim" or tensor.dtype not in _DTYPES or tensor.is_sparse:
@@ -164,7 +164,7 @@ class Communicator:
             seen[index] = rank
 
     def _run(self, call: str | None, sends: Sequence[_Sent], takes: Sequence[_Sent]) -> None:
-        """Run a call of all ranks; None: one between those that something goes between."""
+        """Run a call of all ranks; None: of the ranks that send or receive something."""
         assert self._stream is not None
         given, taken = _by_rank(sends), _by_rank(takes)
         peers = self._others if call is not None else sorted({*given, *taken})

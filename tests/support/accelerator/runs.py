@@ -1,4 +1,4 @@
-"""Runs of the command ``quorate`` on simulated devices, in forks of a process that has them."""
+"""Runs of the command ``quorate`` on simulated devices, in forks of a process with devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_S = 300
 
 @cache
 def warm(delays: tuple[float, int, int]) -> Warm:
-    """Return the process that is forked: it has the devices, and no stream before a fork."""
+    """Return the process to fork: with the devices, and without a stream before a fork."""
     return Warm(environment(delays))
 
 
@@ -22,7 +22,7 @@ class OnDevices:
     """This tree, with the CPUs in options replaced.
 
     Args:
-        devices: what takes the place of each CPU, in turn: "sim:0", "sim:1"; none: options stay.
+        devices: the substitute of each CPU, in turn: "sim:0", "sim:1"; none: options stay.
         delays: see ``environment``.
     """
 
@@ -31,7 +31,7 @@ class OnDevices:
         self._delays = delays
 
     def run(self, arguments: Sequence[str]) -> Ended:
-        """Run the command to its end. Blocks."""
+        """Run the command to the end. Blocks."""
         words = [*arguments]
         for at, word in enumerate(words):
             if word == "--devices" and self._devices:
@@ -39,7 +39,7 @@ class OnDevices:
         return Ended(*warm(self._delays).run(words, environment(self._delays), LIMIT_S))
 
     def _named(self, value: str) -> str:
-        if value == "cpu":  # as many workers as there are, or several on one
+        if value == "cpu":  # as many workers as devices, or several on a device
             return ",".join(self._devices)
         names = iter(self._devices * value.count("cpu"))
         parts = value.split("cpu")

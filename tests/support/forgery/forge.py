@@ -1,14 +1,14 @@
-"""Forged checkpoints, from a grammar of the format: sound checksums over what cannot be.
+"""Forged checkpoints, from a grammar of the format: sound checksums over impossible contents.
 
     forgery    record | text | header | tensors | file
     record     a key at any level is missing, renamed, odd, of a wrong type or an impossible value
-    text       state.json that is no JSON, is deep, has a key twice, has figures without end
+    text       state.json without JSON, deep, with a key twice, or with endless figures
     header     of a tensor file: entries, dtypes, shapes, offsets, metadata, its length, its text
-    tensors    others than the record names, or than the model has; counters that count nothing
+    tensors    unknown to the record, or to the model; counters that count nothing
     file       of another step, of another kind, a FIFO, a device, too large, empty
 
-Whoever forges knows the format: all checksums are made anew, also those that tie tensor files to
-their record, unless they are what is forged.
+The forger knows the format: all checksums are made anew, also the ties of tensor files to
+their record, unless the tie itself is forged.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ FREE = {
     *("is_augmented", "saved_at", "optimizer_numbers", "deterministic", "kernels"),
     "random",
 }
-# Entries that every checkpoint has.
+# Entries of every checkpoint.
 REQUIRED = {
     *("format", "global_step", "epoch", "seed", "shards", "batch_size", "rows", "shuffle", "order"),
     *("update", "account", "optimizer", "files", "saved_at", "optimizer_numbers"),
 }
-# Entries that are compared with the run or with each other: even the next number is refused.
+# Entries compared with the run or with each other: even the next number is refused.
 EXACT = REQUIRED - {"account", "saved_at", "optimizer_numbers"} | {"order_sha256", "is_ordered"}
 NOWHERE: tuple[Json, ...] = ([[]], {"": [None]}, math.nan, -(10**400))  # wrong at any place
 IMPOSSIBLE: dict[tuple[Json, ...], tuple[Json, ...]] = {  # values of the right type
@@ -71,7 +71,7 @@ IMPOSSIBLE: dict[tuple[Json, ...], tuple[Json, ...]] = {  # values of the right 
 
 
 def forged_record(forged: Forged) -> str:
-    """Remove or rename an entry, add one, or give one a value that it cannot have."""
+    """Remove or rename an entry, add an entry, or give an entry an impossible value."""
     chance, record = forged.chance, forged.record
     known = REQUIRED | EXACT | FREE
     trail = chance.choice([place for place in places_in(record) if place[0] in known])
@@ -173,7 +173,7 @@ def forged_header(forged: Forged) -> str:
 
 
 def forged_tensors(forged: Forged) -> str:
-    """Files that are sound by themselves, and hold other tensors than the record or the model."""
+    """Write sound files with other tensors than in the record or the model."""
     chance = forged.chance
     file = chance.choice(TENSORS)
     held = forged.unpack(file)
@@ -236,11 +236,11 @@ WAYS: dict[Callable[[Forged], str], int] = {  # and how often each
 
 
 def forge(path: Path, number: int) -> str:
-    """Forge the checkpoint of step 6 in a directory, and return what was done.
+    """Forge the checkpoint of step 6 in a directory, and return a description.
 
     Args:
-        path: a sound checkpoint, beside that of step 4.
-        number: which forgery; the same one each time.
+        path: a sound checkpoint, beside the checkpoint of step 4.
+        number: the number of the forgery; equal numbers give equal forgeries.
     """
     chance = random.Random(number)
     forged = Forged(path, chance)

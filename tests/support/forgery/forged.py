@@ -1,4 +1,4 @@
-"""A checkpoint in memory, which is changed and written with sound checksums; and odd values."""
+"""A checkpoint in memory, changed and written with sound checksums; and odd values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Json = Any
-# The format, as docs/checkpoints.md has it.
+# The format, as in docs/checkpoints.md.
 RECORD, MARKER, RECORD_SHA256 = "state.json", "complete", "record_sha256"
 TENSORS = ("model.safetensors", "averaged.safetensors", "optimizer.safetensors")
 ODD: tuple[Json, ...] = (
@@ -38,13 +38,13 @@ class Forged:
             self.headers[name] = json.loads(content[8 : 8 + length])
             self.data[name] = content[8 + length :]
         self.sums: dict[str, str] = dict(self.record["files"])
-        self.keeps_link: set[str] = set()  # files whose tie to the record is left as it is
+        self.keeps_link: set[str] = set()  # files with an unchanged tie to the record
         self.texts: dict[str, bytes] = {}  # of headers, in the place of those above
         self.raw: dict[str, bytes] = {}  # whole files
         self.text: Callable[[bytes], bytes] = lambda text: text  # of state.json
 
     def inside(self, trail: tuple[Json, ...]) -> Json:
-        """Return what the place at the end of a trail of keys is in."""
+        """Return the container of the place at the end of a trail of keys."""
         found: Json = self.record
         for key in trail[:-1]:
             found = found[key]
@@ -64,7 +64,7 @@ class Forged:
         self.headers[file], self.data[file] = header, data
 
     def unpack(self, file: str) -> dict[str, tuple[str, list[int], bytes]]:
-        """Return what a file holds."""
+        """Return the contents of a file."""
         return {
             name: (entry["dtype"], entry["shape"], self.data[file][slice(*entry["data_offsets"])])
             for name, entry in self.headers[file].items()
@@ -72,7 +72,7 @@ class Forged:
         }
 
     def write(self) -> None:
-        """Write it, with all checksums."""
+        """Write the checkpoint, with all checksums."""
         body = {name: value for name, value in self.record.items() if name != "files"}
         link = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         for name in TENSORS:
@@ -90,7 +90,7 @@ class Forged:
         self.seal(self.text(json.dumps(self.record, indent=1).encode() + b"\n"))
 
     def seal(self, text: bytes) -> None:
-        """Write a record, and the marker that fits it."""
+        """Write a record, and the matching marker."""
         (self.path / RECORD).write_bytes(text)
         (self.path / MARKER).write_text(hashlib.sha256(text).hexdigest() + "\n")
 
@@ -104,7 +104,7 @@ def places_in(value: Json, trail: tuple[Json, ...] = ()) -> Iterator[tuple[Json,
             yield from places_in(inner, (*trail, key))
 
 
-# --- something else in the place of a file: what blocks, has no end, or is none -------------------
+# --- a substitute for a file: blocking, endless, or no file ---------------------------------------
 
 
 def _socket(path: Path) -> None:
@@ -141,7 +141,7 @@ MORE_PLACES = PLACES | {
 
 
 def in_place_of(path: Path, chance: random.Random) -> str:
-    """Put something else in the place of a file, and return what."""
+    """Put a substitute in the place of a file, and return its description."""
     path.unlink()
     name = chance.choice([*MORE_PLACES])
     MORE_PLACES[name](path)

@@ -1,10 +1,10 @@
-"""Forged indexes of tar, text and TFRecord files: right checksums over what cannot be.
+"""Forged indexes of tar, text and TFRecord files: right checksums over impossible contents.
 
 forgery   array | table | top | file
-array     a value at any place that is negative, huge, or of another row; other lengths and orders
-table     of the arrays' dtypes, places and sizes: odd ones, others, no JSON, deep, twice
-top       other sizes of header and body, cut, something behind it, another magic
-file      something else in its place, see ``in_place_of``
+array     a value at any place: negative, huge, or of another row; wrong lengths and orders
+table     of the arrays' dtypes, places and sizes: odd, different, no JSON, deep, twice
+top       wrong sizes of header and body, cut, something behind, another magic
+file      a substitute in the place of the file, see ``in_place_of``
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class ForgedIndex:
     def packed(
         self, text: Callable[[Any], bytes] = lambda table: json.dumps(table).encode()
     ) -> bytes:
-        """Return an index of these arrays; ``text`` makes the table from what it should be."""
+        """Return an index of these arrays; ``text`` makes the table from the right table."""
         if self.is_records:
             offsets = self.arrays["offsets"]
             return self.sealed(len(offsets) - 1, offsets.tobytes())
         head = b""
-        for _ in range(4):  # where arrays begin depends on how long the table is
+        for _ in range(4):  # the beginning of arrays depends on the length of the table
             at, table = TOP.size + len(head), {}
             for name, array in self.arrays.items():
                 at += -at % 64
@@ -63,7 +63,7 @@ class ForgedIndex:
         return self.sealed(len(head), bytes(body))
 
     def sealed(self, number: int, body: bytes) -> bytes:
-        """Return a body below a top with its checksum."""
+        """Return a body below a top with the body's checksum."""
         crc = google_crc32c.value(body)
         return TOP.pack(self.magic, self.size, self.changed_ns, number, crc) + body
 
@@ -130,7 +130,7 @@ def _top(forged: ForgedIndex) -> bytes:
 
 
 def forge_index(path: Path, number: int) -> str:
-    """Forge a sound index, always the same way for a number, and return what was done."""
+    """Forge a sound index, always the same way for a number, and return a description."""
     chance = random.Random(number)
     if chance.random() < 0.14:
         return in_place_of(path, chance)

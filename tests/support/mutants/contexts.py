@@ -1,9 +1,9 @@
-"""A plugin of coverage.py and of pytest: the context of a line is the test that executes it.
+"""A plugin of coverage.py and of pytest: the context of a line is the test executing the line.
 
-pytest's own process switches the context before each test, for all of its threads at once. (A
-context that coverage.py starts by a call ends with that call, in all threads.) pytest names its
-current test in the environment; a process that a test starts has one context, that name, and a
-fork of the warm process switches to it, see ``warm``.
+pytest's own process switches the context before each test, for all threads at once. (A
+context started by coverage.py at a call ends with the call, in all threads.) pytest names its
+current test in the environment; a process started by a test has this name as its context, and a
+fork of the warm process switches to the name, see ``warm``.
 
 coverage.py imports the plugin first: PYTEST_DONT_REWRITE.
 """
@@ -20,12 +20,12 @@ CURRENT = "PYTEST_CURRENT_TEST"
 
 
 class TestContexts(CoveragePlugin):
-    """Gives a child process of a test the context of that test."""
+    """Gives a child process of a test the context of the test."""
 
     __test__ = False
 
     def configure(self, config: Any) -> None:
-        """Set the context of this process, and of those that it forks."""
+        """Set the context of this process, and of its forks."""
         config.set_option("run:context", os.environ.get(CURRENT, "").rpartition(" ")[0] or None)
 
 

@@ -1,4 +1,4 @@
-"""Which tests execute a line, and how long each test takes: recorded once for a source tree.
+"""The tests of each line, and the time of each test: recorded once for a source tree.
 
 A recording is a folder with ``tests.json`` and the data of coverage.py.
 """
@@ -37,7 +37,7 @@ class Executed(NamedTuple):
     def by(self, file: str, line: int) -> list[str]:
         """Return the tests that execute a line, the fastest first.
 
-        Of a line that is executed by an import alone: those that execute any line of the file.
+        For a line executed by an import alone: the tests of any line of the file.
         """
         lines = self.tests.get(file, {})
         found = lines.get(line, [])
@@ -47,7 +47,7 @@ class Executed(NamedTuple):
 
 
 def record(tree: Path, folder: Path, selection: Sequence[str]) -> None:
-    """Run the tests of a tree with coverage, and write which test executes which line.
+    """Run the tests of a tree with coverage, and write the tests of each line.
 
     Args:
         tree: a folder with ``src`` and ``tests``.
@@ -61,7 +61,7 @@ def record(tree: Path, folder: Path, selection: Sequence[str]) -> None:
     rc = f"--rcfile={configuration}"
     env = environment(tree, Path(__file__).parent)
     junit = f"--junit-xml={times}"
-    # Its exit code says whether tests failed; their lines count nevertheless.
+    # The exit code says whether tests failed; lines of failed tests count nevertheless.
     subprocess.run(
         [*coverage, "run", rc, "-m", "pytest", "-p", "contexts", junit, *selection],
         cwd=tree,
@@ -80,7 +80,7 @@ def record(tree: Path, folder: Path, selection: Sequence[str]) -> None:
 
 
 def _times_s(junit: Path) -> dict[str, float]:
-    """Return the time of each test by its id; tests are functions of modules here."""
+    """Return the time of each test by the test's id; tests are functions of modules here."""
     cases = ElementTree.parse(junit).iter("testcase")
     return {
         f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}": float(
@@ -91,7 +91,7 @@ def _times_s(junit: Path) -> dict[str, float]:
 
 
 def load(folders: Sequence[Path]) -> Executed:
-    """Return what recordings tell together, of one tree in several selections."""
+    """Return the union of recordings, of a single tree in several selections."""
     tests: dict[str, dict[int, list[str]]] = {}
     times_s: dict[str, float] = {}
     for folder in folders:

@@ -1,7 +1,7 @@
-"""Kinds of mutants: each finds places in a source text, and what to write there instead.
+"""Kinds of mutants: each finds places in a source text, with the replacing text.
 
-A kind is a function from a node of the syntax tree to the new text of that node, or ``None`` where
-the kind does not apply. Statements that are left out become ``pass``.
+A kind is a function from a node of the syntax tree to the new text of the node, or ``None`` where
+the kind does not apply. Statements to leave out become ``pass``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """A change of one place in a source file."""
+    """A change of a place in a source file."""
 
     kind: str
     line: int  # from 1
@@ -53,7 +53,7 @@ SWAPPED: dict[type[ast.operator], str] = {
 
 
 def _called(node: ast.AST) -> str:
-    """Return the last name of what a statement calls and whose result it drops."""
+    """Return the last name of the function that a statement calls, dropping its result."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return ""
     return _last_name(node.value.func)
@@ -66,7 +66,7 @@ def _last_name(node: ast.AST) -> str:
 
 
 def comparison(node: ast.AST) -> str | None:
-    """Flip a comparison, or move its bound by one."""
+    """Flip a comparison, or move a bound by 1."""
     if not isinstance(node, ast.Compare) or len(node.ops) != 1:
         return None
     new = COMPARED[type(node.ops[0])]
@@ -82,7 +82,7 @@ def condition(node: ast.AST) -> str | None:
 
 
 def lock(node: ast.AST) -> str | None:
-    """Do without a lock, a turn or a condition that a block holds."""
+    """Do without a lock, a turn or a condition held by a block."""
     if not isinstance(node, ast.withitem):
         return None
     held = node.context_expr
@@ -93,7 +93,7 @@ def lock(node: ast.AST) -> str | None:
 
 
 def leave_out(called: tuple[str, ...], node: ast.AST) -> str | None:
-    """Leave out a call of one of some functions."""
+    """Leave out a call of any of these functions."""
     return "pass" if _called(node) in called else None
 
 
@@ -113,7 +113,7 @@ def operands(node: ast.AST) -> str | None:
 
 
 def bound(node: ast.AST) -> str | None:
-    """Move a bound of a slice, or the end of a range, by one."""
+    """Move a bound of a slice, or the end of a range, by 1."""
     if isinstance(node, ast.Slice) and node.step is None:
         low = "" if node.lower is None else ast.unparse(node.lower)
         if node.upper is not None:
@@ -185,7 +185,7 @@ def mutations(text: str) -> Iterator[Mutation]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a tree but annotations, and blocks that only type checkers read."""
+    """Yield the nodes of a tree except for annotations, and blocks for type checkers."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -195,6 +195,6 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
             if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING":
                 continue
             if isinstance(node, ast.JoinedStr | ast.Assert):
-                continue  # texts, whose positions Python 3.11 does not tell, and what never fails
+                continue  # texts, without positions in Python 3.11, and statements that never fail
             yield node
             yield from _statements(node)

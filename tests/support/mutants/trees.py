@@ -1,4 +1,4 @@
-"""Copies of a source tree in which one file is changed."""
+"""Copies of a source tree, each with a changed file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 def environment(tree: Path, *others: Path) -> dict[str, str]:
-    """Return the environment in which programs import the package of a tree."""
+    """Return the environment for programs that import the package of a tree."""
     paths = [str(tree / "src"), *map(str, others)]
-    # Of a test that calls this: contexts of coverage would all have its name.
+    # Leave out the present test's name: all contexts of coverage would have the same name.
     without = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     return {**without, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def copy(tree: Path, folder: Path) -> None:
-    """Copy the files of a tree that git tracks, or would: as they are, without history."""
+    """Copy the files of a tree that git tracks, or would: unchanged, without history."""
     listing = "ls-files --cached --others --exclude-standard -z"
     listed = ["git", "-C", str(tree), *listing.split()]
     names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout

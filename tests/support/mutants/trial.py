@@ -1,4 +1,4 @@
-"""Trials of mutants: the tests that execute a changed line run until one fails."""
+"""Trials of mutants: the tests of a changed line run until the first failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.mutants.executed import Executed
 from support.mutants.kinds import Mutation
 from support.mutants.trees import environment
 
-TESTS_S = 25.0  # recorded time of the tests that are chosen, which is with coverage
+TESTS_S = 25.0  # recorded time of the chosen tests, with coverage
 MOST_TESTS = 40
 
 
@@ -26,7 +26,7 @@ class Mutant(NamedTuple):
 
     @property
     def room(self) -> str:
-        """Its folder, or ``.`` for files that have none."""
+        """The folder of the file, or ``.`` for files without a folder."""
         return self.file.partition("/")[0] if "/" in self.file else "."
 
     def __str__(self) -> str:
@@ -34,15 +34,15 @@ class Mutant(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the tests said of a mutant."""
+    """The tests' verdict on a mutant."""
 
-    outcome: str  # killed, hung, survived, or unexecuted: no test executes its line
-    by: str = ""  # the test that failed
-    tests: int = 0  # how many were chosen
+    outcome: str  # killed, hung, survived, or unexecuted: no test executes the line
+    by: str = ""  # the failed test
+    tests: int = 0  # the number of chosen tests
 
 
 def choose(executed: Executed, mutant: Mutant) -> list[str]:
-    """Return the tests to run: the fastest that execute the line, within ``TESTS_S``."""
+    """Return the tests to run: the fastest tests of the line, within ``TESTS_S``."""
     chosen: list[str] = []
     total_s = 0.0
     for test in executed.by(mutant.file, mutant.mutation.line)[:MOST_TESTS]:
@@ -55,12 +55,12 @@ def choose(executed: Executed, mutant: Mutant) -> list[str]:
 
 @dataclass
 class Trials:
-    """Tries mutants in one copy of a tree, one after the other."""
+    """Tries mutants in a single copy of a tree, in sequence."""
 
     tree: Path  # the copy; mutants are written into its source and taken back
-    executed: Executed  # which tests execute a line
+    executed: Executed  # the tests of each line
     fails: dict[str, bool]  # whether a test fails without a mutant too; shared with other trials
-    limit_s: float  # of the tests of one mutant
+    limit_s: float  # of the tests of a mutant
 
     def run(self, mutant: Mutant) -> Verdict:
         """Return the verdict on a mutant."""
@@ -90,7 +90,7 @@ class Trials:
         return self.fails[test]
 
     def _first_failure(self, tests: list[str]) -> str | None:
-        """Return the first test that fails; "" if they take too long, ``None`` if none fails."""
+        """Return the first failed test; "" if tests take too long, ``None`` without failures."""
         options = ["-x", "-q", "--no-header", "-rfE", "--tb=no", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options, *tests],

@@ -1,8 +1,8 @@
-"""Checkpoints of commit 1ed5e4f, in the middle of an epoch, that every later version resumes.
+"""Checkpoints of commit 1ed5e4f, in the middle of an epoch, resumed by every later version.
 
-``tests/fixtures/checkpoints-1ed5e4f/NAME`` is a run directory as that commit left it. A run that
-goes on from it ends with the bits of a run that was never interrupted. ``digests/<kind>.json`` has
-those bits by kind of processor; ``tests/compare_with_base.py --record`` writes them.
+``tests/fixtures/checkpoints-1ed5e4f/NAME`` is a run directory as left by the commit. A run resumed
+from the directory ends with the bits of a run without an interruption. ``digests/<kind>.json`` has
+the bits by kind of processor; ``tests/compare_with_base.py --record`` writes the digests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 11  # two epochs of five updates, and one update more
 QUIET = ("--save-every-s", "1e9", "--summary-every-s", "1e9")
 FACTS = ("digest", "averaged_digest", "global_step")
 
-# Each has the engine that made it, and was saved after update ``at``.
+# Each has the engine of its making, and was saved after update ``at``.
 CHECKPOINTS = {
     name: parse(line)
     for name, line in {
@@ -44,9 +44,9 @@ CHECKPOINTS = {
 
 
 class Result(NamedTuple):
-    """How a run ended."""
+    """The end of a run."""
 
-    resumed: str  # the line that says from where; "" if nowhere
+    resumed: str  # the line with the place of the resume; "" without a resume
     facts: dict[str, Any]  # ``FACTS`` and state outside of the model
 
 

@@ -1,8 +1,8 @@
-"""Configurations: a training, its engine and an event during the run, as one line of words.
+"""Configurations: a training, its engine and an event during the run, as a line of words.
 
     model=mlp optimizer=adam with=ema+clip data=short shards=4 engine=towers:3
 
-``str`` writes a configuration as a line and ``parse`` reads the line: a failure is repeated by its
+``str`` writes a configuration as a line and ``parse`` reads the line: a failure is repeated by the
 line. Random configurations follow from a seed alone.
 """
 
@@ -21,7 +21,7 @@ from support.trainings.optimizers import OPTIMIZERS, UPDATE_OPTIONS
 
 T = TypeVar("T")
 
-STEPS = 8  # updates of a run: one epoch of five and three of the next
+STEPS = 8  # updates of a run: a whole epoch of five and three of the next
 
 RUN_OPTIONS: dict[str, tuple[str, ...]] = {
     "validation": (),  # read by the script
@@ -34,18 +34,18 @@ RUN_SHARES = {"validation": 0.5, "bf16": 0.1}  # how often they are drawn
 
 # none: the run makes all updates.
 # resume: the run ends after update ``at``, and is resumed with the engine ``then``.
-# kill-worker: a worker process is killed after update ``at``. A killed rank ends the run, which is
-#     resumed with the engine ``then``.
+# kill-worker: a worker process is killed after update ``at``. A killed rank ends the run: the run
+#     is resumed with the engine ``then``.
 # kill-run: the main process is killed after update ``at``; the run is resumed with ``then``.
 EVENTS = ("none", "resume", "kill-worker", "kill-run")
 
-# Combinations that quorate refuses: optimizers outside these lists, and stages of uncut models.
+# Combinations refused by quorate: optimizers outside these lists, and stages of uncut models.
 ONCE = tuple(name for name in OPTIMIZERS if name != "lbfgs")  # a step computes the loss once
 OPTIMIZERS_OF = {
     **{"sparse": ("sgd", "adagrad"), "phases": ONCE, "convolution": ONCE, "experts": ONCE}
 }
 UNCUT = ("phases", "buffers", "contrastive", "sparse", "experts")
-REFUSED_SHARE = 0.1  # of configurations that may be refused
+REFUSED_SHARE = 0.1  # of configurations with a possible refusal
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Configuration:
     seed: int = 0
     engine: str = "inline"
     event: str = "none"
-    at: int = 3  # the update after which the event happens
-    then: str = "inline"  # engine of the second part, if the event makes one
-    # Of scenarios, see ``support/scenarios.py``. Random and golden runs have none of it.
+    at: int = 3  # the update before the event
+    then: str = "inline"  # engine of the second part, if the event makes two parts
+    # For scenarios, see ``support/scenarios.py``. Random and golden runs have no such fields.
     rule: str = "sync"  # of updates
     steps: int = STEPS
-    fault: str = ""  # see ``faults``; it may make more parts
-    pause: int = 0  # milliseconds that each phase of a shard takes longer
-    timeout: int = 0  # seconds after which a worker is given up; 0: quorate's default
+    fault: str = ""  # see ``faults``; may make more parts
+    pause: int = 0  # additional milliseconds of each phase of a shard
+    timeout: int = 0  # seconds until a worker is given up; 0: quorate's default
 
     def __post_init__(self) -> None:
         tables: dict[str, tuple[Sequence[str], Sequence[str]]] = {
@@ -100,7 +100,7 @@ class Configuration:
 
     @property
     def undisturbed(self) -> Configuration:
-        """The same training on one worker, in one part."""
+        """The same training on a single worker, in a single part."""
         kept = ("model", "optimizer", "options", "data", "shards", "seed", "rule", "steps")
         return Configuration(**{name: getattr(self, name) for name in kept})
 
@@ -123,7 +123,7 @@ class Configuration:
 
 
 def parse(line: str) -> Configuration:
-    """Return the configuration of a line; fields that the line lacks have their default values.
+    """Return the configuration of a line; missing fields have their default values.
 
     Raises:
         ValueError: a word is no field, or its value is in no table.
@@ -148,7 +148,7 @@ def _whole(name: str, text: str) -> int:
 
 
 class _Deck:
-    """Values that are dealt in random order, each once before any comes again."""
+    """Values dealt in random order, each once before any comes again."""
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
@@ -165,8 +165,8 @@ class _Deck:
 def draw_configurations(seed: int) -> Iterator[Configuration]:
     """Yield random configurations for ever: number n follows from the seed alone.
 
-    Fields go through all of their values before they repeat one, so that forty configurations have
-    every model, dataset, optimizer, engine and event several times.
+    Fields go through all of their values before repeating any, so forty configurations have every
+    model, dataset, optimizer, engine and event several times.
     """
     generator = random.Random(f"quorate configurations {seed}")
     deck = _Deck(generator)
@@ -196,4 +196,4 @@ def draw_configurations(seed: int) -> Iterator[Configuration]:
             generator.randrange(2, STEPS - 1),
             then,
         )
-        yield parse(str(drawn))  # without what its event does not use
+        yield parse(str(drawn))  # without fields unused by the event

@@ -1,7 +1,7 @@
-"""Data of the configurations: inputs of each kind, and ways to make a dataset of them.
+"""Data of the configurations: inputs of each kind, and ways to make a dataset of the inputs.
 
-All values follow from a fixed seed. Legend: R rows, of which a batch has ``BATCH``.
-Token 0 is padding.
+All values follow from a fixed seed. Legend: R rows, ``BATCH`` of them in a batch. Token 0 is
+padding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 import quorate
 
 BATCH = 24
-# Five updates in an epoch. A short one has 14 rows: six shards of two or more, as BatchNorm needs.
+# Five updates in an epoch. A short last update has 14 rows: six shards of two, as for BatchNorm.
 ROWS, SHORT_ROWS = 120, 110
 
 
@@ -34,7 +34,7 @@ INPUTS: dict[str, Callable[[int, torch.Generator], torch.Tensor]] = {
 
 
 class Data(NamedTuple):
-    """What a run is trained on."""
+    """The data of a run."""
 
     dataset: Any
     loading: Mapping[str, Any] = MappingProxyType({})  # keywords of ``quorate.Loading``
@@ -86,7 +86,7 @@ def _parsed(line: bytes) -> tuple[torch.Tensor, int]:
 
 
 class Noisy(Dataset[Any]):
-    """Rows that are distorted when they are loaded: each draws numbers of its own."""
+    """Rows distorted when loaded: each draws different numbers."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.x, self.y = x, y
@@ -115,7 +115,7 @@ DATASETS: dict[str, Callable[[str, Path], Data]] = {
     "joined": lambda inputs, _: Data(_rows(inputs, SHORT_ROWS), {"last": "join"}),
     "weighted": weighted,
     "stream": stream,
-    # Rows are distorted one by one, with numbers from torch's generator; by a loader process too.
+    # Rows are distorted separately, with numbers from torch's generator; by a loader process too.
     "augmented": lambda inputs, _: Data(Noisy(*_tensors(inputs, SHORT_ROWS))),
     "loaded": lambda inputs, _: Data(Noisy(*_tensors(inputs, SHORT_ROWS)), {"processes": 1}),
     # Batches are distorted, with numbers from ``quorate.Draws``.
@@ -131,7 +131,7 @@ def make_data(name: str, inputs: str, folder: Path) -> Data:
     """Return a dataset of the table, with validation rows.
 
     Args:
-        inputs: one of ``INPUTS``.
+        inputs: a name in ``INPUTS``.
         folder: where files of the dataset are, or are written to.
     """
     data = DATASETS[name](inputs, folder)

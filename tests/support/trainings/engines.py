@@ -16,5 +16,5 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "stages:2": (*_options("processes", 2), "--devices", "cpu+cpu,cpu+cpu"),
 }
 
-# Engines whose workers are processes that can be killed, one at a time.
+# Engines with processes as workers, killable in turn.
 MORTAL = ("processes:2", "processes:3", "ranks:2", "stages", "stages:2")

@@ -1,16 +1,16 @@
-"""Faults of the configurations: what happens to the processes of a run, and when.
+"""Faults of the configurations: the events for the processes of a run, and their times.
 
     kill@forward            a worker is killed while it computes ``forward``
     int@run:3               the run itself gets SIGINT after update 3
     term@all:2              ... every process of the run gets SIGTERM
     segv@loader:4           ... a process that loads rows for a worker
     kill@save:4             the run is killed in the middle of its first save from update 4 on
-    raise@shard:2           whoever computes a shard of step 2 first raises, once
-    raise!@shard:2          whoever computes a shard of step 2 raises, each time
-    slow@one:3              the worker that comes first to a shard of step 3 is slow from then on
+    raise@shard:2           the first worker at a shard of step 2 raises, once
+    raise!@shard:2          every worker at a shard of step 2 raises, each time
+    slow@one:3              the first worker at a shard of step 3 is slow from then on
     model@script            the script makes another model in workers
 
-``+`` puts faults of one part of a run together, ``/`` is between parts: after each but the last the
+``+`` joins faults of a part of a run, ``/`` is between parts: after each part but the last the
 run is over, and is resumed. Every fault leaves a file ``done-PART-NUMBER`` in the folder.
 """
 
@@ -37,23 +37,23 @@ from torch.utils.data import Dataset
 import quorate
 
 SIGNALS = {number.name[3:].lower(): number for number in signal.Signals}
-ENDS = ("kill", "segv", "abrt", "quit", "stop")  # what a worker does not go on after
+ENDS = ("kill", "segv", "abrt", "quit", "stop")  # final for a worker
 PROCESSES = ("run", "server", "worker", "loader", "all")
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 IN_SCRIPTS = ("data", "model")
 SLOW_S = 3.0
-PAUSE_S = 0.3  # of a worker that is stopped by "pause", and then goes on
+PAUSE_S = 0.3  # pause of a worker stopped by "pause" and then continued
 
 
 class MineError(Exception):
-    """Of a type that the run's process does not take from the worker's."""
+    """An exception of a type that the run's process does not take from the worker's."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
 
 
 def fail() -> None:
-    """Raise, with a frame of its own in the traceback."""
+    """Raise, with a separate frame in the traceback."""
     print("a worker's own words")
     raise MineError(3, 4)
 
@@ -79,17 +79,17 @@ MISDEEDS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: see above."""
+    """A fault: see above."""
 
     part: int
-    number: int  # in its part
+    number: int  # in the part
     action: str  # a name of ``SIGNALS`` or of ``MISDEEDS``, or pause
-    place: str  # one of ``PROCESSES`` or ``PHASES``; save, shard, one, script
+    place: str  # a name in ``PROCESSES`` or ``PHASES``; save, shard, one, script
     step: int = 0
     is_always: bool = False
 
     def claims(self, folder: Path) -> bool:
-        """Return whether this is the first time in any process, and note it."""
+        """Return whether this is the first time in any process, and note the fault."""
         try:
             self.mark(folder).touch(exist_ok=False)
         except FileExistsError:
@@ -97,7 +97,7 @@ class Fault:
         return True
 
     def mark(self, folder: Path) -> Path:
-        """Return the file that says it has happened."""
+        """Return the file that marks the fault as done."""
         return folder / f"done-{self.part}-{self.number}"
 
 
@@ -130,7 +130,7 @@ def _fault(part: int, number: int, word: str) -> Fault:
 
 
 class Strikes(quorate.Callback):
-    """Carries out the faults of a part that are no misdeeds of a worker."""
+    """Carries out the faults of a part, except for misdeeds of a worker."""
 
     def __init__(self, trainer: quorate.Trainer, faults: Sequence[Fault], folder: Path) -> None:
         self._trainer, self._folder = trainer, folder
@@ -141,7 +141,7 @@ class Strikes(quorate.Callback):
         self._is_gathered = False
 
     def updated(self, report: quorate.Report) -> None:
-        if not self._is_gathered:  # so that faults meet all workers
+        if not self._is_gathered:  # so faults meet all workers
             self._is_gathered = True
             until = time.monotonic() + 60
             while any(w.phase == "starting" for w in self._trainer.workers):
@@ -155,7 +155,7 @@ class Strikes(quorate.Callback):
             if fault.step <= report.global_step and not fault.mark(self._folder).exists():
                 pids = self._processes(fault)
                 if not pids:
-                    continue  # it is being replaced
+                    continue  # the process is being replaced
                 fault.claims(self._folder)
                 for pid in pids:
                     self._send(fault, pid)
@@ -172,7 +172,7 @@ class Strikes(quorate.Callback):
             return [*parents][:1]
         able = [worker.pid for worker in workers if worker.phase != "starting"]
         if place == "worker":
-            if fault.action in ENDS:  # that is noticed later
+            if fault.action in ENDS:  # noticed later
                 self._hit.update(able[:1])
             return able[:1]
         return [child.pid for pid in able[:1] for child in psutil.Process(pid).children()][:1]
@@ -185,7 +185,7 @@ class Strikes(quorate.Callback):
             self._send(fault, pid)
 
     def _met(self, phase: str) -> int | None:
-        """Return a worker that is in a phase while another one lives."""
+        """Return a worker in a phase while another worker lives."""
         living = [w for w in self._trainer.workers if w.pid not in {None, *self._hit}]
         able = [worker for worker in living if worker.phase != "starting"]
         for worker in living:
@@ -217,7 +217,7 @@ class Strikes(quorate.Callback):
 
 
 def in_script(faults: Sequence[Fault], folder: Path) -> set[str]:
-    """Return what is to be different in this run of the script."""
+    """Return the differences for this run of the script."""
     found = [fault for fault in faults if fault.place == "script" and quorate.is_worker()]
     for fault in found:
         fault.claims(folder)
@@ -225,7 +225,7 @@ def in_script(faults: Sequence[Fault], folder: Path) -> set[str]:
 
 
 class Slow(torch.autograd.Function):
-    """A scalar as it is; forward and backward take their time, so that a fault can meet them."""
+    """Return a scalar unchanged; forward and backward take time, for faults to meet them."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, pause_s: float) -> torch.Tensor:
@@ -240,7 +240,7 @@ class Slow(torch.autograd.Function):
 
 
 class SlowRows(Dataset[Any]):
-    """Rows of which four take as long as a phase."""
+    """Rows of a dataset; four rows take as long as a phase."""
 
     def __init__(self, rows: Any, pause_s: float) -> None:
         self.rows, self.pause_s = rows, pause_s
@@ -268,14 +268,14 @@ def disturbed(
     pause_s: float = 0.0,
     counted_rows: int = 0,
 ) -> Callable[..., dict[str, Any]] | quorate.Gather:
-    """Return a loss of the same value that does misdeeds in worker processes, and takes its time.
+    """Return a loss of the same value with misdeeds in worker processes, and with pauses.
 
     Args:
-        loss: as ``Trainer`` takes it; a ``Gather`` does no misdeeds.
+        loss: as for ``Trainer``; a ``Gather`` does no misdeeds.
         faults: of this part of the run.
-        folder: where they are noted.
-        pause_s: time that ``forward`` and ``backward`` take.
-        counted_rows: rows of a dataset whose rows are counted; 0: they are not.
+        folder: where faults are noted.
+        pause_s: time of ``forward`` and ``backward``.
+        counted_rows: rows of a dataset with counted rows; 0: rows are not counted.
     """
     if isinstance(loss, quorate.Gather):
         return _slowed(loss, pause_s)
@@ -295,7 +295,7 @@ def disturbed(
 
     def value_of(model: nn.Module, batch: Batch, at: Any) -> dict[str, Any]:
         actions = []
-        for fault in due(at):  # one by one: who hangs leaves the next misdeed to another worker
+        for fault in due(at):  # in turn: a hanging worker leaves the next misdeed to another worker
             actions.append(fault.action)
             MISDEEDS[fault.action]()
         found = loss(model, batch)

@@ -1,7 +1,7 @@
 """Golden digests: results of runs with the code of ``trees.BASE``, by kind of processor.
 
 ``tests/golden/configurations.txt`` lists the runs, a line of ``configuration`` each. Bits depend on
-the processor and on torch: a file ``tests/golden/<kind>.json`` has the results of one kind.
+the processor and on torch: a file ``tests/golden/<kind>.json`` has the results of a single kind.
 ``tests/golden/changed.json`` has the runs whose bits changed on purpose since, with the reason.
 """
 
@@ -21,7 +21,7 @@ from support.trainings.runner import Outcome, run_configuration
 from support.trainings.trees import BASE, Runs
 
 FOLDER = Path(__file__).parents[2] / "golden"
-# Instructions that torch, MKL and oneDNN choose kernels by.
+# Instructions with an effect on the choice of kernels by torch, MKL and oneDNN.
 VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
@@ -78,7 +78,7 @@ def changed() -> dict[str, str]:
 
 
 def result_of(outcome: Outcome) -> Result:
-    """Return what is stored of an outcome: exit codes, digests and a hash of the metrics."""
+    """Return the stored part of an outcome: exit codes, digests and a hash of the metrics."""
     metrics = json.dumps(outcome.metrics, sort_keys=True)
     return {
         "codes": [*outcome.codes],
@@ -101,7 +101,7 @@ def undisturbed(tree: Runs, runs: Iterable[Configuration]) -> dict[str, Result]:
 
 
 def unequal(expected: Mapping[str, Result], found: Mapping[str, Result]) -> Sequence[str]:
-    """Return a line for each value that is not as expected, with the command that repeats it."""
+    """Return a line for each unexpected value, with the command that repeats the difference."""
     return [
         f"{run}: {name} was {before} with {BASE[:7]}, is {result[name]}; compare with "
         f'python tests/compare_with_base.py --base {BASE[:7]} --only "{run}"'

@@ -25,7 +25,7 @@ Batch = list[torch.Tensor]  # inputs, classes, and the weights of rows where the
 def classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Return the mean cross entropy over rows, or over their weights where the batch has them."""
     logits = model(batch[0])
-    own = batch[1].device.index  # "cuda" without a number means this device, in whatever thread
+    own = batch[1].device.index  # "cuda" without a number means this device, in any thread
     assert own is None or torch.accelerator.current_device_index() == own
     right = (logits.argmax(1) == batch[1]).float()
     if len(batch) == 2:
@@ -41,7 +41,7 @@ def classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def stack(**layers: nn.Module) -> nn.Sequential:
-    """Return layers one after the other, by their names."""
+    """Return layers in sequence, by their names."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -154,7 +154,7 @@ class Buffers(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each row goes to one of four experts, of which some have none; their use is counted."""
+    """Routes each row to one of four experts, some without rows; the use of experts is counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def write_and_classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 @dataclass
 class Output(OrderedDict[str, torch.Tensor]):
-    """As ``transformers.utils.ModelOutput``: a dataclass and a mapping of what is not None."""
+    """As ``transformers.utils.ModelOutput``: a dataclass, and a mapping of all values but None."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -197,7 +197,7 @@ class Output(OrderedDict[str, torch.Tensor]):
 
 
 class Pretrained(Transformer):
-    """In the style of Hugging Face: it takes names, and returns loss and logits at once."""
+    """A model in the style of Hugging Face: takes names, returns loss and logits at once."""
 
     def forward(
         self, input_ids: torch.Tensor | None = None, labels: torch.Tensor | None = None
@@ -207,7 +207,7 @@ class Pretrained(Transformer):
 
 
 def whole_output(model: nn.Module, batch: Batch) -> Output:
-    """Return all that the model returns."""
+    """Return the whole output of the model."""
     return model(**dict(zip(("input_ids", "labels"), batch, strict=False)))
 
 
@@ -236,7 +236,7 @@ def generator_loss(model: nn.ModuleDict, batch: Batch) -> torch.Tensor:
 
 
 class Encoder(nn.Module):
-    """A row and a distorted copy of it to unit vectors, with a temperature that is trained."""
+    """Maps a row and a distorted copy to unit vectors, with a trained temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -263,12 +263,12 @@ def contrast(model: Any, views: tuple[torch.Tensor, ...]) -> dict[str, Any]:
 
 
 class Model(NamedTuple):
-    """One row of the table."""
+    """A row of the table."""
 
-    make: Any  # as ``Trainer`` takes it
-    inputs: str  # one of ``datasets.INPUTS``
-    loss: Any = classify  # as ``Trainer`` takes it
-    phases: tuple[str, ...] = ()  # each has an optimizer of its own
+    make: Any  # as for ``Trainer``
+    inputs: str  # a name in ``datasets.INPUTS``
+    loss: Any = classify  # as for ``Trainer``
+    phases: tuple[str, ...] = ()  # each has a separate optimizer
 
 
 MODELS: dict[str, Model] = {

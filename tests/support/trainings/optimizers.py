@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3),
 }
 
-# What else an update does: keywords of ``Optimize``.
+# Further parts of an update: keywords of ``Optimize``.
 UPDATE_OPTIONS: dict[str, dict[str, Any]] = {
     "ema": {"ema_decay": 0.9},
     "clip": {"clip_norm": 0.5},
@@ -44,12 +44,12 @@ UPDATE_OPTIONS: dict[str, dict[str, Any]] = {
 def make_optimize(
     name: str, options: tuple[str, ...], phases: tuple[str, ...]
 ) -> quorate.Optimize | dict[str, quorate.Optimize]:
-    """Return what ``Trainer(optimizer=)`` takes.
+    """Return the argument for ``Trainer(optimizer=)``.
 
     Args:
         name: of an optimizer.
         options: some of ``UPDATE_OPTIONS``; other words are ignored.
-        phases: each gets an optimizer of its own; none: the model has one optimizer.
+        phases: each gets a separate optimizer; none: the model has a single optimizer.
     """
     keywords: dict[str, Any] = {}
     for option in options:

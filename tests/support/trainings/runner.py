@@ -14,7 +14,7 @@ from support.trainings.engines import ENGINES
 from support.trainings.trees import CURRENT, Runs
 
 SCRIPT = CURRENT / "tests" / "scripts" / "configured.py"
-# Checkpoints by the number of updates and never by the clock; no summaries, which take time.
+# Checkpoints by the number of updates and never by the clock; no summaries, to save time.
 SAVING = ("--save-every-s", "1e9", "--save-every-steps", "2", "--summary-every-s", "1e9")
 FACTS = ("digest", "averaged_digest", "global_step", "epoch", "shards", "same_bits")
 # Times, and numbers of shards by worker: both depend on the machine's load.
@@ -25,10 +25,10 @@ MOST_SHOWN = 4  # of the differences between two sets of metrics
 class Outcome(NamedTuple):
     """Exit codes, digests and metrics of a run."""
 
-    codes: Sequence[int | None]  # exit codes of its parts, see ``trees.Ended``
-    facts: Mapping[str, Any]  # ``FACTS`` of its newest checkpoint, if it saved any
+    codes: Sequence[int | None]  # exit codes of the parts, see ``trees.Ended``
+    facts: Mapping[str, Any]  # ``FACTS`` of the newest checkpoint, if any
     metrics: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl without ``UNREPEATABLE``
-    said: str  # the last line of what the last part printed
+    said: str  # the last line of output of the last part
     parts: Sequence[Ended] = ()
     happened: Collection[str] = ()  # marks of faults
     log: Sequence[Mapping[str, Any]] = ()  # all of metrics.jsonl

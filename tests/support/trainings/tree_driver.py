@@ -1,4 +1,4 @@
-"""A process that runs the command ``quorate`` of one source tree, one run at a time.
+"""A process that runs the command ``quorate`` of a source tree, run by run.
 
     PYTHONPATH=TREE/src python tree_driver.py TREE
 

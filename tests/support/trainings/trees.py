@@ -1,4 +1,4 @@
-"""Source trees: the current one, and a base commit in a worktree of git's."""
+"""Source trees: the current tree, and a base commit in a worktree of git's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class NoBaseError(Exception):
 
 
 class Runs(Protocol):
-    """What runs the command ``quorate``: ``Tree``, or ``support/scenarios.py`` for this one."""
+    """A runner of the command ``quorate``: ``Tree``, or ``support/scenarios.py`` for this tree."""
 
     def run(self, arguments: Sequence[str]) -> Ended:
-        """Run the command to its end. Blocks."""
+        """Run the command to the end. Blocks."""
 
 
 class Tree:
-    """A source tree that runs the command ``quorate``, in forks of one warm process.
+    """A source tree with runs of the command ``quorate``, in forks of a warm process.
 
     Args:
         folder: with ``src`` and ``tests``.
@@ -48,7 +48,7 @@ class Tree:
         )
 
     def run(self, arguments: Sequence[str]) -> Ended:
-        """Run the command ``quorate`` to its end. Blocks; one call at a time."""
+        """Run the command ``quorate`` to its end. Blocks; not for several threads at once."""
         assert self._driver.stdin is not None
         assert self._driver.stdout is not None
         asked = {"arguments": [*arguments], "env": self._env, "limit_s": LIMIT_S}
@@ -62,7 +62,7 @@ class Tree:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._driver.communicate()  # its input ends, and so does it
+        self._driver.communicate()  # the driver ends with its input
 
 
 @contextmanager
