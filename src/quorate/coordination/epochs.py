@@ -84,7 +84,9 @@ class Round:
         """
         rounds, rest = divmod(batches, self.batches)
         ours = [
-            take for name, take in zip(self.phases, self.takes, strict=True) if _is(name, phase)
+            take
+            for name, take in zip(self.phases, self.takes, strict=True)
+            if phase in (None, name)
         ]
         return rounds * len(ours) + sum(take < rest for take in ours)
 
@@ -93,18 +95,9 @@ class Round:
         round_number, place = divmod(update, len(self.phases))
         return self.phases[place], round_number * self.batches + self.takes[place]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return an argument for ``from_json``."""
+    def to_json(self) -> dict[str, list[Any]]:
+        """Return the fields as in a checkpoint."""
         return {"phases": list(self.phases), "takes": list(self.takes)}
-
-    @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Round:
-        """Return the round from a result of ``to_json``."""
-        return cls(tuple(told["phases"]), tuple(told["takes"]))
-
-
-def _is(name: str, phase: str | None) -> bool:
-    return phase is None or name == phase
 
 
 def takes_of(phases: Sequence[str], new_batch: Sequence[bool | None]) -> tuple[int, ...]:
@@ -145,13 +138,3 @@ class Course:
         """Return how much of the run is done before update ``step``, from 0 to 1."""
         self.asked.add("progress")
         return min(1.0, step / self.last_step) if self.last_step else 0.0
-
-    def to_json(self) -> list[int]:
-        """Return an argument for ``from_json``."""
-        return [self.last_step, *(self.stands_at or ())]
-
-    @staticmethod
-    def from_json(sent: list[int]) -> Course:
-        """Return the course from a result of ``to_json``."""
-        last_step, *stands_at = sent
-        return Course(last_step, (stands_at[0], stands_at[1]) if stands_at else None)

@@ -122,18 +122,17 @@ class Hosts:
         The nodes cover each shard once. The nodes of a host make up a subtree, unless this would
         give the busiest rank more shards.
         """
-        ranks = [rank for own in self.ranks for rank in own]
-        flat: list[Node | None] = [None] * len(ranks)
-        for rank, node in zip(ranks, subtrees(shards, len(ranks)), strict=False):
-            flat[rank] = node
-        by_host: list[Node | None] = [None] * len(ranks)
+        everybody = [rank for own in self.ranks for rank in own]
+        flat = dict(zip(everybody, subtrees(shards, len(everybody)), strict=False))
+        by_host: dict[int, Node] = {}
         nodes = sorted(
             subtrees(shards, len(self.ranks)), key=lambda n: (-len(leaves(n, shards)), n)
         )
         for own, node in zip(sorted(self.ranks, key=len, reverse=True), nodes, strict=False):
-            for rank, part in zip(own, subtrees(shards, len(own), node), strict=False):
-                by_host[rank] = part
-        return by_host if most(by_host, shards) <= most(flat, shards) else flat
+            by_host |= zip(own, subtrees(shards, len(own), node), strict=False)
+        is_even = most([*by_host.values()], shards) <= most([*flat.values()], shards)
+        dealt = by_host if is_even else flat
+        return [dealt.get(rank) for rank in range(len(everybody))]
 
     def sums(self, dealt: Sequence[Node | None], host: int, shards: int) -> list[Node]:
         """Return the nodes of a host's sums after all additions within the host."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import convert, to_builtins
 
 from quorate.coordination.epochs import (
     SHORT,
@@ -140,8 +141,8 @@ class Plan:
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
             "sampling": None if self.sampling is None else self.sampling.sha256,
-            "round": None if self.round is None else self.round.to_json(),
-            "course": self.course.to_json(),
+            "round": to_builtins(self.round),
+            "course": to_builtins(self.course),
         }
 
     def phase(self, step: int) -> str | None:
@@ -321,9 +322,8 @@ def from_json(
         got = "none" if sampling is None else "other weights"
         raise SettingError("sampling", got, "those of the coordinator", fix)
     arguments["sampling"] = None if drawn_by is None else sampling
-    arguments["course"] = Course.from_json(arguments["course"])
-    if arguments["round"] is not None:
-        arguments["round"] = Round.from_json(arguments["round"])
+    arguments["course"] = convert(arguments["course"], Course)
+    arguments["round"] = convert(arguments["round"], Round | None)
     return kind(**arguments, order=order if is_ordered else None)
 
 

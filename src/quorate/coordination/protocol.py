@@ -88,12 +88,9 @@ Event = Joined | Left | Done | Failed | Cancelled | Applied | Stop | Tick
 
 
 @dataclass(slots=True)
-class Compute:
+class Compute(OfShard):
     """Let worker w compute shards of step t from s on; ``reason`` is text for people."""
 
-    worker: int
-    step: int
-    shard: int
     reason: str
     #: rank of the worker, and number of workers
     rank_of: tuple[int, int] = field(default=(0, 1), compare=False)
@@ -153,12 +150,8 @@ class Wake:
 
 
 @dataclass(slots=True)
-class Abort:
+class Abort(OfShard):
     """Stop the run and report the error of shard s of step t, which last failed on worker w."""
-
-    worker: int
-    step: int
-    shard: int
 
 
 @dataclass(slots=True)
