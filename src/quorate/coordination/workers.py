@@ -54,8 +54,6 @@ class WorkerRecord:
     silent_at: float = inf  # when an answer is overdue
     times_s: list[float] = field(default_factory=list)  # of the last ``RECENT`` shards
     usual_s: float | None = None  # median of ``times_s``; None before the first shard is done
-    rank_of: tuple[int, int] = (0, 1)  # rank, number of workers
-    rank_as_of: int = -1  # value of ``Workers.rank_changes`` when ``rank_of`` was computed
 
 
 class Workers:
@@ -68,7 +66,6 @@ class Workers:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self.by_number: dict[int, WorkerRecord] = {}
-        self.rank_changes = 0
         self.idle: list[int] = []  # workers that can receive a shard, sorted
         self.idle_usual_s: list[float] = []  # usual times of idle workers, where known, sorted
         self._usual_s: list[float] = []  # usual times of all workers, where known, sorted
@@ -76,6 +73,7 @@ class Workers:
         self._overdue: list[tuple[float, float]] = []  # (silent_at, worker) of busy workers, sorted
         self._sizes: Counter[str] = Counter()  # number of workers by place
         self._by_rank: list[_RankKey] = []  # sorted
+        self._ranks: dict[int, tuple[int, int]] = {}  # results of ``rank_of`` until ranks change
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -108,12 +106,11 @@ class Workers:
 
     def rank_of(self, worker: int) -> tuple[int, int]:
         """Return (rank, number of workers) of a worker."""
-        record = self.by_number[worker]
-        if record.rank_as_of != self.rank_changes:
-            rank = bisect_left(self._by_rank, self._rank_key(record.place, worker))
-            record.rank_of = rank, len(self.by_number)
-            record.rank_as_of = self.rank_changes
-        return record.rank_of
+        if (rank_of := self._ranks.get(worker)) is None:
+            key = self._rank_key(self.by_number[worker].place, worker)
+            rank_of = bisect_left(self._by_rank, key), len(self.by_number)
+            self._ranks[worker] = rank_of
+        return rank_of
 
     def _rank_key(self, place: str, worker: int) -> _RankKey:
         # Large places come first, at the beginning of subtrees of a power of two: a place adds up
@@ -122,7 +119,7 @@ class Workers:
 
     def _resize(self, place: str, by: int) -> None:
         """Change the number of workers of a place, and move the place among the ranks."""
-        self.rank_changes += 1
+        self._ranks.clear()
         first = bisect_left(self._by_rank, self._rank_key(place, -1))
         end = first + self._sizes[place] - (by < 0)
         self._sizes[place] += by

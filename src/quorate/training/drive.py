@@ -47,7 +47,6 @@ def drive(
     coordinator: Coordinator,
     channel: Channel,
     apply: Callable[[Ready], T],
-    clock: Callable[[], float] | None = None,
     say: Callable[[str], None] = lambda _: None,
     raised_shards: RaisedShards | None = None,
     copied_shards: CopiedShards | None = None,
@@ -61,7 +60,6 @@ def drive(
 
     Args:
         apply: makes the update of a step.
-        clock: returns the time in seconds. Default: the channel's clock.
         say: shows a line to the user, such as the name of a worker that raised.
         raised_shards: shards that raised, of earlier drives too; not summed up at the end of this
             drive.
@@ -75,11 +73,10 @@ def drive(
         Exception: the error of user code in a shard that failed on all attempts.
     """
     trace = current()
-    clock = clock or channel.now
     held_s = 0.0  # time spent by the caller on results, which makes no worker slow
 
     def now() -> float:
-        return clock() - held_s
+        return channel.now() - held_s
 
     wake_at: float | None = None
     copied_shards = copied_shards or CopiedShards()
@@ -112,9 +109,9 @@ def drive(
                     with span("publishing"):
                         channel.publish()
                     effects.extend(coordinator.handle(Applied(step), now(), rests=True))
-                    began = clock()
+                    began = channel.now()
                     yield applied
-                    held_s += clock() - began
+                    held_s += channel.now() - began
                     # The next shards are dealt only now: after a stop, no further update is made.
                     if (reason := stopping()) is not None:
                         coordinator.handle(Stop(reason), now(), rests=True)
