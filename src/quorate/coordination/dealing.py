@@ -29,6 +29,7 @@ monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class StepLayout(NamedTuple):
     lookahead: int
 
 
+@dataclass(eq=False)
 class Dealer:
     """Deals shards to idle workers.
 
@@ -70,36 +72,26 @@ class Dealer:
         run_s: the usual time of the longest run that is dealt at once. 0: single shards.
     """
 
-    def __init__(
-        self,
-        layout: StepLayout,
-        last_step: int,
-        steps: OpenSteps,
-        workers: Workers,
-        rule: Rule,
-        *,
-        most_open: float,
-        patience: float,
-        run_s: float,
-    ) -> None:
-        self.look_again_at = inf  # when an idle worker may help with a shard that becomes late
-        self.last_step = last_step
-        self._layout = layout
-        self._steps = steps
-        self._workers = workers
-        self._running = steps.running
-        self._rule = rule
+    layout: StepLayout
+    last_step: int
+    steps: OpenSteps
+    workers: Workers
+    rule: Rule
+    most_open: float
+    patience: float
+    run_s: float
+    look_again_at: float = inf  # when an idle worker may help with a shard that becomes late
+
+    def __post_init__(self) -> None:
         # An open step is applied after all steps that are open now, at the latest. With at most
         # K + 1 steps open, the last of them is still fresh enough, in any order.
-        self._most_open = min(rule.staleness + 1, most_open)
-        self._patience = patience
-        self._run_s = run_s
+        self.most_open = min(self.rule.staleness + 1, self.most_open)
 
     def deal(self, now: float) -> list[Compute]:
         """Deal a shard to every idle worker that can be of use, and set ``look_again_at``."""
         self.look_again_at = inf
         dealt: list[Compute] = []
-        idle = self._workers.idle
+        idle = self.workers.idle
         # 1. Unassigned shards.
         if idle and self._has_more() and self._may_be_of_use(now):
             for worker in tuple(idle):
@@ -108,7 +100,7 @@ class Dealer:
                     if not self._has_more():
                         break
         # 2. Copies of shards that are late or slow.
-        if not (idle and self._running.is_in_use):
+        if not (idle and self.steps.running.is_in_use):
             return dealt
         if self._may_copy(now):
             for worker in tuple(idle):
@@ -117,9 +109,9 @@ class Dealer:
                     if not self._may_copy(now):
                         break
         # 3. The time of the next look.
-        if idle and len(self._steps.ready) < len(self._steps.by_number):
-            self._running.advance(now)
-            self.look_again_at = self._running.next_late_at()
+        if idle and len(self.steps.ready) < len(self.steps.by_number):
+            self.steps.running.advance(now)
+            self.look_again_at = self.steps.running.next_late_at()
         return dealt
 
     def _give(
@@ -133,20 +125,20 @@ class Dealer:
         instead_of: int | None = None,
     ) -> Compute:
         """Assign the first shard of a run, or more of the run, to a worker."""
-        usual_s = self._workers.by_number[worker].usual_s
+        usual_s = self.workers.by_number[worker].usual_s
         count = 1 if len(run) == 1 else self._count(step, usual_s, run)
         # The version is that of now, not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
-        applied = self._steps.applied
+        applied = self.steps.applied
         assignment = Assignment(worker, step.number, run.start, applied, now, count, usual_s)
-        self._workers.assign(worker, assignment)
-        self._steps.assign(assignment, forecast)
+        self.workers.assign(worker, assignment)
+        self.steps.assign(assignment, forecast)
         compute = Compute(
             worker,
             step.number,
             run.start,
             reason,
-            self._workers.rank_of(worker),
+            self.workers.rank_of(worker),
             instead_of,
             is_needed=step.needed == step.shards,
             count=count,
@@ -166,11 +158,11 @@ class Dealer:
             usual_s: usual time of a shard on the worker, if known.
             run: unassigned home shards of the worker.
         """
-        may_run = self._run_s > 0 and step.has_runs and step.needed == step.shards
+        may_run = self.run_s > 0 and step.has_runs and step.needed == step.shards
         first = run.start
         if not may_run or usual_s is None or step.failed_on(first):
             return 1
-        most = min(int(self._run_s / max(usual_s, 1e-9)), len(run))
+        most = min(int(self.run_s / max(usual_s, 1e-9)), len(run))
         if step.failures:
             failed = (s - first for s in range(first + 1, first + most) if s in step.failures)
             most = next(failed, most)
@@ -183,7 +175,7 @@ class Dealer:
 
         The oldest step comes first: it is the next to be applied, and the first to become stale.
         """
-        usual_s = self._workers.by_number[worker].usual_s
+        usual_s = self.workers.by_number[worker].usual_s
         for step in self._steps_to_deal(worker, now):
             unassigned = step.unassigned
             if not self._is_of_use(step, usual_s, now):
@@ -197,7 +189,7 @@ class Dealer:
                 unassigned.take(range(shard, shard + 1))
             # No home shard: the end of the longest run, so that the shards before it stay together
             # for their owner, who works from the front and hands over few vectors.
-            home = self._layout.home_shards(self._workers.rank_of(worker), step.number)
+            home = self.layout.home_shards(self.workers.rank_of(worker), step.number)
             own = unassigned.first_in(home)
             run = unassigned.longest()[-1:] if own is None else own
             unassigned.add(barred)
@@ -206,7 +198,7 @@ class Dealer:
 
     def _steps_to_deal(self, worker: int, now: float) -> Iterator[OpenStep]:
         """Yield the steps with unassigned shards, and last, if one may be opened, a new step."""
-        yield from self._steps.with_unassigned
+        yield from self.steps.with_unassigned
         if self._may_begin():
             yield self._begin(worker, now)
 
@@ -219,9 +211,9 @@ class Dealer:
         step = self._first_step()
         if step is None or step.needed == step.shards:
             return True
-        known = self._workers.idle_usual_s
+        known = self.workers.idle_usual_s
         speeds: list[float | None] = [*known[:1], *known[-1:]]
-        if len(known) < len(self._workers.idle):
+        if len(known) < len(self.workers.idle):
             speeds.append(None)
         return any(self._is_of_use(step, usual_s, now) for usual_s in speeds)
 
@@ -247,39 +239,39 @@ class Dealer:
             return True
         # A worker that abandons a shard is back a little after the step has begun. Without this
         # grace the worker would sit out every step after a step in which it was late.
-        if now <= step.begun_at + (self._patience - 1) * usual_s:
+        if now <= step.begun_at + (self.patience - 1) * usual_s:
             return True
         # Of the running shards, the last that the quorum waits for. A late shard is expected never:
         # a new shard is as good as a copy of the late shard, and either may be first.
-        self._running.advance(now)
-        return now + usual_s <= self._running.done_at(step.wanting)
+        self.steps.running.advance(now)
+        return now + usual_s <= self.steps.running.done_at(step.wanting)
 
     def _first_step(self) -> OpenStep | None:
         """Return the earliest begun of the open steps."""
-        return next(iter(self._steps.by_number.values()), None)
+        return next(iter(self.steps.by_number.values()), None)
 
     def _has_more(self) -> bool:
         """Return whether an unassigned shard exists, or a step may be opened."""
-        return bool(self._steps.with_unassigned) or self._may_begin()
+        return bool(self.steps.with_unassigned) or self._may_begin()
 
     def _may_begin(self) -> bool:
         """Return whether a step may be opened."""
-        are_open = len(self._steps.by_number)
+        are_open = len(self.steps.by_number)
         # A worker alone that opened a second step would only make its own gradients stale.
-        if are_open and (are_open >= self._most_open or len(self._workers.by_number) <= 1):
+        if are_open and (are_open >= self.most_open or len(self.workers.by_number) <= 1):
             return False
-        return self._steps.applied + are_open < self.last_step
+        return self.steps.applied + are_open < self.last_step
 
     def _begin(self, worker: int, now: float) -> OpenStep:
         """Open the next step, or a home step of the worker a little later."""
-        layout = self._layout
-        number = self._steps.next_to_begin(
+        layout = self.layout
+        number = self.steps.next_to_begin(
             layout.lookahead,
             self.last_step,
-            lambda a, b: layout.next_home(self._workers.rank_of(worker), a, b),
+            lambda a, b: layout.next_home(self.workers.rank_of(worker), a, b),
         )
         shards = layout.shards_of(number)
-        return self._steps.begin(number, shards, self._rule.needed(shards), now)
+        return self.steps.begin(number, shards, self.rule.needed(shards), now)
 
     def _is_barred(self, step: OpenStep, worker: int, shard: int) -> bool:
         """Return whether the shard failed on this worker and other workers may try.
@@ -287,22 +279,22 @@ class Dealer:
         A worker that crashed in a shard is back under its number, and is the same worker.
         """
         failed_on = step.failed_on(shard)
-        return worker in failed_on and not self._workers.are_among(failed_on)
+        return worker in failed_on and not self.workers.are_among(failed_on)
 
     # --- copies -----------------------------------------------------------------------------------
 
     def _may_copy(self, now: float) -> bool:
         """Return whether the fastest idle worker may be of help with a copy."""
-        self._running.advance(now)
-        usual_s = next(iter(self._workers.idle_usual_s), inf)
-        if not self._running.may_help(now + self._patience * usual_s):
+        self.steps.running.advance(now)
+        usual_s = next(iter(self.workers.idle_usual_s), inf)
+        if not self.steps.running.may_help(now + self.patience * usual_s):
             return False
         return next(self._copies(usual_s, now), None) is not None
 
     def _choose_copy(self, worker: int, now: float) -> tuple[WorkerShard, str] | None:
         """Return a shard to compute a copy of, and the reason; None if no copy helps."""
-        for original, reason in self._copies(self._workers.by_number[worker].usual_s, now):
-            if worker not in self._steps.by_number[original.step].failed_on(original.shard):
+        for original, reason in self._copies(self.workers.by_number[worker].usual_s, now):
+            if worker not in self.steps.by_number[original.step].failed_on(original.shard):
                 return original, reason
         return None
 
@@ -317,29 +309,29 @@ class Dealer:
         most_late, most_slow = None, None
         step = self._first_step()
         assert step is not None
-        if step.wanting < len(step.running) and len(self._steps.by_number) == 1:
+        if step.wanting < len(step.running) and len(self.steps.by_number) == 1:
             # A quorum waits for the shards that will be in first, and for a late shard only if
             # the others are not enough.
-            on_time = self._running.on_time
+            on_time = self.steps.running.on_time
             most_late = max(0, step.wanting - on_time)
             most_slow = max(0, min(step.wanting, on_time))
-        for original in self._running.late(most_late):
+        for original in self.steps.running.late(most_late):
             yield original, f"worker {original.worker} is slow: far behind its usual time"
         if usual_s is None:
             return
-        for done_at, original in self._running.last_to_finish(most_slow):
-            if done_at <= now + self._patience * usual_s:
+        for done_at, original in self.steps.running.last_to_finish(most_slow):
+            if done_at <= now + self.patience * usual_s:
                 return
             yield original, f"worker {original.worker} is slow"
 
     def _give_copy(self, worker: int, original: WorkerShard, reason: str, now: float) -> Compute:
         """Assign a copy of a shard to a worker."""
-        step, slow = self._steps.by_number[original.step], original.worker
+        step, slow = self.steps.by_number[original.step], original.worker
         run = range(original.shard, original.shard + 1)
         first = step.computing[original.shard]
-        usual_s = self._workers.usual_s_of_all if first.usual_s is None else first.usual_s
-        starts = [(first.since, usual_s * first.count), (now, self._workers.expected_s(worker))]
-        early, late = sorted(Forecast(at + self._patience * s, at + s) for at, s in starts)
+        usual_s = self.workers.usual_s_of_all if first.usual_s is None else first.usual_s
+        starts = [(first.since, usual_s * first.count), (now, self.workers.expected_s(worker))]
+        early, late = sorted(Forecast(at + self.patience * s, at + s) for at, s in starts)
         forecast = Forecast(early.late_at, min(early.done_at, late.done_at), later=late)
         if early.late_at <= now:
             forecast = late
