@@ -14,7 +14,6 @@ from quorate.data.source import Source
 from quorate.engines import Transport
 from quorate.engines.job import TrainingAgain
 from quorate.errors import SettingError
-from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.drive import Ready, run_job
@@ -22,57 +21,8 @@ from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
-
-class StepAgain:
-    """The repetition of a step by the workers of a training loop.
-
-    Args:
-        transport: the transport of the loop.
-        source: the source of the loop.
-        parameters: the parameters that workers read.
-        threads: intra-op threads of a worker.
-        timeout_s: how long a worker may be silent, in seconds; None: without a limit.
-        say: shows a line to the user, such as the worker that raised in a shard now computed by
-            another worker.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        source: Source,
-        parameters: Flat,
-        *,
-        threads: int,
-        timeout_s: float | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._transport = transport
-        self._source = source
-        self._parameters = parameters
-        self._threads = threads
-        self._timeout_s = timeout_s
-        self._say = say
-        self._raised = RaisedShards()  # each worker is named once
-
-    def __call__(self, step: int, take: Callable[[ShardSum], None]) -> None:
-        """Pass the step's sum to ``take``. Blocks until workers have computed the sum.
-
-        Raises:
-            Exception: the error of user code in a shard that failed on all attempts.
-        """
-        plan = self._source.plan
-        steps = range(step, step + 1)
-        # A separate job: workers read parameters anew for each job.
-        job = TrainingAgain(self._source, self._parameters, steps, threads=self._threads)
-
-        def add(ready: Ready) -> None:
-            take(tree_sum(ready.parts, plan.shards_of(step), ShardSum.add))
-
-        run_job(
-            *(self._transport, job, add, WithoutCopies(), self._timeout_s),
-            say=self._say,
-            raised_shards=self._raised,
-        )
+# Passes the sum of a step, computed again, to a function. Blocks until workers have computed it.
+StepAgain = Callable[[int, Callable[[ShardSum], None]], None]
 
 
 class WithoutCopies(rules.Sync):
@@ -97,22 +47,40 @@ def step_again(
 ) -> StepAgain | None:
     """Return the function that computes a step again; None if the optimizer takes no closure.
 
+    The function raises the error of user code in a shard that failed on all attempts.
+
+    Args:
+        transport: the transport of the loop.
+        source: the source of the loop.
+        threads: intra-op threads of a worker.
+        timeout_s: how long a worker may be silent, in seconds; None: without a limit.
+        say: shows a line to the user, such as the worker that raised in a shard now computed by
+            another worker.
+
     Raises:
         SettingError: the optimizer needs a closure, but under the rule workers go on while it
             steps.
     """
     if isinstance(optimizer, PhaseOptimizers) or not optimizer.takes_closure:
         return None
-    if isinstance(rule, rules.Sync):
-        parameters = optimizer.flat_parameters
-        return StepAgain(
-            transport, source, parameters, threads=threads, timeout_s=timeout_s, say=say
-        )
-    if needs_closure(optimizer.inner):
-        raise SettingError(
-            "update",
-            rule.name,
-            f"sync, as {type(optimizer.inner).__name__} asks for a step's gradient again",
-            "pass update='sync', or take an optimizer that steps from one gradient",
-        )
-    return None
+    if not isinstance(rule, rules.Sync):
+        if needs_closure(optimizer.inner):
+            raise SettingError(
+                "update",
+                rule.name,
+                f"sync, as {type(optimizer.inner).__name__} asks for a step's gradient again",
+                "pass update='sync', or take an optimizer that steps from one gradient",
+            )
+        return None
+    parameters, plan = optimizer.flat_parameters, source.plan
+    raised = RaisedShards()  # each worker is named once
+
+    def again(step: int, take: Callable[[ShardSum], None]) -> None:
+        def add(ready: Ready) -> None:
+            take(tree_sum(ready.parts, plan.shards_of(step), ShardSum.add))
+
+        # A separate job: workers read parameters anew for each job.
+        job = TrainingAgain(source, parameters, range(step, step + 1), threads=threads)
+        run_job(transport, job, add, WithoutCopies(), timeout_s, say=say, raised_shards=raised)
+
+    return again

@@ -12,6 +12,7 @@ computed by other workers, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -38,6 +39,7 @@ from quorate.training.whole_batch.jobs import BackThrough, Representing, Represe
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class WholeBatch:
     """The conversion of the representations of shards to the parts of an update.
 
@@ -51,21 +53,14 @@ class WholeBatch:
             another worker.
     """
 
-    def __init__(
-        self,
-        crew: Crew,
-        state: State,
-        transport: Transport,
-        source: Source,
-        contrast: Contrast,
-        say: Callable[[str], None],
-    ) -> None:
-        self._crew = crew
-        self._state = state
-        self._transport = transport
-        self._source = source
-        self._contrast = contrast
-        self._say = say
+    crew: Crew
+    state: State
+    transport: Transport
+    source: Source
+    contrast: Contrast
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._raised = RaisedShards()  # each worker is named once
 
     def __call__(self, ready: Ready, update: Callable[[list[Part]], T]) -> T:
@@ -75,12 +70,12 @@ class WholeBatch:
             Exception: the error of user code in the loss, or in a shard that failed on all
                 attempts.
         """
-        step, plan = ready.step, self._source.plan
+        step, plan = ready.step, self.source.plan
         leaves, rows = plan.shards_of(step), plan.batch_rows(step)
         if leaves == 1:
             return update(ready.parts)
         shards = tree_sum(ready.parts, leaves, ShardSum.add).represented
-        contrasted = self._contrast(step, shards, rows, training=True)
+        contrasted = self.contrast(step, shards, rows, training=True)
         made: list[T] = []
 
         def add(again: Ready) -> None:
@@ -95,15 +90,15 @@ class WholeBatch:
     ) -> None:
         """Let workers compute gradients of the step's shards, and pass them to ``add``."""
         job = BackThrough(
-            self._source,
-            self._state.parameters,
+            self.source,
+            self.state.parameters,
             range(step, step + 1),
             gradients=gradients,
-            threads=self._crew.recipe.workers.threads,
+            threads=self.crew.recipe.workers.threads,
         )
         run_job(
-            *(self._transport, job, add, WithoutCopies(), self._crew.timeout_s),
-            say=self._say,
+            *(self.transport, job, add, WithoutCopies(), self.crew.timeout_s),
+            say=self.say,
             raised_shards=self._raised,
         )
 
