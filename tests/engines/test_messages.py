@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quorate.engines.collective.heartbeat import Heartbeat
-from quorate.engines.messages import pack, unpack
+from quorate.engines.messages import pack, unpack, unpack_apart
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.script import Script
 from quorate.engines.worker_status import Doing
@@ -43,6 +43,10 @@ def test_tensors_arrive_in_aligned_memory(dtype: torch.dtype, shape: tuple[int, 
     assert torch.equal(arrived, sent)
     assert arrived.data_ptr() % 64 == 0
     arrived.zero_()  # writable memory of the message
+    packed = pack({3: [sent], "\ud800": {"deep": sent}}, apart := [])
+    value, memory = unpack_apart(packed, torch.device("meta"))
+    assert [*map(id, memory)] == [id(value[3][0]), id(value["\ud800"]["deep"])]
+    assert [(m.dtype, m.shape) for m in memory] == [(s.dtype, s.shape) for s in apart]
 
 
 def test_a_parameter_with_gaps_arrives_without_its_gradient() -> None:

@@ -64,6 +64,8 @@ def unpack_apart(packed: bytes, device: torch.device) -> tuple[Any, list[torch.T
     apart: list[torch.Tensor] = []
 
     def hook(code: int, data: memoryview) -> Any:
+        if code == _DICT:  # maybe with tensors
+            return dict(decoder.decode(data))
         if code != _APART:
             return _from_extension(code, data)
         dtype, shape, is_on_cpu = msgspec.msgpack.decode(data)
@@ -71,7 +73,8 @@ def unpack_apart(packed: bytes, device: torch.device) -> tuple[Any, list[torch.T
         apart.append(torch.empty(shape, dtype=getattr(torch, dtype), device=place))
         return apart[-1]
 
-    return msgspec.msgpack.Decoder(ext_hook=hook).decode(packed), apart
+    decoder = msgspec.msgpack.Decoder(ext_hook=hook)
+    return decoder.decode(packed), apart
 
 
 class MessageReader(Generic[T]):
