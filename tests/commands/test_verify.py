@@ -131,7 +131,7 @@ trainer.fit(TensorDataset(torch.ones(24, 3)), epochs=1)
 def test_the_order_of_a_set_is_named_and_no_file_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command itself, whose runs have hash seeds of their own."""
+    """Run the command itself: its runs have different hash seeds."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (tmp_path / "temporary").mkdir()
     (tmp_path / "script.py").write_text(IN_A_SET)

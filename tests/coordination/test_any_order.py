@@ -128,7 +128,7 @@ def test_a_crash_in_a_run_blames_no_shard_and_two_in_one_shard_do() -> None:
 
 
 def test_a_step_is_applied_unless_an_older_one_would_be_stale_as_looking_at_all_finds() -> None:
-    """Histories have too few open steps for skipped looks to matter."""
+    """Histories have too few open steps for the steps not looked at to matter."""
     chance, waits = random.Random(0), 0
     for bound in [0, 1, *range(2, 60, 3)]:
         steps = OpenSteps(0, [], RunningShards(Workers(), 1.5), bound)

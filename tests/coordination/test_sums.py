@@ -55,7 +55,7 @@ def test_the_order_of_the_sum_is_this(shards: int, expected: str) -> None:
 @given(st.integers(1, 40), st.integers(0, 1000))
 @fixed()
 def test_whoever_holds_what_the_order_of_additions_is_one(shards: int, seed: int) -> None:
-    """In any order of arrival; there is no root before the last leaf."""
+    """Leaves arrive in any order; there is no root before the last leaf."""
     order = random.Random(seed)
     trees = [TreeSum(shards, add) for _ in range(3)]
     alone = TreeSum(shards, add)
@@ -123,7 +123,7 @@ def test_sums_made_on_hosts_are_those_made_in_one_place_and_never_more_than_shar
 def test_a_host_with_a_power_of_two_sends_one_vector(
     hosts: int, per_host: int, expected: int
 ) -> None:
-    """With a shard per worker, dealt by the workers' ranks: neighbours by rank, not by number."""
+    """Shards are dealt by the workers' ranks, one each: neighbours by rank, not by number."""
     members, workers = Workers(), hosts * per_host
     for worker in range(workers):
         members.join(worker, f"host-{worker % hosts}")

@@ -91,7 +91,7 @@ OPERATIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("side", [9, 75])
 def test_an_image_alone_has_the_bits_it_has_in_a_batch(name: str, side: int) -> None:
-    """Independent of B, place, neighbours, layout, dtype and the number of threads."""
+    """The bits depend on neither B, place, neighbours, layout, dtype nor the number of threads."""
     operation, rows = OPERATIONS[name], 17
     base = pictures(shape=(rows, C, side, side))
     for images in (base, base.float() / 3, base.to(memory_format=torch.channels_last)):

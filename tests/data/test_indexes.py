@@ -183,7 +183,7 @@ def test_a_forged_index_is_made_anew(name: str, copied: Path) -> None:
 
 @pytest.mark.parametrize("name", [*KINDS, "a.tokens"])
 def test_a_file_that_is_cut_while_it_is_read_ends_no_process(name: str, copied: Path) -> None:
-    """A mapped file would end the process by SIGBUS. In a fork, so the test would go on."""
+    """A mapped file would end the process by SIGBUS: the test reads in a fork, to survive."""
     path = copied / name
     if name == "a.tokens":
         write_tokens(path, [[n] * 2000 for n in range(25)])

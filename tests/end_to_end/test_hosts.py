@@ -67,7 +67,7 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 @RANKS
 def test_hosts_have_the_bits_of_a_tower(references: References, tmp_path: Path) -> None:
-    """With fewer shards than ranks, and a slow link between them."""
+    """Train with fewer shards than ranks, and a slow link between hosts."""
     bits = ("--shards", "2")
     script = command("everything.py", options=(*bits, "--run-dir", str(tmp_path / "run")))[1:]
     with several.hosts(2) as made:

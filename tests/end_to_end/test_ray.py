@@ -71,7 +71,7 @@ def has_the_bits_of_a_tower(run_dir: Path, references: References) -> None:
 def test_one_digest_on_any_workers_and_servers_and_across_engines(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
-    """As many workers as there are, and fewer; several on a node; parameters cut over servers."""
+    """Train on all workers, and on fewer; on several per node; with parameters cut over servers."""
     phases = "model=phases options=ema+schedule data=short"
     runs = {
         "everything": ("everything.py", (), ("--shards", "5"), 3, 3),

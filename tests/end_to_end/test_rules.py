@@ -66,7 +66,7 @@ DATA = TensorDataset(torch.arange(ROWS), torch.linspace(-1, 1, ROWS).reshape(-1,
 
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With a metric whose sum has a digit to the base of 16 for each row."""
+    """Return a loss with a metric whose sum has a digit to the base of 16 for each row."""
     time.sleep(float(torch.rand(())) * 0.004)
     rows, x = batch
     return {"loss": (model(x) - 1).square().mean(), "rows": (16.0 ** rows.double()).mean()}

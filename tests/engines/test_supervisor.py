@@ -289,7 +289,7 @@ def happen(group: Group, event: Event) -> None:
 
 
 def sequences(first: list[Event], depth: int) -> Iterator[list[Event]]:
-    """All orders of events of a length, after some first ones."""
+    """Yield all orders of events of a length, after some given first events."""
     group = Group(1)
     for event in first:
         happen(group, event)

@@ -136,7 +136,7 @@ def test_the_two_programs_differ_in_few_lines_and_the_readme_shows_them(folder: 
 
 @pytest.mark.slow
 def test_three_trainings_have_one_digest() -> None:
-    """After a lost worker, a lost run, and no loss."""
+    """Compare trainings after a lost worker, after a lost run, and without a loss."""
     command = [sys.executable, str(EXAMPLES / "kill_it.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr

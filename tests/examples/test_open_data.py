@@ -27,7 +27,7 @@ Pack = Callable[..., Path]
 
 
 class Shelf:
-    """A source with copies from a directory."""
+    """A source that copies from a directory."""
 
     def __init__(self, folder: Path, title: str = "the shelf") -> None:
         self.folder, self.title = folder, title

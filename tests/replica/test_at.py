@@ -1,4 +1,4 @@
-"""The position of a shard in a run: the receivers, and a pure function of plan and step."""
+"""The position of a shard in a run: who receives it, and a pure function of plan and step."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def at_step(step: int) -> At:
 
 @pytest.mark.parametrize(("loss", "graphs"), [(annealed, 2), (branches, 7), (of_rows, 1)])
 def test_one_graph_for_all_steps(traced: list[str], loss: Any, graphs: int) -> None:
-    """Make a graph for each of Python's branches by the number of the step, and no more."""
+    """Make one graph, except for the ways that Python takes by the number of the step."""
     model, loop = nn.Linear(3, 1), Compiled(loss, threads=1)
     batch = [torch.ones(2, 3)]
     for step in range(24):

@@ -1,4 +1,4 @@
-"""A training for ranks of a collective: with everything to influence their bits, and mischief.
+"""A training for ranks of a collective: with everything that influences bits, and mischief.
 
     quorate run --engine collective --workers 3 tests/scripts/ranks.py optimizer=sgd then=change
     torchrun --nproc-per-node 3 -m quorate run tests/scripts/ranks.py what=KILL at=forward,1,3

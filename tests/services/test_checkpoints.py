@@ -184,7 +184,7 @@ def test_a_run_goes_on_from_the_newest_sound_one_and_says_why(
 
 
 def test_a_resume_that_is_refused_leaves_no_half_of_a_state(run_dir: Path) -> None:
-    """And the next call does not go on from the beginning as if there were no checkpoint."""
+    """The next call does not begin anew, as if there were no checkpoint."""
     other = trainer(run_dir, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     before = digest(other.model.state_dict().items())
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""metrics.jsonl and events.jsonl: training goes on without them if need be; resumes cut both."""
+"""metrics.jsonl and events.jsonl: training goes on whatever happens; resumes cut both."""
 
 from __future__ import annotations
 

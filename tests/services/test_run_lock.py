@@ -34,7 +34,7 @@ def lasting(run_dir: Path, *arguments: str, options: tuple[str, ...] = TOWER) ->
 
 @contextmanager
 def held(run_dir: Path) -> Iterator[quorate.Trainer]:
-    """Within the block a trainer of this process has made an update, and trains on."""
+    """Make an update by a trainer of this process, which trains on within the block."""
     made = trainer(run_dir, 1, summary_every_s=None)
     updates = made.updates(DATA, steps=9)
     next(updates)
@@ -171,7 +171,7 @@ def test_a_file_system_without_locks_is_said_and_trained_on(
 def test_nfs_wants_a_file_that_is_open_for_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the client of Linux answers; the lock itself is real."""
+    """Imitate the answer of Linux's client; the lock itself is real."""
     real = fcntl.flock
 
     def as_on_nfs(descriptor: int, how: int) -> None:

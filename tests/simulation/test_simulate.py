@@ -98,7 +98,7 @@ def test_exchanges_by_hand(how: dict[str, Any], seconds: float) -> None:
     ],
 )
 def test_links_to_servers_by_hand(how: dict[str, Any], seconds: float) -> None:
-    """Take 8 workers on 4 hosts: each shard waits for parameters, and for its gradient's way."""
+    """8 workers on 4 hosts: each shard waits for parameters, and until its gradient is there."""
     network = Network(engine="ray", **(MB | how))
     told = quorate.simulate(8, shard_times=EXACT, network=network, per_host=2, steps=10)
     assert told.step_s == pytest.approx(2.0 + seconds)

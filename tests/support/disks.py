@@ -56,7 +56,7 @@ def folder_of_nobody() -> Iterator[Path]:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Within the block modes count: root is told nothing by them."""
+    """Make modes count within the block: root would ignore modes."""
     if os.geteuid() != 0:
         yield
         return

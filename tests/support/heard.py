@@ -1,4 +1,4 @@
-"""The output of a run, during the run's life."""
+"""The output of a run, read while the run lives."""
 
 from __future__ import annotations
 

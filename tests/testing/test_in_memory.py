@@ -89,7 +89,7 @@ def test_who_hangs_is_copied_told_and_replaced(on_towers: str) -> None:
     copies = [c for c in of(happened, Compute) if c.instead_of == 1]
     assert (copies[0].step, copies[0].shard) == (cancel.step, cancel.shard)
     assert happened[-1] == on_towers
-    # Alone, nobody can take over: the worker is ended, and the next one computes the shard.
+    # Nobody else can take over: the worker is ended, and the next one computes the shard.
     happened = trained(1, [Hangs(0)])
     assert of(happened, Replace, Left, Joined)[1:] == [
         Replace(0, "no answer for 300 s"),

@@ -169,7 +169,7 @@ def test_changes_are_those_of_a_plain_loop(workers: int) -> None:
 
 @pytest.mark.slow
 def test_changes_reach_all_workers_and_checkpoints(tmp_path: Path, references: References) -> None:
-    """On processes, with a worker killed, and resumed on another engine."""
+    """Change on processes, with a killed worker, and with a resume on another engine."""
     (script := tmp_path / "script.py").write_text(SCRIPT)
     towers, processes = ("--engine", "towers"), ("--engine", "processes")
 

@@ -96,7 +96,7 @@ def test_the_host_waits_for_few_operators() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_cells_are_the_cpus_but_for_rounding(kind: type[nn.RNNBase]) -> None:
-    """On accelerators torch fuses them, and adds in another order."""
+    """Accelerators use torch's fused cells, with another order of additions."""
     model = kind(6, 5, batch_first=True)
     gradients = []
     for device in ("cpu", "sim:1"):

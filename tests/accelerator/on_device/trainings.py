@@ -52,7 +52,7 @@ class ReadsShared(Plain):
 
 
 class LeavesTraces(Plain):
-    """In the generators of all devices, and in autocast."""
+    """Leaves traces in the generators of all devices, and in autocast."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(self.first(x))

@@ -63,7 +63,7 @@ class Teaching(nn.Module):
     "teacher_follows_every_fourth_step", SAID, "forward writes teacher.0.weight (Linear), teach"
 )
 class Fourth(Teaching):
-    """In place, and not in the first steps."""
+    """Writes in place, and not in the first steps."""
 
     def follow(self) -> None:
         if int(self.steps) % 4 == 0:

@@ -35,7 +35,7 @@ def default_dtype_in_forward(self: Any, x: Tensor) -> Tensor:
 
 
 def leaves(name: str, says: str, owner: Any, function: str, *given: Any, **more: Any) -> None:
-    """List a loss that calls a function, invisible in the loss's code."""
+    """List a loss that calls a function by ways not visible in the loss's code."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         value = cross_entropy(model, batch) * torch.full((3,), 0.1).sum()

@@ -87,7 +87,7 @@ class Configuration:
 
     @property
     def has_two_parts(self) -> bool:
-        """Whether the run ends once and is then resumed."""
+        """True if the run ends once and is then resumed."""
         if self.event == "kill-worker":
             return self.engine.startswith("ranks")
         return self.event in ("resume", "kill-run") or "/" in self.fault

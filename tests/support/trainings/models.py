@@ -185,7 +185,7 @@ def write_and_classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 @dataclass
 class Output(OrderedDict[str, torch.Tensor]):
-    """As ``transformers.utils.ModelOutput``: a dataclass, and a mapping of all values but None."""
+    """A copy of ``transformers.utils.ModelOutput``: a dataclass, and a mapping without None."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
