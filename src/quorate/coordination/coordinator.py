@@ -320,11 +320,8 @@ class Coordinator:
         if number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
         step, effects = self._steps.by_number[number], list[Effect]()
-        counts: dict[Assignment, int] = {}  # not a Counter, which takes longer for a few shards
         for held in step.held.values():
-            counts[held] = counts.get(held, 0) + 1
-        for held, shards in counts.items():
-            self.tally.applied(held.worker, self._steps.applied - held.version, shards)
+            self.tally.applied(held.worker, self._steps.applied - held.version)
         for assignment in step.assignments:
             self._count_lost(assignment, assignment.shards)
             effects.append(Cancel(assignment.worker, number, assignment.shard))

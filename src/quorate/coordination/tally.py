@@ -32,20 +32,20 @@ class Tally:
         for counts in self.counts.values():
             counts += [0] * (worker + 1 - len(counts))
 
-    def applied(self, worker: int, staleness: int, shards: int = 1) -> None:
-        """Count shards of a worker in an update, ``staleness`` updates after their parameters."""
-        self._count(worker, "stale" if staleness else "fresh", shards)
-        self.staleness_sum += staleness * shards
+    def applied(self, worker: int, staleness: int) -> None:
+        """Count a shard of a worker in an update, ``staleness`` updates after its parameters."""
+        self._count(worker, "stale" if staleness else "fresh")
+        self.staleness_sum += staleness
         self.staleness_max = max(self.staleness_max, staleness)
 
     def lost(self, worker: int, *, dropped: bool) -> None:
         """Count a shard of a worker in no update: too late, or a copy."""
-        self._count(worker, "dropped" if dropped else "copies", 1)
+        self._count(worker, "dropped" if dropped else "copies")
 
-    def _count(self, worker: int, fate: str, shards: int) -> None:
+    def _count(self, worker: int, fate: str) -> None:
         if worker >= len(self.counts[fate]):
             self.include(worker)
-        self.counts[fate][worker] += shards
+        self.counts[fate][worker] += 1
 
     def to_json(self) -> dict[str, list[int]]:
         """Return counts per worker by fate; staleness: sum and max."""
