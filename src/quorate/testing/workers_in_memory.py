@@ -90,13 +90,14 @@ class InMemory:
         self.threads = threads
         self.time_s = time_s
         self.skips = skips
-        self.present = set(range(len(replicas)))
         for runner in self.runners:
             runner.sheet.tell("waiting")
-        for move in reversed(self.script):  # so the first move of each worker decides
+        for move in self.script:
             if move.worker not in range(len(replicas)):
                 raise ScriptError(f"{move}: there are workers 0 to {len(replicas) - 1}")
-            (self.present.discard if isinstance(move, Joins) else self.present.add)(move.worker)
+        first_moves = {move.worker: move for move in reversed(self.script)}
+        late = {worker for worker, move in first_moves.items() if isinstance(move, Joins)}
+        self.present = {*range(len(replicas))} - late
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return True: workers in memory can load any dataset."""
