@@ -1,7 +1,7 @@
 """Servers: processes on a cluster, each with a slice of the parameters, that make the updates.
 
 The engine starts and reaches the servers, and training implements the work of a server. This module
-has the common parts: how vectors are cut into slices, and the protocols of both sides.
+has the protocols of both sides; ``Partition.among`` cuts vectors into slices.
 """
 
 from __future__ import annotations
@@ -13,46 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from quorate.coordination.ownership import slices
 from quorate.replica.flat import Flat, Layout
 
 Image = np.ndarray[tuple[int], np.dtype[np.uint8]]
 Told = dict[str, Any]  # a request or an answer, as a message
 Answer = tuple[Told, Image]  # the image may be empty
-
-
-class VectorSlices:
-    """The slices of a layout's vectors: for each server a range of whole blocks of each vector.
-
-    A slice of parameters and a slice of gradients have the same ranges on every machine. Because
-    ranges are whole blocks, a norm over blocks has the same bits for any number of servers.
-
-    Args:
-        count: the number S of servers.
-    """
-
-    def __init__(self, layout: Layout, count: int) -> None:
-        self.count = count
-        # By server, then by vector.
-        cuts = [slices(range(size), count) for size in layout.sizes]
-        self.of = [[of[number] for of in cuts] for number in range(count)]
-
-    def cut(self, flat: Flat, number: int) -> Image:
-        """Return the bytes of a slice; a view if the layout has a single vector, else a copy."""
-        parts = [part for part in self._parts(flat, number) if part.numel()]
-        images = [as_bytes(part) for part in parts]
-        return images[0] if len(images) == 1 else joined(images)
-
-    def put(self, flat: Flat, number: int, image: Image) -> None:
-        """Write the bytes of a slice into the vectors."""
-        at = 0
-        for part in self._parts(flat, number):
-            target = as_bytes(part)
-            target[:] = image[at : at + target.nbytes]
-            at += target.nbytes
-
-    def _parts(self, flat: Flat, number: int) -> list[torch.Tensor]:
-        return [v[of.start : of.stop] for v, of in zip(flat.vectors, self.of[number], strict=True)]
 
 
 class SliceHandler(ABC):
@@ -104,9 +69,20 @@ class Servers(Protocol):
 NO_IMAGE: Image = np.empty(0, np.uint8)
 
 
-def joined(images: Iterable[Image]) -> Image:
-    """Return a concatenated copy of images."""
-    return np.concatenate([NO_IMAGE, *images])
+def as_image(tensors: Sequence[torch.Tensor]) -> Image:
+    """Return the bytes of contiguous vectors on the CPU; a view of a single vector, else a copy."""
+    images = [as_bytes(tensor) for tensor in tensors if tensor.numel()]
+    return images[0] if len(images) == 1 else np.concatenate([NO_IMAGE, *images])
+
+
+def read_image(image: Image, tensors: Iterable[torch.Tensor]) -> Image:
+    """Copy bytes to contiguous vectors on the CPU, and return the remaining bytes."""
+    at = 0
+    for tensor in tensors:
+        target = as_bytes(tensor)
+        target[:] = image[at : at + target.nbytes]
+        at += target.nbytes
+    return image[at:]
 
 
 def as_bytes(values: torch.Tensor) -> Image:

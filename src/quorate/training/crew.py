@@ -39,6 +39,7 @@ from quorate.services.display.straggler import Stragglers
 from quorate.training.notices import once
 from quorate.training.recipe import Recipe, Taken
 from quorate.training.replicas import Replicas
+from quorate.training.serving.served_optimizer import HANDLER, ServedOptimizer
 from quorate.training.state import State
 
 # Number of shard results per worker that may wait until older results are applied. Only memory
@@ -319,7 +320,7 @@ class Crew:
             timeout_s=self.timeout_s,
             say=say,
             notes=self.replicas.notes,
-            handler=None if state.serving is None else state.serving.handler,
+            handler=HANDLER if isinstance(state.optimizer, ServedOptimizer) else None,
         )
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:

@@ -15,6 +15,7 @@ from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files
 from quorate.training.ending.weights import copied, give_weights, put_back
 from quorate.training.prepared import Prepared
+from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 
 
@@ -37,7 +38,7 @@ def end_earlier_fit(
         say(f"nothing to do: {n:,} of {last_step:,} updates are done")
         return
     line = f"nothing to do: this fit ends after update {last_step:,}, and the run has made {n:,}"
-    if run_dir is None or state.serving is not None:
+    if run_dir is None or isinstance(state.optimizer, ServedOptimizer):
         say(line)
         return
     path = files.checkpoint_of(run_dir, last_step)

@@ -19,6 +19,7 @@ from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
+from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.by_phase import (
     LoadablePhases,
     PhaseOptimizers,
@@ -31,7 +32,7 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Update
-from quorate.training.serving.serving import Serving
+from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.user_changes import UserChanges
 
 
@@ -89,22 +90,15 @@ class State:
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
         self.exchange = None if exchanging is None else exchanging(layout)
-        self.serving: Serving | None = None
-        if served:
-            if written:
-                name = min(written)
-                expected = f"none, as the forward pass writes parameters: {name!r}"
-                raise SettingError("servers", "some", expected, "leave them out")
-            assert isinstance(optimize, Optimize)  # phases refuse servers
-            is_clipped = optimize.clip_norm is not None
-            self.serving = Serving(
-                self.parameters, ema_decay=optimize.ema_decay, wants_norm=is_clipped
-            )
+        if served and written:
+            name = min(written)
+            expected = f"none, as the forward pass writes parameters: {name!r}"
+            raise SettingError("servers", "some", expected, "leave them out")
         self.optimizer: FlatOptimizer | PhaseOptimizers
         self.update: Update | PhaseUpdates
         self.optimizer_state: OptimizerState | PhaseStates
         self.notes = notes = notes or Notes()
-        making = Making(model, self.parameters, self.exchange, self.serving, parts, notes)
+        making = Making(model, self.parameters, notes, self.exchange, served, parts)
         self.optimize = optimize = self._choose(optimize, making)
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
         self.visits = Visits()
@@ -117,19 +111,18 @@ class State:
                 schedule=optimize.schedule,
                 schedule_metric=optimize.schedule_metric,
                 average=self.average,
-                extent=making.extent(),
             )
             self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 
     def _choose(self, optimize: Optimize | OptimizeByPhase, making: Making) -> Optimize:
         """Make the optimizer and the average, also of phases; return how updates are made."""
+        decay = optimize.ema_decay
+        self.average = None if decay is None else Average(decay, self.parameters)
         if isinstance(optimize, Optimize):
             self.optimizer = making.optimizer(
                 optimize.optimizer, is_sharded=optimize.shard_optimizer
             )
-            self.average = making.average(optimize.ema_decay)
             return optimize
-        self.average = making.average(optimize.ema_decay)
         self.update = update = PhaseUpdates(
             optimize, making, self.buffers, self.average, self.notes
         )
@@ -157,8 +150,8 @@ class State:
         Raises:
             ServerError: a server is gone.
         """
-        if self.serving is not None:
-            self.serving.bring_home()
+        if isinstance(self.optimizer, ServedOptimizer):
+            self.optimizer.fetch_parameters()
 
     def end_parts(self) -> None:
         """End the processes that make updates, if there are some. The whole state is here."""
@@ -187,7 +180,6 @@ class State:
         """Gather all of the state here, and go on without the other ranks. Blocks."""
         if isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers)):
             self.optimizer.stay_alone()
-            self.update.take_whole()
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the tensors of the model's state dict, in its order, by the user's names.

@@ -177,7 +177,7 @@ class GradientExchange:
         Args:
             whole: the parameters, or other vectors of the layout.
         """
-        memory, me, parts = self._memory, self.ranks.rank, self.slices.stretches
+        memory, me, parts = self._memory, self.ranks.rank, self.slices.partition.views
         hosts, own = self.ranks.hosts, memory.targets[me]
         # 1. Between hosts: each slice crosses to another host once.
         hands = [hosts.hand(host, me) for host in range(len(hosts.ranks)) if host != memory.host]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from quorate.coordination.ownership import BLOCK, blocks_of_bucket, buckets, slices
 from quorate.engines.collective.rank_control import RankControl
+from quorate.engines.partition import Partition
 from quorate.replica.flat import Flat, Layout
 
 
@@ -26,14 +28,6 @@ class Bucket(NamedTuple):
             rank: the owner of the part.
         """
         return whole.vectors[self.vector][self.of[rank].start : self.of[rank].stop]
-
-
-class SlicePart(NamedTuple):
-    """A range of a vector that lies in a rank's slice."""
-
-    start: int  # in the vector
-    length: int
-    at: int  # in the rank's slice of that vector
 
 
 class RankSlices:
@@ -60,50 +54,33 @@ class RankSlices:
                 Bucket(vector, span, slices(span, ranks.size, turn))
                 for turn, span in enumerate(spans)
             ]
-        # By vector, then by rank.
-        self.of = [
-            [
-                [bucket.of[rank] for bucket in self.buckets if bucket.vector == vector]
-                for rank in range(ranks.size)
-            ]
-            for vector in range(len(layout.sizes))
-        ]
-        self.layout = Layout(
-            (str(vector), torch.empty(sum(map(len, of[ranks.rank])), dtype=dtype))
-            for vector, (of, dtype) in enumerate(zip(self.of, layout.dtypes, strict=True))
+        self.partition = Partition(
+            layout, [[(b.vector, b.of[rank]) for b in self.buckets] for rank in range(ranks.size)]
         )
-
-    def stretches(self, whole: Flat, rank: int) -> list[torch.Tensor]:
-        """Return the views of a rank's parts of whole vectors, in the order of buckets."""
-        return [bucket.part(whole, rank) for bucket in self.buckets]
+        self._own = self.partition.ranges[ranks.rank]
+        self.layout = Layout(
+            (str(n), torch.empty(sum(len(span) for v, span in self._own if v == n), dtype=dtype))
+            for n, dtype in enumerate(layout.dtypes)
+        )
+        self.part = lru_cache(maxsize=1)(self._part)
 
     def pieces(self, own: Flat) -> list[torch.Tensor]:
         """Return the views of this rank's parts of its slices, in the order of buckets."""
         return [
             piece
-            for vector, of in zip(own.vectors, self.of, strict=True)
-            for piece in torch.split(vector, [len(part) for part in of[self.ranks.rank]])
+            for number, vector in enumerate(own.vectors)
+            for piece in torch.split(vector, [len(span) for v, span in self._own if v == number])
         ]
+
+    def _part(self, own: Flat) -> Flat:
+        """Return this rank's slices with a view for each piece of a parameter; see ``Partition``.
+
+        The last result is kept: the slices of all gradients lie in the same memory.
+        """
+        return Flat(self.partition.layout(self.ranks.rank), self.pieces(own))
 
     def put(self, own: Flat, whole: Flat) -> None:
         """Copy this rank's slices to their places in whole vectors."""
-        for piece, part in zip(
-            self.pieces(own), self.stretches(whole, self.ranks.rank), strict=True
-        ):
-            part.copy_(piece)
-
-    def within(self, span: range, vector: int, rank: int | None = None) -> list[SlicePart]:
-        """Return the parts of a rank's slice that lie within a range of a vector.
-
-        Args:
-            span: the range.
-            vector: the number of the vector.
-            rank: the owner of the slice; None for this rank.
-        """
-        found, at = [], 0
-        for part in self.of[vector][self.ranks.rank if rank is None else rank]:
-            start, end = max(span.start, part.start), min(span.stop, part.stop)
-            if start < end:
-                found.append(SlicePart(start, end - start, at + start - part.start))
-            at += len(part)
-        return found
+        places = self.partition.views(whole, self.ranks.rank)
+        for piece, place in zip(self.pieces(own), places, strict=True):
+            place.copy_(piece)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from quorate.engines.partition import Partition
 from quorate.engines.processes.arena import Image
 from quorate.engines.ray.node_sums import WorkerResult
 from quorate.engines.ray.servers import WORK
-from quorate.engines.servers import VectorSlices
+from quorate.engines.servers import as_image
 from quorate.replica.flat import Flat
 
 
@@ -29,9 +30,7 @@ class GradientPusher:
         self._ring = ring
         self._on_their_way: list[tuple[WorkerResult, Image, list[Future[Any]]]] = []
 
-    def push(
-        self, result: WorkerResult, gradient: Flat, slicing: VectorSlices, rest: Image
-    ) -> None:
+    def push(self, result: WorkerResult, gradient: Flat, slicing: Partition, rest: Image) -> None:
         """Send a gradient, which may be overwritten after the call. Does not block.
 
         Args:
@@ -41,7 +40,11 @@ class GradientPusher:
         arrivals = []
         for number, server in enumerate(self._servers):
             take = server.take.options(concurrency_group=WORK)
-            told = result.answer.ticket, result.order.step, slicing.cut(gradient, number)
+            told = (
+                result.answer.ticket,
+                result.order.step,
+                as_image(slicing.views(gradient, number)),
+            )
             arrivals.append(take.remote(*told).future())
         result.answer.is_held = True
         self._on_their_way.append((result, rest.copy(), arrivals))

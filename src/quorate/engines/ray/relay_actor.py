@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.engines.messages import pack
+from quorate.engines.partition import Partition
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, ArenaDescription, Image
@@ -41,7 +42,7 @@ from quorate.engines.ray.images import (
 )
 from quorate.engines.ray.node_sums import NodeSums, WorkerResult, add_up
 from quorate.engines.ray.relayed_worker import RelayedWorker
-from quorate.engines.servers import VectorSlices
+from quorate.engines.servers import read_image
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.shared_memory import Segment
@@ -73,7 +74,7 @@ class RelayActor:
         self._pool = LocalPool(script, 1, told.threads)
         self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
         self.servers = len(servers)  # that receive gradients
-        self._slicing: VectorSlices | None = None
+        self._slicing: Partition | None = None
         self._told: dict[int, Order] = {}  # by number
         self._taken = 0  # the number of the next order
         self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
@@ -179,7 +180,7 @@ class RelayActor:
         self.arena = Arena.like(description._replace(sizes=own))
         self._description = self.arena.handed_over()
         if self.servers:
-            self._slicing = VectorSlices(self.arena.parameters.layout, self.servers)
+            self._slicing = Partition.among(self.arena.parameters.layout, self.servers)
 
     def _write(self, parts: list[Part], images: tuple[Image, ...]) -> list[Segment]:
         """Write images to the arena; return segments with the images that have no place there.
@@ -197,7 +198,7 @@ class RelayActor:
                 worker.doubt()
             if part == ArenaPart.SLICES:
                 assert self._slicing is not None
-                self._slicing.put(self.arena.parameters, next(slices), image)
+                read_image(image, self._slicing.views(self.arena.parameters, next(slices)))
             else:
                 slot = self.arena.snapshots[place] if part == ArenaPart.SNAPSHOT else None
                 image_of(self.arena, part, slot)[:] = image

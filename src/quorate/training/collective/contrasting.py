@@ -29,6 +29,7 @@ from quorate.replica.loss import Outcome
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.training.optimizing.entries import in_memory_order
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
 from quorate.training.whole_batch.whole_batch import (
     at_root,
@@ -49,16 +50,15 @@ class Through(NamedTuple):
 
     def add_to(self, own: Flat, slices: RankSlices) -> None:
         """Add the loss's own gradient by parameters to this rank's slices of the sum."""
-        for name, gradient in self.contrasted.of_parameters.items():
-            section = slices.whole.sections[name]
-            # The gradient as laid out in the whole vector, with zeros in the gap.
-            values = gradient.new_zeros(section.span)
-            lies = values.as_strided(section.shape, section.stride)
-            lies.copy_(weighted(gradient, self.rows))
-            span = range(section.start, section.start + section.span)
-            for start, length, at in slices.within(span, section.vector):
-                part = values[start - section.start :][:length]
-                own.vectors[section.vector][at : at + length].add_(part.to(own.device))
+        views = slices.part(own).views
+        for piece in slices.partition.pieces(slices.ranks.rank):
+            gradient = self.contrasted.of_parameters.get(piece.name)
+            if gradient is not None:
+                section = slices.whole.sections[piece.name]
+                values = gradient.new_empty_strided(section.shape, section.stride)
+                values.copy_(weighted(gradient, self.rows))
+                part = in_memory_order(values)[piece.start : piece.stop]
+                views[piece.key].add_(part.to(own.device))
 
     def made_whole(self, parts: Sequence[Part], shards: int) -> list[Part]:
         """Return the sum of a step as its only part, with the loss of the whole batch."""

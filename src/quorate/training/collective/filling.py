@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,99 +16,67 @@ from quorate.machine import this_host
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Section
 from quorate.services.checkpoints.tensor_bytes import write_at
-from quorate.training.collective.rows import OPTIMIZER, Part, Row, chunks, in_turns, parts
-from quorate.training.optimizing.cut_optimizer import CutOptimizer
-from quorate.training.optimizing.runs import Run, is_by_rows
+from quorate.training.collective.rows import OPTIMIZER, Rows, chunks, in_turns
+from quorate.training.optimizing.slice_state import SliceState
 
 
 def fill(
     ranks: RankControl,
-    optimizer: CutOptimizer,
+    own: SliceState,
     folder: Path,
-    rows: Sequence[Row],
+    rows: Rows,
     writes: Sequence[bool],
 ) -> tuple[File, list[tuple[int, str]]]:
     """Write this rank's part of some rows, or send the part to rank 0. All ranks call. Blocks.
 
     Args:
+        own: the state of this rank's slice.
         folder: directory of the file; the file exists at full size.
-        rows: the rows to write; the same on all ranks.
+        rows: the rows to write.
         writes: whether each rank can write to the file, by rank.
 
     Returns:
         The file, and the errors of all ranks for ``require_done``; the same errors on all ranks.
     """
-    me, layout = ranks.rank, optimizer.flat_parameters.layout
-    sections = [[layout.sections[name] for name in names] for names in optimizer.held]
-    file = File(folder / OPTIMIZER)
-    # Cached by tensor and rank, because the entries of a tensor have the same runs.
-    found = cache(optimizer.runs_of)
-
-    def runs_of(rank: int) -> Callable[[Row], list[Run]]:
-        return lambda row: found(row.number, rank)
-
-    def values(part: Part) -> torch.Tensor:
-        whole = optimizer.values_of(part.row.number, part.row.entry)[part.run.piece]
-        return whole[part.run.start : part.run.start + part.run.length]
-
+    me, entries, file = ranks.rank, own.state(), File(folder / OPTIMIZER)
     # 1. Write from this rank: whole blocks of the file; rank 0 also writes parts of blocks.
     if writes[me]:
-        own = parts(rows, runs_of(me), sections, blocks=True, beside=ranks.leads)
-        for part in own:
-            file.write(values(part), part.at)
+        for part in rows.parts(me, beside=ranks.leads):
+            file.write(part.of(entries), part.at)
     ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
     # 2. Send to rank 0: parts of blocks, and everything from ranks that cannot write.
     theirs = {
-        rank: chunks(
-            parts(rows, runs_of(rank), sections, blocks=not writes[rank], beside=True),
-        )
+        rank: chunks(rows.parts(rank, blocks=not writes[rank]))
         for rank in (range(1, ranks.size) if ranks.leads else [me])
     }
     for rank, chunk in in_turns(theirs):
         if not ranks.leads:
-            ranks.swap([(0, torch.cat([flat_bytes(values(part)) for part in chunk]))], [])
+            ranks.swap([(0, torch.cat([flat_bytes(part.of(entries)) for part in chunk]))], [])
             continue
         sizes = [part.nbytes for part in chunk]
         taken = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
         ranks.swap([], [(rank, taken)])
         for part, piece in zip(chunk, torch.split(taken, sizes), strict=True):
             file.write(piece, part.at)
-    # 3. Collect on rank 0, by parameter, the entries not stored row by row in memory.
-    for row in rows:
-        for which, section in enumerate(sections[row.number]):
-            if not is_by_rows(section):
-                whole = _whole(ranks, row, which, section, runs_of, values)
-                if ranks.leads:
-                    file.write(whole.as_strided(section.shape, section.stride), row.starts[which])
+    # 3. Collect on rank 0 the entries not stored row by row in memory.
+    for row in rows.strided:
+        section = rows.sections[row.name]
+        numel = _numel(section) if ranks.leads else 0
+        whole = torch.empty(numel, dtype=getattr(torch, row.dtype), device=ranks.device)
+        for rank in range(ranks.size) if ranks.leads else [me]:
+            for part in rows.of(rank, [row]):
+                there = whole[part.piece.start : part.piece.stop]
+                if not ranks.leads:
+                    ranks.swap([(0, flat_bytes(part.of(entries)))], [])
+                elif rank == 0:
+                    there.copy_(part.of(entries))
+                else:
+                    ranks.swap([], [(rank, flat_bytes(there))])
+        if ranks.leads:
+            file.write(whole.as_strided(section.shape, section.stride), row.start)
     ranks.arrive()
-    nbytes = sum(_numel(s) * row.itemsize for row in rows for s in sections[row.number])
+    nbytes = sum(_numel(rows.sections[row.name]) * row.itemsize for row in rows.rows)
     return file, _wrong(ranks, file, nbytes)
-
-
-def _whole(
-    ranks: RankControl,
-    row: Row,
-    which: int,
-    section: Section,
-    runs_of: Callable[[int], Callable[[Row], list[Run]]],
-    values: Callable[[Part], torch.Tensor],
-) -> torch.Tensor:
-    """Return an entry of a parameter in the order of memory; empty except on rank 0. Blocks."""
-    numel = _numel(section) if ranks.leads else 0
-    whole = torch.empty(numel, dtype=getattr(torch, row.dtype), device=ranks.device)
-    for rank in range(ranks.size) if ranks.leads else [ranks.rank]:
-        for run in runs_of(rank)(row):
-            if run.name != which:
-                continue
-            if not ranks.leads:
-                ranks.swap([(0, flat_bytes(values(Part(row, run, 0))))], [])
-                continue
-            there = whole[run.at : run.at + run.length]
-            if rank == 0:
-                there.copy_(values(Part(row, run, 0)))
-            else:
-                ranks.swap([], [(rank, flat_bytes(there))])
-    return whole
 
 
 def _numel(section: Section) -> int:

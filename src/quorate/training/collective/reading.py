@@ -7,9 +7,8 @@ reads the stretches and sends them, piece by piece.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +21,9 @@ from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Section
 from quorate.services.checkpoints import tensor_file
 from quorate.services.checkpoints.tensor_bytes import read_at
-from quorate.training.collective.rows import Part, Row, chunks, in_turns, parts
-from quorate.training.optimizing.cut_optimizer import CutOptimizer
-from quorate.training.optimizing.runs import Run, is_by_rows
+from quorate.training.collective.rows import Part, Row, Rows, chunks, in_turns
+from quorate.training.optimizing.entries import Listing, in_memory_order
+from quorate.training.optimizing.slice_state import SliceState
 
 
 class Unread(NamedTuple):
@@ -32,26 +31,21 @@ class Unread(NamedTuple):
 
     path: Path
 
-    def rows(self, held: Sequence[Sequence[str]], entries: Sequence[tuple[int, str]]) -> list[Row]:
-        """Return the places of some entries of the optimizer's tensors in the file.
+    def rows(self, listing: Listing) -> list[Row]:
+        """Return the places in the file of the entries with a value per element.
 
         Args:
-            held: the names of the parameters in each tensor.
-            entries: pairs of a tensor's number and the name of an entry.
+            listing: all entries, by parameter; see ``entries``.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
         with _readable(self.path):
             stored = tensor_file.header(self.path).tensors
+        found = [(name, entry) for name, entry, dtype, _ in listing if dtype is not None]
         return [
-            Row(
-                number,
-                entry,
-                stored[f"{entry}.{held[number][0]}"].dtype,
-                [stored[f"{entry}.{name}"].start for name in held[number]],
-            )
-            for number, entry in entries
+            Row(name, entry, stored[f"{entry}.{name}"].dtype, stored[f"{entry}.{name}"].start)
+            for name, entry in found
         ]
 
     def mark(self) -> str:
@@ -74,53 +68,31 @@ def sees(path: Path, mark: str) -> bool:
 
 
 def read(
-    ranks: RankControl,
-    optimizer: CutOptimizer,
-    path: Path,
-    rows: Sequence[Row],
-    reads: Sequence[bool],
+    ranks: RankControl, own: SliceState, rows: Rows, path: Path, reads: Sequence[bool]
 ) -> None:
-    """Read this rank's part of some rows into the optimizer. All ranks call. Blocks.
+    """Read this rank's part of some rows into its state. All ranks call. Blocks.
 
     Args:
-        rows: the rows to read; the same on all ranks.
+        own: the state of this rank's slice.
+        rows: the rows to read.
+        path: path of the file.
         reads: whether each rank sees the file, by rank.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
-    me, layout = ranks.rank, optimizer.flat_parameters.layout
-    sections = [[layout.sections[name] for name in names] for names in optimizer.held]
-    found = cache(optimizer.runs_of)
-
-    def runs_of(rank: int) -> Callable[[Row], list[Run]]:
-        return lambda row: found(row.number, rank)
-
-    def into(row: Row, run: Run) -> torch.Tensor:
-        whole = optimizer.values_of(row.number, row.entry)[run.piece]
-        return whole[run.start : run.start + run.length]
-
-    def strided(rank: int) -> Iterator[tuple[Row, Run, Section]]:
-        for row in rows:
-            for run in runs_of(rank)(row):
-                section = sections[row.number][run.name]
-                if not is_by_rows(section):
-                    yield row, run, section
-
-    def all_parts(rank: int) -> Iterator[Part]:
-        return parts(rows, runs_of(rank), sections, blocks=True, beside=True)
-
+    me, entries = ranks.rank, own.state()
     with _opened(path if reads[me] else None) as file:
         # 1. Read the part of this rank, if this rank sees the file.
         if reads[me]:
-            for part in all_parts(me):
-                read_at(file, into(part.row, part.run), part.at)
-            for row, run, section in strided(me):
-                into(row, run).copy_(_by_memory(file, row, run, section))
+            for part in rows.parts(me):
+                read_at(file, part.of(entries), part.at)
+            for part in rows.of(me, rows.strided):
+                part.of(entries).copy_(_by_memory(file, part, rows.sections[part.row.name]))
         ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
         # 2. Read on rank 0, and send, the parts of ranks that do not see the file.
         blind = [r for r in range(ranks.size) if not reads[r] and (ranks.leads or r == me)]
-        for rank, chunk in in_turns({rank: chunks(all_parts(rank)) for rank in blind}):
+        for rank, chunk in in_turns({rank: chunks(rows.parts(rank)) for rank in blind}):
             sizes = [part.nbytes for part in chunk]
             data = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
             pieces = torch.split(data, sizes)
@@ -131,36 +103,36 @@ def read(
             else:
                 ranks.swap([], [(0, data)])
                 for part, piece in zip(chunk, pieces, strict=True):
-                    flat_bytes(into(part.row, part.run)).copy_(piece)
-        for rank, (row, run, section) in in_turns({rank: strided(rank) for rank in blind}):
+                    flat_bytes(part.of(entries)).copy_(piece)
+        odd = {rank: rows.of(rank, rows.strided) for rank in blind}
+        for rank, part in in_turns(odd):
             if ranks.leads:
-                own = _by_memory(file, row, run, section).to(ranks.device)
-                ranks.swap([(rank, flat_bytes(own))], [])
+                values = _by_memory(file, part, rows.sections[part.row.name]).to(ranks.device)
+                ranks.swap([(rank, flat_bytes(values))], [])
             else:
-                ranks.swap([], [(0, flat_bytes(into(row, run)))])
+                ranks.swap([], [(0, flat_bytes(part.of(entries)))])
         ranks.arrive()
 
 
-def read_whole(path: Path, row: Row, section: Section, which: int, into: torch.Tensor) -> None:
+def read_whole(path: Path, row: Row, into: torch.Tensor) -> None:
     """Read an entry of a parameter into memory with any strides.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
     with _opened(path) as file:
-        data = torch.empty(section.shape, dtype=getattr(torch, row.dtype))
-        read_at(file, data, row.starts[which])
+        data = torch.empty(into.shape, dtype=into.dtype)
+        read_at(file, data, row.start)
         into.copy_(data)
 
 
-def _by_memory(file: int, row: Row, run: Run, section: Section) -> torch.Tensor:
-    """Return a run in the order of memory, of a parameter not stored row by row in memory."""
-    dtype = getattr(torch, row.dtype)
+def _by_memory(file: int, part: Part, section: Section) -> torch.Tensor:
+    """Return a part in the order of memory, of a parameter not stored row by row in memory."""
+    dtype = getattr(torch, part.row.dtype)
     by_rows = torch.empty(section.shape, dtype=dtype)
-    read_at(file, by_rows, row.starts[run.name])
-    memory = torch.empty(by_rows.numel(), dtype=dtype)
-    memory.as_strided(section.shape, section.stride).copy_(by_rows)
-    return memory[run.at : run.at + run.length]
+    read_at(file, by_rows, part.row.start)
+    memory = torch.empty_strided(section.shape, section.stride, dtype=dtype).copy_(by_rows)
+    return in_memory_order(memory)[part.piece.start : part.piece.stop]
 
 
 @contextmanager

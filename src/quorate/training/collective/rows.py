@@ -6,13 +6,16 @@ file. The exception is a parameter not stored row by row in memory (channels_las
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from math import prod
 from typing import NamedTuple, TypeVar
 
 import torch
 
+from quorate.engines.partition import Partition, Piece
 from quorate.replica.flat import Layout, Section
-from quorate.training.optimizing.runs import Run, is_by_rows
+from quorate.training.optimizing.entries import Entries
 
 T = TypeVar("T")
 
@@ -36,12 +39,12 @@ def is_large(layout: Layout) -> bool:
 
 
 class Row(NamedTuple):
-    """An entry of a tensor of the optimizer, with the places in the file."""
+    """An entry of a parameter's state, with a value per element, and its place in the file."""
 
-    number: int  # number of the tensor
+    name: str  # of the parameter
     entry: str
     dtype: str
-    starts: list[int]  # by parameter of the tensor: bytes from the beginning of the file
+    start: int  # bytes from the beginning of the file
 
     @property
     def itemsize(self) -> int:
@@ -51,41 +54,66 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A stretch of the file, written or sent at once."""
+    """A stretch of an entry that one rank has."""
 
     row: Row
-    run: Run
-    at: int  # bytes from the beginning of the file
+    piece: Piece  # the rank's piece with the stretch
+    start: int  # offset in the piece
+    length: int
+    at: int  # bytes from the beginning of the file; of no meaning if not stored row by row
 
     @property
     def nbytes(self) -> int:
         """The size of the stretch, in bytes."""
-        return self.run.length * self.row.itemsize
+        return self.length * self.row.itemsize
+
+    def of(self, entries: Entries) -> torch.Tensor:
+        """Return the stretch in the state of the rank's pieces, as a view."""
+        whole: torch.Tensor = entries[self.piece.key][self.row.entry]
+        return whole[self.start : self.start + self.length]
 
 
-def parts(
-    rows: Sequence[Row],
-    runs_of: Callable[[Row], Sequence[Run]],
-    sections: Sequence[Sequence[Section]],
-    *,
-    blocks: bool,
-    beside: bool,
-) -> Iterator[Part]:
-    """Yield a rank's parts of some rows, without parameters not stored row by row in memory.
+def is_by_rows(section: Section) -> bool:
+    """Return whether a parameter's elements lie row by row in memory, as in files."""
+    expected = 1
+    for size, stride in zip(reversed(section.shape), reversed(section.stride), strict=True):
+        if size != 1 and stride != expected:
+            return prod(section.shape) == 0
+        expected *= size
+    return True
+
+
+class Rows:
+    """The rows to write or read, and the parts of each rank.
 
     Args:
-        runs_of: returns the rank's runs of a row.
-        sections: sections of the parameters, by tensor of the optimizer.
-        blocks: whether to yield whole blocks of the file.
-        beside: whether to yield parts of blocks, which ranks may share.
+        rows: the rows, the same on all ranks.
+        partition: the partition of the parameters among the ranks.
     """
-    for row in rows:
-        size = row.itemsize
-        for run in runs_of(row):
-            if not is_by_rows(sections[row.number][run.name]):
-                continue
-            begin = row.starts[run.name] + run.at * size
-            end = begin + run.length * size
+
+    def __init__(self, rows: Sequence[Row], partition: Partition) -> None:
+        self.rows, self.sections = rows, partition.whole.sections
+        self._by_rows = [row for row in rows if is_by_rows(self.sections[row.name])]
+        # Parameters not stored row by row in memory.
+        self.strided = [row for row in rows if not is_by_rows(self.sections[row.name])]
+        self._pieces = cache(partial(_by_name, partition))
+
+    def of(self, rank: int, rows: Iterable[Row]) -> Iterator[Part]:
+        """Yield a rank's parts of some rows: a part per piece."""
+        for row in rows:
+            for piece in self._pieces(rank).get(row.name, ()):
+                yield Part(row, piece, 0, piece.length, row.start + piece.start * row.itemsize)
+
+    def parts(self, rank: int, *, blocks: bool = True, beside: bool = True) -> Iterator[Part]:
+        """Yield a rank's parts, without parameters not stored row by row in memory.
+
+        Args:
+            rank: the rank.
+            blocks: whether to yield whole blocks of the file.
+            beside: whether to yield parts of blocks, which ranks may share.
+        """
+        for part in self.of(rank, self._by_rows):
+            begin, end, size = part.at, part.at + part.nbytes, part.row.itemsize
             first, last = -(-begin // BLOCK_BYTES) * BLOCK_BYTES, end - end % BLOCK_BYTES
             if blocks and beside:
                 spans = [(begin, end)]
@@ -96,8 +124,14 @@ def parts(
             for start, stop in spans:
                 for at in range(start, stop, PIECE_BYTES):
                     length = (min(stop, at + PIECE_BYTES) - at) // size
-                    part = run._replace(start=run.start + (at - begin) // size, length=length)
-                    yield Part(row, part, at)
+                    yield part._replace(start=(at - begin) // size, length=length, at=at)
+
+
+def _by_name(partition: Partition, rank: int) -> dict[str, list[Piece]]:
+    found: dict[str, list[Piece]] = {}
+    for piece in partition.pieces(rank):
+        found.setdefault(piece.name, []).append(piece)
+    return found
 
 
 def chunks(of: Iterator[Part]) -> Iterator[list[Part]]:

@@ -29,8 +29,10 @@ from quorate.machine import this_host
 from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.training.collective.filling import File, answer, fill, require_done, wrong_in
-from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, is_large
-from quorate.training.optimizing.cut_optimizer import CutOptimizer
+from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, Rows, is_large
+from quorate.training.optimizing.entries import Listing, listed
+from quorate.training.optimizing.slice_state import SliceState
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 
 
 class Saves:
@@ -45,7 +47,7 @@ class Saves:
     def __init__(
         self,
         ranks: RankControl,
-        optimizer: CutOptimizer,
+        optimizer: SlicedOptimizer,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._ranks, self._optimizer = ranks, optimizer
@@ -60,7 +62,7 @@ class Saves:
     @property
     def are_by_all(self) -> bool:
         """True if all ranks are to write the state together."""
-        return self._optimizer.is_spread and is_large(self._optimizer.flat_parameters.layout)
+        return self._optimizer.is_away and is_large(self._optimizer.flat_parameters.layout)
 
     # --- rank 0 -----------------------------------------------------------------------------------
 
@@ -115,26 +117,22 @@ class Saves:
         Yields:
             A function to fill a draft with the state; see ``Contents.fill``.
         """
-        described = [each for own in self._ranks.call("describe") for each in own]
-        with self._optimizer.outlined(described):
-            yield partial(self._fill, described)
+        entries = self._optimizer.joined(self._ranks.call("describe"))
+        with self._optimizer.outlined(entries):
+            yield partial(self._fill, listed(entries))
 
-    def _fill(self, described: Sequence[Sequence[Any]], draft: Draft) -> Callable[[Flush], None]:
-        held, stored = self._optimizer.held, draft.stored[OPTIMIZER]
-        entries = {
-            (number, entry): dtype
-            for number, entry, dtype, plain, _ in described
-            if plain == "piece" and dtype is not None
-        }
+    def _fill(self, listing: Listing, draft: Draft) -> Callable[[Flush], None]:
+        stored = draft.stored[OPTIMIZER]
         rows = [
-            Row(number, entry, dtype, [stored[f"{entry}.{name}"].start for name in held[number]])
-            for (number, entry), dtype in entries.items()
+            Row(name, entry, dtype, stored[f"{entry}.{name}"].start)
+            for name, entry, dtype, _ in listing
+            if dtype is not None
         ]
         folder = draft.folder.resolve()
         writes = self._writes or self._rehearse(folder)
         self._ranks.tell("fill", str(folder), rows, writes)
         with self._ranks.in_step():
-            file, wrong = fill(self._ranks, self._optimizer, folder, rows, writes)
+            file, wrong = self._filled(folder, rows, writes)
         file.close()  # all files of the draft are flushed later
         require_done(wrong, draft.folder)
         return partial(self._flush_all, draft.folder)
@@ -153,9 +151,21 @@ class Saves:
         answers = self._ranks.gather(answer(self._ranks.rank, error), beside=True)
         require_done(wrong_in(answers), folder)
 
-    def _describe(self) -> list[Any]:
-        """Return the descriptions of the state of all ranks, by rank. All ranks call. Blocks."""
-        return self._ranks.gather(self._optimizer.described())
+    def _filled(
+        self, folder: Path, rows: Sequence[Row], writes: Sequence[bool]
+    ) -> tuple[File, list[tuple[int, str]]]:
+        of_ranks = Rows(rows, self._optimizer.partition)
+        return fill(self._ranks, self._own, folder, of_ranks, writes)
+
+    @property
+    def _own(self) -> SliceState:
+        assert self._optimizer.slice is not None
+        return self._optimizer.slice
+
+    def _describe(self) -> list[Listing]:
+        """Return the messages about the state of all ranks, by rank. All ranks call. Blocks."""
+        listing, _ = self._own.told()
+        return self._ranks.gather(listing)
 
     # --- ranks other than 0 -----------------------------------------------------------------------
 
@@ -164,8 +174,7 @@ class Saves:
 
     def _fill_part(self, folder: str, rows: list[list[Any]], writes: list[bool]) -> None:
         """Write this rank's part of a save, and flush the file in a thread. Blocks."""
-        own_rows = [Row(*row) for row in rows]
-        file, wrong = fill(self._ranks, self._optimizer, Path(folder), own_rows, writes)
+        file, wrong = self._filled(Path(folder), [Row(*row) for row in rows], writes)
         if wrong:
             file.close()
             return

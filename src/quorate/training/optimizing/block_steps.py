@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from quorate.training.optimizing import cores as _cores
 from quorate.training.optimizing.bare_step import bare_step, is_counted
-from quorate.training.optimizing.entries import copied, is_like
 from quorate.training.optimizing.kernels.adam import step_by_kernel
+from quorate.training.optimizing.known_optimizers import is_by_element, piece_of_state
 from quorate.training.optimizing.mean import MOST_CORES, SPAN
 
 _State = dict[str, Any]
@@ -124,7 +124,7 @@ def _step_of(own: Optimizer, block: _Block) -> _State:
     piece = torch.nn.Parameter(tensor.detach()[span])
     piece.grad = tensor.grad[span]
     given = {
-        entry: value[span] if is_like(value, tensor) else copied(value)
+        entry: piece_of_state(entry, value, span.start, SPAN)
         for entry, value in block.state.items()
     }
     own.param_groups[0]["params"] = [piece]
@@ -133,7 +133,7 @@ def _step_of(own: Optimizer, block: _Block) -> _State:
     (bare_step(own) or own.step)()
     counted = {}
     for entry, value in own.state[piece].items():
-        if not is_like(block.state[entry], tensor):
+        if not is_by_element(entry, value):
             counted[entry] = value
         elif value is not given[entry]:
             given[entry].copy_(value)

@@ -23,6 +23,7 @@ from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.shard_sum import Part
 from quorate.replica.sparse.found import Found
+from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.choices import OptimizeByPhase
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.making import Making
@@ -30,7 +31,7 @@ from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
-from quorate.training.optimizing.update import Again, Applied, Average, Update
+from quorate.training.optimizing.update import Again, Applied, Update
 
 
 @dataclass
@@ -138,7 +139,7 @@ class PhaseUpdates:
         self.by_name: dict[str, Own] = {}
         for name, choice in optimize.by_name.items():
             names = optimize.losses.trained(making.model, name)
-            optimizer = making.optimizer_of(choice.optimizer, names)
+            optimizer = making.optimizer(choice.optimizer, names=names)
             if optimizer.has_modes or needs_closure(optimizer.inner):
                 got = f"{type(optimizer.inner).__name__} in phase {name!r}"
                 expected = "optimizers that step from one gradient, and have one set of weights"
@@ -151,7 +152,6 @@ class PhaseUpdates:
                 schedule_metric=choice.schedule_metric,
                 # With a decay of 0 the shadow equals the parameters.
                 average=None if average is None else average.of(names, choice.ema_decay or 0.0),
-                extent=making.extent(),
             )
             state = OptimizerState(optimizer, update, making.model, notes)
             self.by_name[name] = Own(choice, optimizer, update, state)
@@ -216,11 +216,6 @@ class PhaseUpdates:
         """Stop stepping schedules: another process steps them and sets the learning rates."""
         for own in self.by_name.values():
             own.update.leave_schedule()
-
-    def take_whole(self) -> None:
-        """Make updates from whole gradients from now on."""
-        for own in self.by_name.values():
-            own.update.take_whole()
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Step the schedules that follow a metric of the validation set."""

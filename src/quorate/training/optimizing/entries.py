@@ -1,35 +1,102 @@
-"""Entries of an optimizer's state, as ranks describe them to each other: per element, or single."""
+"""Entries of an optimizer's state, by parameter or by piece, and as owners of pieces are told them.
+
+An entry of an element-wise optimizer has a value for each element, or one value for a parameter. A
+message lists all entries with their single values; the values per element travel as vectors, in the
+order of the list.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from quorate.engines.collective.rank_slices import SlicePart
+from quorate.engines.partition import Piece
+from quorate.replica.flat import Section
 from quorate.replica.torch_internals import version
+from quorate.training.optimizing.known_optimizers import is_by_element
+
+Entries = dict[str, dict[str, Any]]  # by parameter or by key of a piece, then by name of the entry
+# Of each entry: parameter or key, name, dtype and None; or None and a value, if there is one.
+Listing = list[list[Any]]
 
 
-def part(value: torch.Tensor, place: SlicePart) -> torch.Tensor:
-    """Return a stretch of a vector."""
-    return value[place.start : place.start + place.length]
+def in_memory_order(value: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a dense tensor in the order of memory: a view."""
+    return value.detach().as_strided((value.numel(),), (1,), value.storage_offset())
 
 
-def cut(value: torch.Tensor, place: SlicePart, piece: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a stretch of an entry; uninitialized memory if the entry is not read yet."""
-    if value.is_meta:
-        return torch.empty(place.length, dtype=value.dtype, device=piece.device)
-    return part(value, place).clone()
+def of_pieces(entries: Mapping[str, Mapping[str, Any]], pieces: Iterable[Piece]) -> Entries:
+    """Return the entries of some pieces, by key, from those of whole parameters: views."""
+    return {
+        piece.key: {
+            entry: in_memory_order(value)[piece.start : piece.stop]
+            if is_by_element(entry, value)
+            else value
+            for entry, value in entries[piece.name].items()
+        }
+        for piece in pieces
+    }
 
 
-def end(tensor: torch.Tensor) -> int:
-    """Return the address behind a vector."""
-    return tensor.data_ptr() + tensor.numel() * tensor.element_size()
+def listed(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
+    """Return the message about entries, without values per element; see ``vectors``."""
+    return [
+        [name, entry, _dtype(value), None]
+        if is_by_element(entry, value)
+        else [name, entry, None, to_json(value)]
+        for name, of_one in entries.items()
+        for entry, value in of_one.items()
+    ]
 
 
-def is_like(value: object, tensor: torch.Tensor) -> bool:
-    """Return whether an entry has a value for each element."""
-    return isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dim() > 0
+def vectors(entries: Mapping[str, Mapping[str, Any]], listing: Listing) -> list[torch.Tensor]:
+    """Return the values per element in the order of a message, as views of the entries."""
+    return [in_memory_order(entries[name][entry]) for name, entry, dtype, _ in listing if dtype]
+
+
+def outlined(listing: Listing, sections: Mapping[str, Section]) -> Entries:
+    """Return the entries of a message; values per element are on "meta", without memory.
+
+    Args:
+        sections: places of the parameters or pieces, all of which are in the result.
+    """
+    entries: Entries = {name: {} for name in sections}
+    for name, entry, dtype, value in listing:
+        if dtype is not None:
+            shape, stride = sections[name].shape, sections[name].stride
+            kind = getattr(torch, dtype)
+            value = torch.empty_strided(shape, stride, dtype=kind, device="meta")
+        else:
+            value = from_json(value)
+        entries[name].setdefault(entry, value)
+    return entries
+
+
+def to_json(value: Any) -> Any:
+    """Return a plain value, a tuple, or a tensor of a few elements for JSON."""
+    if isinstance(value, torch.Tensor):
+        return {"tensor": _dtype(value), "values": value.tolist()}
+    if isinstance(value, tuple):
+        return {"tuple": [to_json(item) for item in value]}
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Return the value encoded by ``to_json``."""
+    if not isinstance(value, dict):
+        return value
+    if "tuple" in value:
+        return tuple(from_json(item) for item in value["tuple"])
+    return torch.tensor(value["values"], dtype=getattr(torch, value["tensor"]))
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+# --- changes by user code -------------------------------------------------------------------------
 
 
 class Same:
@@ -56,31 +123,3 @@ def marks(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [mark for item in value for mark in marks(item)]
     return [value if isinstance(value, (bool, int, float, str)) else Same(value)]
-
-
-def told(value: Any, tensor: torch.Tensor) -> list[Any]:
-    """Return an entry's dtype, its value ("piece" if the value is sent), and its device."""
-    if not isinstance(value, torch.Tensor):
-        return [None, value, ""]
-    dtype = str(value.dtype).removeprefix("torch.")
-    if is_like(value, tensor):
-        return [dtype, "piece", ""]
-    return [dtype, value.tolist(), _on(value)]
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of an entry."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def described(value: Any, piece: torch.Tensor | None) -> list[Any]:
-    """Return an entry's dtype, shape or "piece", plain value if not a tensor, and device."""
-    if not isinstance(value, torch.Tensor):
-        return [None, None, value, ""]
-    assert piece is not None
-    shape = "piece" if is_like(value, piece) else list(value.shape)
-    return [str(value.dtype).removeprefix("torch."), shape, None, _on(value)]
-
-
-def _on(value: torch.Tensor) -> str:
-    return "cpu" if value.device.type == "cpu" else "device"

@@ -65,6 +65,11 @@ class States(defaultdict[Any, Any]):
         return self._of(tensor) or default if found is None else found
 
 
+def is_by_element(entry: str, value: object) -> bool:
+    """Return whether a state entry of an element-wise optimizer has a value for each element."""
+    return isinstance(value, torch.Tensor) and entry not in COUNTERS
+
+
 def is_elementwise(optimizer: Optimizer) -> bool:
     """Return whether the update of an element is independent of the tensor around the element."""
     return (
@@ -153,13 +158,11 @@ def require_state_of(
             )
 
 
-def piece_of_state(entry: str, value: Any, tensor: torch.Tensor, start: int, size: int) -> Any:
+def piece_of_state(entry: str, value: Any, start: int, size: int) -> Any:
     """Return the part of a state entry that belongs to a piece of the tensor."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if entry in COUNTERS or value.shape != tensor.shape:
-        return value.clone()
-    return value[start : start + size]
+    if is_by_element(entry, value):
+        return value[start : start + size]
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def kind_of_state(entries: dict[str, Any]) -> dict[str, Any]:

@@ -10,20 +10,23 @@ Legend: P elements of a vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import torch
 
 from quorate.coordination.ownership import BLOCK
+from quorate.engines.partition import root
 from quorate.machine.devices import has_float64
 from quorate.replica.flat import Flat
 from quorate.replica.quick.factors import as_factor, exact_inverse
 from quorate.replica.quick.torch_calls import is_finite_times
+from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.cores import side_by_side
-from quorate.training.optimizing.not_finite import is_all_finite
+from quorate.training.optimizing.not_finite import is_all_finite, is_finite
 
 Addition = tuple[Flat, Flat]  # left += right
 
@@ -35,11 +38,70 @@ FEW = 1 << 14  # up to this size, check and division are one operation; beyond, 
 MOST_CORES = 8
 
 
+class Mean(NamedTuple):
+    """The mean gradient of an update."""
+
+    gradient: Flat
+    is_finite: bool  # True if loss and gradient of the sum are finite; else the mean is unused
+    norm: float | None  # over all elements, summed in float64; None if not wanted
+
+
 class Found(NamedTuple):
     """Results of the checks made during a pass over vectors."""
 
     is_finite: bool  # whether the sum is finite
     squares: list[list[float]]  # squared norm of each block of each vector of the mean
+
+
+def mean_of_sum(
+    total: ShardSum,
+    additions: Sequence[Addition],
+    device: torch.device,
+    *,
+    wants_norm: bool,
+    cores: int,
+) -> Mean:
+    """Make the mean gradient of a sum of whole vectors, on a device.
+
+    Args:
+        total: the sum. Its gradient is complete after the additions.
+        additions: additions of gradients, in order.
+        cores: the largest number of cores to use.
+    """
+    gradient = total.gradient
+    assert gradient is not None
+    loss_is_finite = math.isfinite(total.metrics["loss"])
+    is_on_host = gradient.is_on_host and device.type == "cpu"
+    for left, right in additions:
+        is_on_host = is_on_host and left.is_on_host and right.is_on_host
+    if not is_on_host:
+        return _mean_by_device(total, additions, device, wants_norm=wants_norm)
+    found = make_mean(
+        gradient,
+        additions,
+        total.weight,
+        checks=True,
+        wants_squares=wants_norm and loss_is_finite,
+        cores=cores,
+    )
+    is_alright = found.is_finite and loss_is_finite
+    norm = root(chain.from_iterable(found.squares)) if wants_norm and is_alright else None
+    return Mean(gradient, is_alright, norm)
+
+
+def _mean_by_device(
+    total: ShardSum, additions: Sequence[Addition], device: torch.device, *, wants_norm: bool
+) -> Mean:
+    """Make the mean gradient by operations on whole vectors, which are fastest on a GPU."""
+    assert total.gradient is not None
+    for left, right in additions:
+        left.add_(right)
+    if not is_finite(total):
+        return Mean(total.gradient, False, None)
+    gradient = total.gradient.on(device)
+    gradient.div_(total.weight)
+    found = chain.from_iterable(map(squares, gradient.stretches)) if wants_norm else None
+    return Mean(gradient, True, None if found is None else root(found))
 
 
 def make_mean(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -24,22 +23,29 @@ from torch.optim import Optimizer
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.sparse.found import Found
+from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.bare_step import bare_step
 from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
+from quorate.training.optimizing.cores import cores_for
+from quorate.training.optimizing.entries import Entries
 from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
 from quorate.training.optimizing.known_optimizers import (
     COUNTERS,
     FUSED,
     States,
     fill_momenta,
+    is_by_element,
     is_elementwise,
     kind_of_state,
     leaves_it_open,
     piece_of_state,
     require_state_of,
 )
+from quorate.training.optimizing.mean import Addition, Mean, mean_of_sum
+from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.sparse.row_optimizers import kept_by_rows
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
@@ -79,7 +85,8 @@ class FlatOptimizer:
         self._given = [dict(group) for group in self.inner.param_groups]  # before any is fused
         self.flat_parameters = parameters
         layout, ours = parameters.layout, () if names is None else named
-        self._elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
+        # P, over all dtypes: the number of elements of this optimizer's parameters.
+        self.elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
         # torch's optimizers take a gradient by rows for a parameter, not for a stretch of several.
         self.flat = is_elementwise(self.inner) and named.keys().isdisjoint(layout.by_rows)
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
@@ -159,15 +166,27 @@ class FlatOptimizer:
         """The device of the parameters."""
         return self.flat_parameters.device
 
-    @cached_property
-    def elements(self) -> int:
-        """P, over all dtypes: the number of elements of this optimizer's parameters."""
-        return self._elements
-
     @property
     def lr(self) -> float:
         """The learning rate of the first group."""
         return float(self.inner.param_groups[0]["lr"])
+
+    @property
+    def cores(self) -> int:
+        """The number of cores for operations on the vectors of all parameters."""
+        return cores_for(self.elements)
+
+    def mean(self, total: ShardSum, additions: Sequence[Addition], *, wants_norm: bool) -> Mean:
+        """Make the mean gradient of a sum; see ``mean_of_sum``."""
+        return mean_of_sum(total, additions, self.device, wants_norm=wants_norm, cores=self.cores)
+
+    def not_finite(self, gradient: Flat) -> list[str]:
+        """Return the names of the parameters whose gradient has a non-finite element."""
+        return not_finite(gradient)
+
+    def add_to_average(self, average: Average, n: int) -> None:
+        """Add the parameters after update n (from 1) to an average."""
+        average.update(n)
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return a copy of a gradient of all parameters: the memory of a sum is reused."""
@@ -284,9 +303,11 @@ class FlatOptimizer:
         """
         state: dict[str, dict[str, Any]] = {}
         for tensor, names in self._held.items():
-            values = self.inner.state.get(tensor, {})
+            values = dict.get(
+                self.inner.state, tensor, {}
+            )  # fetches nothing: see ``LentStates``
             for name in names:
-                state[name] = {k: self._cut(v, tensor, names, name) for k, v in values.items()}
+                state[name] = {k: self._cut(k, v, names, name) for k, v in values.items()}
         return state
 
     def _state_of(self, parameter: object) -> dict[str, Any] | None:
@@ -295,7 +316,7 @@ class FlatOptimizer:
         for tensor, names in self._held.items() if name is not None else ():
             if name in names:
                 values = dict.get(self.inner.state, tensor, {})
-                return {k: self._cut(v, tensor, names, name) for k, v in values.items()}
+                return {k: self._cut(k, v, names, name) for k, v in values.items()}
         return None
 
     def loadable(self, state: dict[str, dict[str, Any]]) -> dict[torch.Tensor, dict[str, Any]]:
@@ -327,8 +348,17 @@ class FlatOptimizer:
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Replace the state by the result of ``loadable``."""
         for tensor in self._held:
-            self.inner.state.pop(tensor, None)
-        self.inner.state.update(loadable)
+            dict.pop(self.inner.state, tensor, None)
+        dict.update(self.inner.state, loadable)
+
+    def put(self, entries: Entries) -> None:
+        """Replace the state by copies of entries; instead of entries on "meta", put zeros."""
+        loadable = self.loadable(entries)
+        for tensor, own in loadable.items():
+            for entry, value in own.items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    own[entry] = torch.zeros(value.shape, dtype=value.dtype, device=tensor.device)
+        FlatOptimizer.load(self, loadable)
 
     def _cut_where(self, kind: Callable[[str], object]) -> None:
         """Cut the stretches, with their state, where parameters of a different kind begin."""
@@ -347,7 +377,7 @@ class FlatOptimizer:
 
     def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
         sections = self.flat_parameters.layout.sections
-        state = self.inner.state.pop(tensor, {})
+        state = dict.pop(self.inner.state, tensor, {})
         sizes = [sum(sections[name].span for name in names) for names in runs]
         pieces: list[torch.Tensor] = []
         start = 0
@@ -355,10 +385,8 @@ class FlatOptimizer:
             piece = torch.nn.Parameter(tensor.detach()[start : start + size])
             self._held[piece] = names
             if state:
-                self.inner.state[piece] = {
-                    entry: piece_of_state(entry, value, tensor, start, size)
-                    for entry, value in state.items()
-                }
+                own = {entry: piece_of_state(entry, v, start, size) for entry, v in state.items()}
+                dict.__setitem__(self.inner.state, piece, own)
             pieces.append(piece)
             start += size
         return pieces
@@ -387,11 +415,11 @@ class FlatOptimizer:
             return target.to(dtype=example.dtype, device=tensor.device).copy_(example)
         whole = torch.zeros_like(tensor)
         for name in names:
-            self._cut(whole, tensor, names, name).copy_(state[name][entry])
+            self._cut(entry, whole, names, name).copy_(state[name][entry])
         return whole
 
-    def _cut(self, value: Any, tensor: torch.Tensor, names: list[str], name: str) -> Any:
-        if not isinstance(value, torch.Tensor) or value.shape != tensor.shape or not self.flat:
+    def _cut(self, entry: str, value: Any, names: list[str], name: str) -> Any:
+        if not self.flat or not is_by_element(entry, value):
             return value
         sections = self.flat_parameters.layout.sections
         section = sections[name]

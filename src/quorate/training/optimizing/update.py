@@ -7,11 +7,10 @@ of workers or cores.
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +26,10 @@ from quorate.replica.shard_sum import Part, ShardSum, Share
 from quorate.replica.torch_internals import has_step_hooks
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
+from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import Closure
-from quorate.training.optimizing.cores import cores_for, intra_op_threads
-from quorate.training.optimizing.extent import Mean, Sliced, Whole
-from quorate.training.optimizing.mean import Addition
+from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.schedule import Schedule, metric_of, scheduler_of
 
@@ -73,36 +72,6 @@ class Applied:
         return sums
 
 
-class Average:
-    """Exponential moving average of the parameters.
-
-    shadow -= (1 - d) * (shadow - value), with d = min(decay, (1 + n) / (10 + n)) after n updates:
-    the ramp of tf.train.ExponentialMovingAverage. Without the ramp the initial values dominate for
-    long.
-    """
-
-    def __init__(self, decay: float, parameters: Flat) -> None:
-        self._decay = decay
-        self._parameters = parameters
-        self.shadow = parameters.new()
-        self.shadow.copy_(parameters)
-        self._pairs = [*zip(self.shadow.vectors, parameters.vectors, strict=True)]
-
-    def of(self, names: Collection[str], decay: float) -> Average:
-        """Return an average of some parameters, with a decay of its own, over the same shadow."""
-        part = copy.copy(self)
-        part._decay = decay
-        runs = self.shadow.runs(names), self._parameters.runs(names)
-        part._pairs = [(mine, theirs) for (mine, _), (theirs, _) in zip(*runs, strict=True)]
-        return part
-
-    def update(self, n: int) -> None:
-        """Add the parameters after update n (from 1) to the average."""
-        d = min(self._decay, (1 + n) / (10 + n))
-        for mine, theirs in self._pairs:
-            mine.lerp_(theirs, 1 - d)
-
-
 class Update:
     """The application of a step's shards to the parameters.
 
@@ -113,7 +82,6 @@ class Update:
         schedule: from the optimizer to a torch scheduler, stepped once per update.
         schedule_metric: the metric for a scheduler stepped with a metric.
         average: the average of the parameters, if they are averaged.
-        extent: the extent of the gradients. Default: whole vectors.
     """
 
     def __init__(
@@ -125,11 +93,9 @@ class Update:
         schedule: Schedule | None = None,
         schedule_metric: str | None = None,
         average: Average | None = None,
-        extent: Whole | Sliced | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.average = average
-        self._extent: Whole | Sliced = extent or Whole()
         self._buffers = buffers
         self._clip_norm = clip_norm
         groups = [_plain(group) for group in optimizer.inner.param_groups]
@@ -186,7 +152,8 @@ class Update:
                 fix="give at least one row of each batch a weight",
             )
         began = time.monotonic()
-        mean = self._mean(total, additions)
+        wants_norm = self._clip_norm is not None
+        mean = self.optimizer.mean(total, additions, wants_norm=wants_norm)
         self.sum_s = time.monotonic() - began
         # 3. Keep non-finite values from the parameters.
         if not mean.is_finite:
@@ -212,7 +179,7 @@ class Update:
                 error.add_note(f"quorate: in the optimizer's step(), which is given {given}")
                 raise
             if self.average is not None:
-                self.average.update(n)
+                self.optimizer.add_to_average(self.average, n)
         metrics = total.means()
         if self._goes_by is not None:
             self._step_by(metrics, "")
@@ -229,14 +196,6 @@ class Update:
             totals=total.totals,
             remarks=remarks,
             questions=questions,
-        )
-
-    def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
-        """Make the mean gradient of a sum, in the memory of the sum."""
-        optimizer, wants_norm = self.optimizer, self._clip_norm is not None
-        cores = cores_for(optimizer.elements)
-        return self._extent.mean(
-            total, additions, optimizer.device, wants_norm=wants_norm, cores=cores
         )
 
     def _take_beside(self, total: ShardSum, present: int) -> list[str]:
@@ -276,7 +235,8 @@ class Update:
 
             def take(total: ShardSum) -> None:
                 with intra_op_threads(1):  # as in ``apply``
-                    mean = self._mean(total, ())
+                    wants_norm = self._clip_norm is not None
+                    mean = self.optimizer.mean(total, (), wants_norm=wants_norm)
                 if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
@@ -320,10 +280,6 @@ class Update:
         """Stop stepping the schedule: another process steps it and sets the learning rates."""
         self.scheduler = self._goes_by = None
 
-    def take_whole(self) -> None:
-        """Make updates from whole gradients from now on."""
-        self._extent = Whole()
-
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Step a schedule that follows a metric of the validation set."""
         if self._goes_by is not None:
@@ -359,12 +315,12 @@ class Update:
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
-            not_finite=self._extent.not_finite(total.gradient),
+            not_finite=self.optimizer.not_finite(total.gradient),
         )
 
     def _on_cores(self) -> AbstractContextManager[None]:
         """Return a context with several cores, if the optimizer works element by element."""
-        cores = cores_for(self.optimizer.elements) if self.optimizer.flat else 1
+        cores = self.optimizer.cores if self.optimizer.flat else 1
         return intra_op_threads(cores) if cores > 1 else _NOTHING
 
 

@@ -11,7 +11,7 @@ from quorate.engines.processes.transport import servers_of
 from quorate.engines.servers import Servers
 from quorate.errors import ServerError
 from quorate.training.collective import share
-from quorate.training.serving.served import ServedOptimizer
+from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 
 
@@ -30,11 +30,8 @@ class Turns:
     """
 
     def __init__(self, state: State, servers: Servers) -> None:
-        assert state.serving is not None
         assert isinstance(state.optimizer, ServedOptimizer)
-        self._state = state
-        self._serving = state.serving
-        self._optimizer = state.optimizer
+        self._state, self._optimizer = state, state.optimizer
         self._servers = servers
         self._mark: list[bytes] = []
 
@@ -43,26 +40,21 @@ class Turns:
         self._state.visits.updated(self._begin)
 
     def _begin(self) -> None:
-        self._serving.bring_home()
+        self._optimizer.fetch_parameters()
         self._mark = share.mark(self._state)
 
     def end(self) -> None:
         """Send user code's changes to the servers; the whole state at the first call. Blocks."""
-        if not self._serving.is_on or self._optimizer.is_lent:
-            self._optimizer.begin(self._servers)
+        if not self._optimizer.is_on or self._optimizer.is_lent:
+            self._optimizer.begin(self._servers, self._state.average)
         elif self._state.visits.has_come and share.mark(self._state) != self._mark:
-            self._serving.set()
+            self._optimizer.set()
         else:
-            self._serving.show()
+            self._optimizer.show()
 
     def close(self) -> None:
         """Fetch everything: servers end with their loop."""
-        if not self._serving.is_on:
-            return
         try:
-            self._serving.bring_home()
             self._optimizer.end()
         except ServerError:
             self._state.update.under_way = True  # a part of the state is lost
-        finally:
-            self._serving.end()

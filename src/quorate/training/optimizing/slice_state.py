@@ -1,0 +1,76 @@
+"""The state of one owner's slice: an optimizer of the user's kind over pieces of the parameters.
+
+An element-wise optimizer treats an element of a piece as in the whole parameter. Independent of
+engines: a rank has such a state for its own slice, and a server for the slice it serves.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from quorate.engines.partition import Piece
+from quorate.replica.flat import Flat
+from quorate.training.optimizing.entries import Listing, listed, vectors
+from quorate.training.optimizing.optimizer import FlatOptimizer
+
+
+class SliceState(FlatOptimizer):
+    """An element-wise optimizer of torch over the pieces of an owner.
+
+    Args:
+        kind: the class of the user's optimizer.
+        groups: names of the parameters and values of each of the user's groups.
+        pieces: the pieces of the owner.
+        parameters: the values of the pieces, by key.
+        elements: P of the whole vectors.
+    """
+
+    def __init__(
+        self,
+        kind: type[Optimizer],
+        groups: Iterable[tuple[Sequence[str], Mapping[str, Any]]],
+        pieces: Sequence[Piece],
+        parameters: Flat,
+        elements: int,
+    ) -> None:
+        named = {key: torch.nn.Parameter(view) for key, view in parameters.views.items()}
+        self._keys: defaultdict[str, list[str]] = defaultdict(list)  # by parameter
+        for piece in pieces:
+            self._keys[piece.name].append(piece.key)
+        own = [
+            {**values, "params": [named[key] for name in names for key in self._keys[name]]}
+            for names, values in groups
+        ]
+        made = kind(own)  # type: ignore[call-arg]
+        super().__init__(lambda _: made, torch.nn.ParameterDict(named), parameters)
+        self.elements = elements
+
+    def update(
+        self, mean: Flat, missing: Collection[str], groups: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Update the parameters of the slice.
+
+        Args:
+            mean: the mean gradient, by pieces.
+            missing: the user's parameters without a gradient.
+            groups: values of the user's groups.
+        """
+        for group, values in zip(self.param_groups, groups, strict=True):
+            group.update(values)
+        self.step(mean, {key for name in missing for key in self._keys[name]})
+
+    def told(self) -> tuple[Listing, list[torch.Tensor]]:
+        """Return the message about the state, and the values per element in its order."""
+        entries = self.state()
+        listing = listed(entries)
+        return listing, vectors(entries, listing)
+
+
+def values_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group, without its parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
