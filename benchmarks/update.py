@@ -30,6 +30,7 @@ from quorate.replica.model import bind, trainable
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.mean import make_mean, squares
 from quorate.training.optimizing.not_finite import are_finite
+from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.update import Update
 
@@ -54,7 +55,9 @@ def main() -> None:
     bind(trainable(model), parameters)
     kind = getattr(torch.optim, options.optimizer)
     optimizer = FlatOptimizer(lambda params: kind(params, lr=1e-6), model, parameters)
-    update = Update(optimizer, Buffers(model), clip_norm=CLIP_NORM if options.clip else None)
+    update = Update(
+        optimizer, Buffers(model), Optimize(kind, clip_norm=CLIP_NORM if options.clip else None)
+    )
     gradients = [parameters.new() for _ in range(options.parts)]
     spare = parameters.new()
 
@@ -90,7 +93,7 @@ def main() -> None:
         parts = [
             ((0, n), ShardSum(1.0, {"loss": 1.0}, gradient)) for n, gradient in enumerate(gradients)
         ]
-        update.apply(parts, len(parts), 1, len(parts))
+        update.apply(parts, len(parts), len(parts))
 
     fresh()
     whole()  # the optimizer makes its vectors

@@ -187,7 +187,7 @@ class Trainer:
 
         You may change the groups between updates.
         """
-        return [] if self._prepared.state is None else self._prepared.state.optimizer.param_groups
+        return [] if self._prepared.state is None else self._prepared.state.phases.param_groups
 
     @property
     def averaged_model(self) -> torch.nn.Module | None:
@@ -267,7 +267,8 @@ class Trainer:
             rows = taken(self._recipe, chosen.dataset, trains=False, name="validation")
             if rows.line is None:  # a plain dataset: batches are made as in training
                 rows = rows._replace(loading=data.loading)
-        self._recipe.optimize.require_validation(is_there=chosen is not None)
+        for optimize in self._recipe.optimize.values():
+            optimize.require_validation(is_there=chosen is not None)
         duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
         self._crew.begin_loop(data, rows)
         self._crew.stragglers = stragglers = Stragglers.none()
@@ -308,7 +309,8 @@ class Trainer:
         change the model there. Leaving the loop ends the workers; a later loop continues with the
         next update. Arguments and errors are the same as for ``fit``.
         """
-        self._recipe.optimize.require_validation(is_there=False)
+        for optimize in self._recipe.optimize.values():
+            optimize.require_validation(is_there=False)
         data = taken(self._recipe, dataset, shuffle=shuffle)
         duration = Duration(epochs=epochs, steps=steps)
         self._crew.begin_loop(data)

@@ -41,7 +41,7 @@ def not_made(
     assert applied.not_finite is not None
     said = explained(step, applied.shares, applied.not_finite, source, state.model, make_replica)
     update = state.global_step + 1
-    if state.optimize.nonfinite == "stop":
+    if state.update.optimize.nonfinite == "stop":
         raise NotFiniteError(
             said,
             fix=f"update {update} is not made: look at these rows, lower the learning rate, set "

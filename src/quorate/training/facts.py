@@ -22,7 +22,6 @@ def facts_of(
     Args:
         row_sample: hashes of some rows of the dataset, where checkpoints are saved.
     """
-    update = state.update
     return {
         "epoch": state.global_step // plan.steps_per_epoch,
         **crew.recipe.facts(),
@@ -40,7 +39,7 @@ def facts_of(
         "kernels": crew.replicas.computing.kernels,
         "random": crew.replicas.computing.random,
         **({} if plan.round is None else {"round": plan.round.to_json()}),
-        **update.facts(),
+        **state.phases.facts(),
         "engine": crew.engine,
         "devices": sorted({str(group) for group in crew.groups}),
         "device_types": sorted({device.type for device in crew.devices}),

@@ -206,7 +206,7 @@ class Fit:
             self._start.at(partial(_starting, loop.transport))
             for report in loop.reports:
                 if self._saver is not None and report.global_step == first:
-                    loop.state.optimizer_state.save()  # raises now if the state cannot be saved
+                    loop.state.phases.save()  # raises now if the state cannot be saved
                 if report.global_step == first:
                     self._start.close()
                 with run_trace.after_update(report):
@@ -277,7 +277,8 @@ class Fit:
         if values is None:
             return
         state.evaluated_at = n
-        state.update.evaluated(values)
+        for update in state.phases.updates.values():
+            update.evaluated(values)
         if self.saved is not None and self.saved[0] == n:
             self.saved = None  # that checkpoint lacks this evaluation
         which = "" if state.average is None else " of the averaged weights"

@@ -109,7 +109,7 @@ def looping(
         )
         if again is None and state.optimizer.takes_closure:
             crew.replicas.notes.add(
-                f"{state.optimizer_state.kind}.step() accepts a closure and receives none under "
+                f"{state.phases.kind}.step() accepts a closure and receives none under "
                 f"{crew.rule.name}, because workers compute while the optimizer steps"
             )
         whole = whole_batch(crew, state, transport, source, say)
@@ -185,14 +185,13 @@ class Updates(NamedTuple):
         def apply(ready: Ready) -> tuple[Ready, Applied]:
             _, end_rest = self.rests
             end_rest()
-            leaves, n = plan.shards_of(ready.step), state.global_step + 1
+            leaves = plan.shards_of(ready.step)
             again = None if self.again is None else partial(self.again, ready.step)
             state.begin_phase(plan.phase(ready.step))
-            update = partial(
-                state.update.apply, leaves=leaves, n=n, present=len(ready.shards), again=again
-            )
+            present = len(ready.shards)
+            update = partial(state.update.apply, leaves=leaves, present=present, again=again)
             whole = self.whole_batch
-            with drawing("update", plan, n):
+            with drawing("update", plan, state.global_step + 1):
                 applied = update(ready.parts) if whole is None else whole(ready, update)
             self.took(ready, applied)
             if self.turns is not None:

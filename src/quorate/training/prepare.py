@@ -256,6 +256,7 @@ def _probed(
             crew.master_device,
             shared=crew.shares_parameters,
             optimize=recipe.optimize,
+            loss=recipe.loss,
             notes=crew.replicas.notes,
             exchanging=None if crew.rank_group is None else crew.rank_group.exchanging,
             served=recipe.workers.servers is not None,

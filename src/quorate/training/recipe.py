@@ -17,7 +17,7 @@ from quorate.replica.phases.losses import losses_of
 from quorate.services.run_dir import RunDir
 from quorate.settings import AtResume, Option, Settings, about, at_least, function, options
 from quorate.training.duration import Duration
-from quorate.training.optimizing.choices import OptimizeByPhase, optimize_of
+from quorate.training.optimizing.choices import optimize_of
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.other_trainers import ELSEWHERE_HERE
 
@@ -108,7 +108,7 @@ class Recipe(Settings):
         )
     )
     compute: Compute
-    optimize: Optimize | OptimizeByPhase
+    optimize: dict[str | None, Optimize]  # by phase; of a plain run, by None
     loading: Loading
     run_dir: RunDir
 
@@ -141,7 +141,7 @@ class Recipe(Settings):
     @property
     def has_phases(self) -> bool:
         """True if there are several losses, one per phase."""
-        return isinstance(self.optimize, OptimizeByPhase)
+        return None not in self.optimize
 
     @property
     def gather(self) -> Gather | None:
@@ -183,8 +183,8 @@ class Recipe(Settings):
     def facts(self) -> dict[str, Any]:
         """Return the settings that a checkpoint records for a resume to compare."""
         groups: list[Settings] = [self, self.workers, self.compute, self.loading, self.run_dir]
-        if isinstance(self.optimize, Optimize):  # else each phase records its own
-            groups.append(self.optimize)
+        if None in self.optimize:  # else each phase records its own
+            groups.append(self.optimize[None])
         return {
             option.recorded: option.seen(getattr(group, name))
             for group in groups

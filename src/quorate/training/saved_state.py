@@ -16,7 +16,6 @@ from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.services.checkpoints.trees import Decoder, Encoder
 from quorate.training.collective.rows import OPTIMIZER
-from quorate.training.optimizing.by_phase import LoadablePhases
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
@@ -61,10 +60,10 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         files[CALLBACKS] = {name: value.contiguous() for name, value in encoder.tensors.items()}
     if state.saves is not None and state.saves.are_by_all:
         with state.saves.outlined() as fill:
-            files[OPTIMIZER], kept = state.optimizer_state.save()
+            files[OPTIMIZER], kept = state.phases.save()
         return Contents(files, _record(state, facts, files, kept), fill)
     with state.optimizer.whole():
-        moments, kept = state.optimizer_state.save()
+        moments, kept = state.phases.save()
         files[OPTIMIZER] = moments
         memory = {} if spare is None else spare.files
         copies = {name: _copied(part, memory.get(name, {})) for name, part in files.items()}
@@ -160,7 +159,7 @@ class Loadable(NamedTuple):
     model: dict[str, torch.Tensor]
     averaged: dict[str, torch.Tensor]  # empty without an average
     rest: dict[str, torch.Tensor]  # tensors left out by state dicts
-    optimizer: LoadableOptimizer | LoadablePhases
+    optimizer: list[LoadableOptimizer]  # by phase
     record: dict[str, Any]
     lines: list[str]  # for the user
     shared: shared_values.SavedShared = shared_values.NONE
@@ -176,7 +175,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         CheckpointError: values are missing, because the checkpoint was saved with other settings.
     """
     # 1. Compare the record and the headers first, before reading data of the size of a model.
-    optimizer = state.optimizer_state.kind
+    optimizer = state.phases.kind
     if record["optimizer"] != optimizer:
         raise MisfitError(
             path,
@@ -212,7 +211,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         read["model.safetensors"],
         read.get("averaged.safetensors", {}),
         rest,
-        state.optimizer_state.loadable(moments, record, path),
+        state.phases.loadable(moments, record, path),
         record,
         [*lines, *more],
         beside,
@@ -225,7 +224,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
 def load(saved: Loadable, state: State) -> None:
     """Bring a state to a checkpoint."""
     take_weights(Weights(saved.model, saved.averaged, saved.rest), state)
-    state.load_optimizer(saved.optimizer)
+    state.phases.load(saved.optimizer)
     if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
         state.optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:

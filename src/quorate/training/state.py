@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,24 +14,18 @@ from quorate.errors import SettingError
 from quorate.replica.buffers import Buffers
 from quorate.replica.compiling import as_given
 from quorate.replica.flat import Flat, Layout
+from quorate.replica.loss import Loss
 from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
 from quorate.training.optimizing.average import Average
-from quorate.training.optimizing.by_phase import (
-    LoadablePhases,
-    PhaseOptimizers,
-    PhaseStates,
-    PhaseUpdates,
-)
-from quorate.training.optimizing.choices import Optimize, OptimizeByPhase
 from quorate.training.optimizing.making import Making
+from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
+from quorate.training.optimizing.phases import Phases
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
-from quorate.training.optimizing.update import Update
 from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.user_changes import UserChanges
 
@@ -46,7 +40,8 @@ class State:
         written: names of trained parameters written by the forward pass; see ``Writes``.
         by_rows: names of parameters whose gradient is kept by rows.
         shared: whether other processes map the vectors; ``device`` must be the CPU.
-        optimize: how updates are made.
+        optimize: how the updates of each phase are made; see ``Phases``.
+        loss: the loss, or the losses of the phases.
         notes: messages for the user.
         exchanging: returns the exchange of vectors of a layout, if ranks make updates together.
         served: whether servers make updates, in slices.
@@ -62,7 +57,8 @@ class State:
         mutable_frozen: frozenset[int] = frozenset(),
         written: frozenset[str] = frozenset(),
         by_rows: frozenset[str] = frozenset(),
-        optimize: Optimize | OptimizeByPhase,
+        optimize: Mapping[str | None, Optimize],
+        loss: Loss,
         notes: Notes | None = None,
         exchanging: Callable[[Layout], GradientExchange] | None = None,
         served: bool = False,
@@ -94,55 +90,24 @@ class State:
             name = min(written)
             expected = f"none, as the forward pass writes parameters: {name!r}"
             raise SettingError("servers", "some", expected, "leave them out")
-        self.optimizer: FlatOptimizer | PhaseOptimizers
-        self.update: Update | PhaseUpdates
-        self.optimizer_state: OptimizerState | PhaseStates
         self.notes = notes = notes or Notes()
+        decays = [each.ema_decay for each in optimize.values() if each.ema_decay is not None]
+        self.average = Average(max(decays), self.parameters) if decays else None
         making = Making(model, self.parameters, notes, self.exchange, served, parts)
-        self.optimize = optimize = self._choose(optimize, making)
+        self.phases = Phases(optimize, loss, making, self.buffers, self.average, notes)
+        self.update = next(iter(self.phases.updates.values()))  # of the phase under way
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
         self.visits = Visits()
         self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
-        if isinstance(self.optimizer, FlatOptimizer):
-            self.update = Update(
-                self.optimizer,
-                self.buffers,
-                clip_norm=optimize.clip_norm,
-                schedule=optimize.schedule,
-                schedule_metric=optimize.schedule_metric,
-                average=self.average,
-            )
-            self.optimizer_state = OptimizerState(self.optimizer, self.update, model, notes)
 
-    def _choose(self, optimize: Optimize | OptimizeByPhase, making: Making) -> Optimize:
-        """Make the optimizer and the average, also of phases; return how updates are made."""
-        decay = optimize.ema_decay
-        self.average = None if decay is None else Average(decay, self.parameters)
-        if isinstance(optimize, Optimize):
-            self.optimizer = making.optimizer(
-                optimize.optimizer, is_sharded=optimize.shard_optimizer
-            )
-            return optimize
-        self.update = update = PhaseUpdates(
-            optimize, making, self.buffers, self.average, self.notes
-        )
-        self.optimizer = PhaseOptimizers(update.optimizers, self.parameters)
-        self.optimizer_state = PhaseStates(update)
-        return next(iter(optimize.by_name.values()))  # until a phase begins
-
-    def load_optimizer(self, saved: LoadableOptimizer | LoadablePhases) -> None:
-        """Load the result of ``loadable`` of ``optimizer_state``."""
-        if isinstance(self.optimizer_state, PhaseStates):
-            assert isinstance(saved, LoadablePhases)
-            self.optimizer_state.load(saved)
-        else:
-            assert isinstance(saved, LoadableOptimizer)
-            self.optimizer_state.load(saved)
+    @property
+    def optimizer(self) -> FlatOptimizer:
+        """The optimizer; of the first phase, where phases have an optimizer each."""
+        return self.phases.optimizers[0]
 
     def begin_phase(self, phase: str | None) -> None:
-        """Select the phase of the next update, if there are phases."""
-        if isinstance(self.update, PhaseUpdates):
-            self.optimize = self.update.begin(phase)
+        """Select the phase of the next update; None without phases."""
+        self.update = self.phases.updates[phase]
 
     def bring_home(self) -> None:
         """Fetch parameters and averages from servers. Blocks.
@@ -155,14 +120,12 @@ class State:
 
     def end_parts(self) -> None:
         """End the processes that make updates, if there are some. The whole state is here."""
-        if isinstance(self.optimizer, FlatOptimizer):
-            self.optimizer.close()
+        self.optimizer.close()
 
     @property
-    def optimizer_of_ranks(self) -> SlicedOptimizer | PhaseOptimizers:
-        """The optimizer, where the ranks of a collective make updates together."""
-        assert isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers))
-        return self.optimizer
+    def optimizer_of_ranks(self) -> SlicedOptimizer:
+        """The first optimizer, where the ranks of a collective make updates together."""
+        return self.phases.of_ranks[0]
 
     def save_with(
         self, ranks: RankControl, say: Callable[[str], None] = lambda _: None
@@ -178,8 +141,8 @@ class State:
 
     def leave_ranks(self) -> None:
         """Gather all of the state here, and go on without the other ranks. Blocks."""
-        if isinstance(self.optimizer, (SlicedOptimizer, PhaseOptimizers)):
-            self.optimizer.stay_alone()
+        for optimizer in self.phases.of_ranks:
+            optimizer.stay_alone()
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the tensors of the model's state dict, in its order, by the user's names.

@@ -14,7 +14,6 @@ from types import FunctionType
 from quorate.replica.witness.kept import Attribute, kept_in
 from quorate.training.callbacks import Callback, defines
 from quorate.training.optimizing.attributes import optimizers
-from quorate.training.optimizing.by_phase import PhaseUpdates
 from quorate.training.state import State
 
 _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.monotonic, time.perf_counter)
@@ -75,10 +74,7 @@ class UnsavedAttributes:
         """Return objects already saved in checkpoints, by ``id``."""
         carried: dict[int, str] = {}
         state = self._state
-        if isinstance(state.update, PhaseUpdates):
-            updates = [own.update for own in state.update.by_name.values()]
-        else:
-            updates = [state.update]
+        updates = state.phases.updates.values()
         carried |= {id(each.scheduler): "a schedule" for each in updates if each.scheduler}
         for optimizer in (one for each in updates for one in optimizers(each.optimizer.inner)):
             carried[id(optimizer)] = "an optimizer"

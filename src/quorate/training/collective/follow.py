@@ -129,8 +129,9 @@ class _Follower:
             )
         crew.replicas.compute_as(decided)
         state.average = None  # rank 0 alone averages parameters
-        state.update.leave_average()
-        state.update.leave_schedule()
+        for update in state.phases.updates.values():
+            update.leave_average()
+            update.leave_schedule()
         if any(self._ranks.gather(share.misfit(rank, model, state))):
             raise SystemExit(2)
 

@@ -11,7 +11,6 @@ from quorate.engines.fingerprints import data_fingerprint
 from quorate.replica.witness.kept import changed, kept
 from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.crew import Crew
-from quorate.training.optimizing.optimize import Optimize
 
 _KEPT = "kept"  # not compared: explains a difference in a compared fact
 MOST_NAMED = 3
@@ -24,7 +23,7 @@ def identity(worker: RankWorker, source: Source, crew: Crew) -> dict[str, Any]:
         **crew.recipe.facts(),
         "exchange": workers.exchange,
         "bucket_mb": workers.bucket_mb,
-        "shard_optimizer": isinstance(optimize, Optimize) and optimize.shard_optimizer,
+        "shard_optimizer": None in optimize and optimize[None].shard_optimizer,
     }
     return {
         **{name: repr(value) for name, value in facts.items()},

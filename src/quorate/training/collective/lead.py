@@ -167,7 +167,7 @@ class _Lead:
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         self._mark = share.mark(state)
         self._optimizer = state.optimizer_of_ranks
-        self._optimizer.note_state()
+        self._note_state()
         self._sent_changes = state.user_changes.model_changes.number
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
@@ -183,7 +183,8 @@ class _Lead:
 
     def _made(self, step: int) -> tuple[Ready, Applied]:
         state, worker = self._state, self._worker
-        self._optimizer.require_same_state()
+        for optimizer in state.phases.of_ranks:
+            optimizer.require_same_state()
         news = self._news()
         try:
             if self._optimizer.is_lent:
@@ -205,8 +206,12 @@ class _Lead:
             state.tally.applied(each.worker, 0)
         self._updates.took(ready, applied)
         state.visits.updated(self._take_mark)
-        self._optimizer.note_state()
+        self._note_state()
         return ready, applied
+
+    def _note_state(self) -> None:
+        for optimizer in self._state.phases.of_ranks:
+            optimizer.note_state()
 
     def _news(self) -> tuple[Any, ...]:
         """Return the arguments of the next update besides the step: changes since the last one."""

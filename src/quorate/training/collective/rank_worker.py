@@ -333,7 +333,7 @@ class RankWorker:
         self.state.begin_phase(plan.phase(step))
         shards = plan.shards_of(step)
         with drawing("update", plan, n):
-            return self.state.update.apply(parts, shards, n, shards, again)
+            return self.state.update.apply(parts, shards, shards, again)
 
     def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
         """Compute the step's sum at the present parameters, and pass the sum to ``take``. Blocks.

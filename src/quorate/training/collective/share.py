@@ -46,7 +46,7 @@ def send(ranks: RankControl, state: State) -> None:
     Of entries of the optimizer with a value per element, each rank receives only its own part: see
     ``SlicedOptimizer.scatter``.
     """
-    tensors, kept = state.optimizer_state.save()
+    tensors, kept = state.phases.save()
     if state.optimizer_of_ranks.is_sharded:
         tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
         kept = {**kept, "optimizer_numbers": {}}
@@ -76,7 +76,7 @@ def take(
     ranks.spread(tensors.values())
     ranks.spread(_all_tensors(state))
     tensors = {key: value.cpu() for key, value in tensors.items()}
-    state.load_optimizer(state.optimizer_state.loadable(tensors, record, Path("rank 0")))
+    state.phases.load(state.phases.loadable(tensors, record, Path("rank 0")))
     state.user_changes.load(record["amendments"])
     state.load_account(record["account"])
     state.global_step = record["global_step"]
@@ -120,7 +120,7 @@ def news_of_values(state: State, known: Values) -> dict[str, Any] | None:
 def groups(state: State) -> list[dict[str, Any]]:
     """Return the values in the optimizer's groups that JSON can hold; tensors as numbers."""
     listed = []
-    for group in state.optimizer.param_groups:
+    for group in state.phases.param_groups:
         kept: dict[str, Any] = {}
         for name, value in group.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -133,7 +133,7 @@ def groups(state: State) -> list[dict[str, Any]]:
 
 def take_groups(state: State, listed: list[dict[str, Any]]) -> None:
     """Set the values of rank 0 in the optimizer's groups."""
-    for group, kept in zip(state.optimizer.param_groups, listed, strict=True):
+    for group, kept in zip(state.phases.param_groups, listed, strict=True):
         for name, value in kept.items():
             there = group.get(name)
             if isinstance(there, torch.Tensor):

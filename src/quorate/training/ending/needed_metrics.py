@@ -46,8 +46,8 @@ def looking(
         needed.append(("best", Best(validation.best).name))
     needed += [
         ("schedule_metric", metric.removeprefix(VALIDATION))
-        for metric in crew.recipe.optimize.schedule_metrics
-        if metric.startswith(VALIDATION)
+        for optimize in crew.recipe.optimize.values()
+        if (metric := optimize.schedule_metric or "").startswith(VALIDATION)
     ]
     if not needed:
         return lambda _: None

@@ -10,7 +10,7 @@ from quorate.replica.phases.losses import PhaseLosses
 from quorate.settings import resolved
 from quorate.training.optimizing.optimize import Optimize
 
-__all__ = ["Optimize", "OptimizeByPhase", "Optimizers", "optimize_of"]
+__all__ = ["Optimize", "Optimizers", "optimize_of"]
 
 if TYPE_CHECKING:
     from quorate.replica.loss import Loss
@@ -19,36 +19,8 @@ if TYPE_CHECKING:
     Optimizers: TypeAlias = OptimizerFactory | Optimize | Mapping[str, OptimizerFactory | Optimize]
 
 
-class OptimizeByPhase:
-    """The choices of how the updates of each phase are made.
-
-    Args:
-        losses: the loss functions of the phases.
-        by_name: the choice for each phase, by name of the phase.
-    """
-
-    def __init__(self, losses: PhaseLosses, by_name: Mapping[str, Optimize]) -> None:
-        self.losses = losses
-        self.by_name = by_name
-
-    @property
-    def ema_decay(self) -> float | None:
-        """The greatest decay of averaged weights; None if no phase has averaged weights."""
-        return max((o.ema_decay for o in self.by_name.values() if o.ema_decay), default=None)
-
-    @property
-    def schedule_metrics(self) -> list[str]:
-        """The metrics that schedules follow."""
-        return [name for each in self.by_name.values() for name in each.schedule_metrics]
-
-    def require_validation(self, *, is_there: bool) -> None:
-        """Check that a loop supplies the metric of every schedule; see ``Optimize``."""
-        for optimize in self.by_name.values():
-            optimize.require_validation(is_there=is_there)
-
-
-def optimize_of(optimizer: Optimizers, loss: Loss) -> Optimize | OptimizeByPhase:
-    """Return how updates are made, including the options of the command line.
+def optimize_of(optimizer: Optimizers, loss: Loss) -> dict[str | None, Optimize]:
+    """Return how updates are made, by phase, including the options of the command line.
 
     Args:
         optimizer: the argument of ``Trainer``. A value that is not a dict is used for each phase,
@@ -63,14 +35,14 @@ def optimize_of(optimizer: Optimizers, loss: Loss) -> Optimize | OptimizeByPhase
             expected = "one function from parameters to a torch optimizer, as there is one loss"
             fix = "or pass a dict of losses by the same names"
             raise SettingError("optimizer", f"a dict of {_names(optimizer)}", expected, fix)
-        return resolved(Optimize, optimizer)
+        return {None: resolved(Optimize, optimizer)}
     names = [*loss.by_name]
     if not isinstance(optimizer, Mapping):
         optimizer = dict.fromkeys(names, optimizer)
     if optimizer.keys() != loss.by_name.keys():
         expected = f"one for each phase: {_names(names)}"
         raise SettingError("optimizer", _names(optimizer), expected, "name them as the losses")
-    return OptimizeByPhase(loss, {name: resolved(Optimize, optimizer[name]) for name in names})
+    return {name: resolved(Optimize, optimizer[name]) for name in names}
 
 
 def _names(names: Iterable[Any]) -> str:

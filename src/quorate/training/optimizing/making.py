@@ -30,23 +30,27 @@ class Making(NamedTuple):
         self,
         factory: OptimizerFactory,
         *,
-        is_sharded: bool = False,
-        names: Collection[str] | None = None,
+        is_sharded: bool,
+        names: Collection[str] | None,
     ) -> FlatOptimizer:
         """Return the user's optimizer.
 
         Args:
             factory: the user's function from a list of parameters to an optimizer.
             is_sharded: whether each rank has the state of its slices alone.
-            names: names of the parameters of a phase, whose updates no servers make. Default: all.
+            names: names of the parameters of a phase, whose state is not sharded. Default: all.
 
         Raises:
             SettingError: the function returns no optimizer, or an optimizer that cannot work.
         """
         over = factory, self.model, self.parameters
         if self.exchange is not None:
-            exchange = self.exchange
-            return SlicedOptimizer(*over, exchange=exchange, is_sharded=is_sharded, names=names)
+            return SlicedOptimizer(
+                *over,
+                exchange=self.exchange,
+                is_sharded=is_sharded and names is None,
+                names=names,
+            )
         if self.served:
             return ServedOptimizer(*over)
         if self.parts == 1 or names is not None:

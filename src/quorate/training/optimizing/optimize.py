@@ -127,11 +127,6 @@ class Optimize(Settings):
         ),
     )
 
-    @property
-    def schedule_metrics(self) -> list[str]:
-        """A list with the metric of the schedule; empty without a metric."""
-        return [] if self.schedule_metric is None else [self.schedule_metric]
-
     def require_validation(self, *, is_there: bool) -> None:
         """Check that a loop supplies the metric of the schedule.
 

@@ -80,6 +80,7 @@ class FlatOptimizer:
                 "for example lambda params: torch.optim.SGD(params, lr=0.1)",
             )
         self.names = {id(p): name for name, p in named.items()}
+        self._is_of_phase = names is not None
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self._given = [dict(group) for group in self.inner.param_groups]  # before any is fused
@@ -158,8 +159,8 @@ class FlatOptimizer:
 
     @property
     def takes_closure(self) -> bool:
-        """True if ``step`` accepts a closure."""
-        return takes_closure(self.inner)
+        """True if ``step`` accepts a closure, and has no other phases beside."""
+        return not self._is_of_phase and takes_closure(self.inner)
 
     @property
     def device(self) -> torch.device:
@@ -303,9 +304,7 @@ class FlatOptimizer:
         """
         state: dict[str, dict[str, Any]] = {}
         for tensor, names in self._held.items():
-            values = dict.get(
-                self.inner.state, tensor, {}
-            )  # fetches nothing: see ``LentStates``
+            values = dict.get(self.inner.state, tensor, {})  # fetches nothing: see ``LentStates``
             for name in names:
                 state[name] = {k: self._cut(k, v, names, name) for k, v in values.items()}
         return state

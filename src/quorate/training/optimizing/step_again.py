@@ -17,7 +17,6 @@ from quorate.errors import SettingError
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.drive import Ready, run_job
-from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
@@ -38,7 +37,7 @@ class WithoutCopies(rules.Sync):
 def step_again(
     transport: Transport,
     source: Source,
-    optimizer: FlatOptimizer | PhaseOptimizers,
+    optimizer: FlatOptimizer,
     rule: rules.Rule,
     *,
     threads: int,
@@ -61,7 +60,7 @@ def step_again(
         SettingError: the optimizer needs a closure, but under the rule workers go on while it
             steps.
     """
-    if isinstance(optimizer, PhaseOptimizers) or not optimizer.takes_closure:
+    if not optimizer.takes_closure:
         return None
     if not isinstance(rule, rules.Sync):
         if needs_closure(optimizer.inner):

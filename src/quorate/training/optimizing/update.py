@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,8 +30,9 @@ from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.mean import Addition, Mean
+from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.schedule import Schedule, metric_of, scheduler_of
+from quorate.training.optimizing.schedule import metric_of, scheduler_of
 
 # Computes a step's sum at the current parameters, and passes it on. Afterwards the memory of the
 # sum is the workers' again.
@@ -73,34 +74,34 @@ class Applied:
 
 
 class Update:
-    """The application of a step's shards to the parameters.
+    """The application of steps to the parameters of a phase: the only update there is.
 
     Args:
         optimizer: the optimizer over the coordinator's flat parameters.
         buffers: the buffers of the coordinator's model.
-        clip_norm: bound on the global norm of the mean gradient; None for no clipping.
-        schedule: from the optimizer to a torch scheduler, stepped once per update.
-        schedule_metric: the metric for a scheduler stepped with a metric.
+        optimize: the schedule, clipping, and what to do with non-finite gradients.
         average: the average of the parameters, if they are averaged.
+
+    Attributes:
+        updates: number of updates so far, made or skipped.
     """
 
     def __init__(
         self,
         optimizer: FlatOptimizer,
         buffers: Buffers,
-        *,
-        clip_norm: float | None = None,
-        schedule: Schedule | None = None,
-        schedule_metric: str | None = None,
+        optimize: Optimize,
         average: Average | None = None,
     ) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self.optimize = optimizer, optimize
         self.average = average
+        self.updates = 0
         self._buffers = buffers
-        self._clip_norm = clip_norm
         groups = [_plain(group) for group in optimizer.inner.param_groups]
-        self.scheduler = None if schedule is None else scheduler_of(schedule, optimizer.inner)
-        self._goes_by = metric_of(self.scheduler, schedule_metric)
+        self.scheduler = None
+        if optimize.schedule is not None:
+            self.scheduler = scheduler_of(optimize.schedule, optimizer.inner)
+        self._goes_by = metric_of(self.scheduler, optimize.schedule_metric)
         # As set by the script: the schedule's first, then those of each group of parameters.
         self.hyperparameters = [
             _plain({} if self.scheduler is None else self.scheduler.state_dict()),
@@ -113,11 +114,10 @@ class Update:
         self,
         parts: Iterable[Part],
         leaves: int,
-        n: int,
         present: int,
         again: Again | None = None,
     ) -> Applied:
-        """Make update number n (from 1) from the parts of a tree with ``leaves`` leaves.
+        """Make the next update from the parts of a tree with ``leaves`` leaves.
 
         Args:
             present: number of leaves that are present.
@@ -130,7 +130,9 @@ class Update:
         """
         # One thread: cores have blocks of their own, and the norm is that of one thread.
         with torch.no_grad(), span("update"), intra_op_threads(1):
-            return self._apply(parts, leaves, n, present, again)
+            applied = self._apply(parts, leaves, self.updates + 1, present, again)
+        self.updates += applied.not_finite is None
+        return applied
 
     def _apply(
         self, parts: Iterable[Part], leaves: int, n: int, present: int, again: Again | None
@@ -152,8 +154,7 @@ class Update:
                 fix="give at least one row of each batch a weight",
             )
         began = time.monotonic()
-        wants_norm = self._clip_norm is not None
-        mean = self.optimizer.mean(total, additions, wants_norm=wants_norm)
+        mean = self._mean(total, additions)
         self.sum_s = time.monotonic() - began
         # 3. Keep non-finite values from the parameters.
         if not mean.is_finite:
@@ -165,8 +166,7 @@ class Update:
         if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
             remarks.append(LATE_HOOK)
         with self._on_cores():
-            if self._clip_norm is not None:
-                self._clip(mean)
+            self._clip(mean)
             try:
                 if again is None:
                     self.optimizer.step(mean.gradient, total.missing or ())
@@ -198,6 +198,10 @@ class Update:
             questions=questions,
         )
 
+    def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
+        wants_norm = self.optimize.clip_norm is not None
+        return self.optimizer.mean(total, additions, wants_norm=wants_norm)
+
     def _take_beside(self, total: ShardSum, present: int) -> list[str]:
         """Apply the results of shards beside gradients: buffers, and values written to parameters.
 
@@ -219,9 +223,10 @@ class Update:
 
     def _clip(self, mean: Mean) -> None:
         """Scale a gradient down to a norm of ``clip_norm``, as torch's clip_grad_norm_ does."""
-        if self._clip_norm is None or mean.norm is None:
+        clip_norm = self.optimize.clip_norm
+        if clip_norm is None or mean.norm is None:
             return
-        scale = self._clip_norm / (mean.norm + 1e-6)
+        scale = clip_norm / (mean.norm + 1e-6)
         if scale < 1:
             mean.gradient.mul_(scale)
 
@@ -235,8 +240,7 @@ class Update:
 
             def take(total: ShardSum) -> None:
                 with intra_op_threads(1):  # as in ``apply``
-                    wants_norm = self._clip_norm is not None
-                    mean = self.optimizer.mean(total, (), wants_norm=wants_norm)
+                    mean = self._mean(total, ())
                 if not mean.is_finite:
                     name = type(self.optimizer.inner).__name__
                     raise NotFiniteError(
@@ -299,6 +303,7 @@ class Update:
 
     def skip(self) -> None:
         """Count an update that was not made: learning rates follow the number of steps."""
+        self.updates += 1
         if self.scheduler is not None and self._goes_by is None:
             with warnings.catch_warnings():
                 # torch expects an optimizer step between two steps of a schedule.

@@ -23,7 +23,6 @@ from quorate.replica.witness.guard import abridged_names
 from quorate.replica.witness.history import forget_cached
 from quorate.replica.witness.scaled_loss import Scaled
 from quorate.training.crew import Crew
-from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.probing.loss_trial import LossTrial
 from quorate.training.probing.summed_loss import Summed
 from quorate.training.state import State
@@ -85,11 +84,7 @@ def _depends_on_shards(crew: Crew) -> bool:
 
 
 def _without_optimizer(state: State) -> str | None:
-    optimizer = state.optimizer
-    if isinstance(optimizer, PhaseOptimizers):
-        optimizers = [*optimizer.by_name.values()]
-    else:
-        optimizers = [optimizer]
+    optimizers = state.phases.optimizers
     trained = {name for each in optimizers for group in each.groups for name in group}
     # An optimizer made of others may list the parameters of some of them only.
     others = {

@@ -99,7 +99,7 @@ def probed(
                 found, first = written_in(replica, compute, known)
                 computed.append(first)
                 if training:
-                    by_rows = state.optimizer.kept_by_rows(first.gradients)
+                    by_rows = state.phases.kept_by_rows(first.gradients)
                     found = found._replace(by_rows=by_rows)
                 if training and known.covers(found):  # a second time, on the same replica
                     last = compute()

@@ -30,7 +30,6 @@ from quorate.services.display.raised_shards import RaisedShards
 from quorate.training.crew import Crew
 from quorate.training.drive import Ready, run_job
 from quorate.training.optimizing.closure import needs_closure
-from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.step_again import WithoutCopies
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
@@ -189,7 +188,6 @@ def contrast_of(crew: Crew, state: State, source: Source) -> Contrast | None:
     contrast = _contrast(crew, state, source, state.parameters)
     if contrast is None:
         return None
-    assert isinstance(state.optimizer, FlatOptimizer)  # a Gather has no phases
     inner = state.optimizer.inner
     if needs_closure(inner):
         raise SettingError(

@@ -27,7 +27,6 @@ from quorate.replica.pipeline.balance import Pieces, pieces
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.training.optimizing.by_phase import PhaseOptimizers
 from quorate.training.state import State
 
 if TYPE_CHECKING:
@@ -131,11 +130,7 @@ class MeasuredChannel(WrappedChannel):
         job, model = self._job, self._state.model
         found = job.found or Pieces((), ())
         parameters = [*model.parameters()]
-        optimizer = self._state.optimizer
-        each = (
-            [*optimizer.by_name.values()] if isinstance(optimizer, PhaseOptimizers) else [optimizer]
-        )
-        state = [one.state() for one in each]
+        state = [each.state() for each in self._state.phases.optimizers]
         Measured(
             device=str(job.device),
             memory_bytes=_memory(job.device),

@@ -1,0 +1,180 @@
+"""The phases of a run: each has its own optimizer, schedule and clip. A plain run has one phase.
+
+The parameters of all models lie in one flat vector, and an optimizer has the stretches of the
+parameters trained by its phase. So the code for vectors, sums, snapshots and checkpoints does not
+depend on phases. An update belongs to one phase: schedules, averages and optimizers count the
+updates of their own phase only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quorate.errors import MisfitError, SettingError
+from quorate.machine.text import printable
+from quorate.replica.buffers import Buffers
+from quorate.replica.loss import Loss
+from quorate.replica.notes import Notes
+from quorate.replica.phases.losses import PhaseLosses
+from quorate.replica.sparse.found import Found
+from quorate.training.optimizing.average import Average
+from quorate.training.optimizing.closure import needs_closure
+from quorate.training.optimizing.making import Making
+from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
+from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
+from quorate.training.optimizing.update import Update
+
+
+class Phases:
+    """The updates and optimizers of all phases, and the saving and loading of their states.
+
+    Args:
+        optimize: how the updates of each phase are made, by name; of a plain run, by None.
+        loss: the loss; of a run with phases, the losses of the phases.
+        making: makes the optimizers.
+        buffers: the buffers of the model.
+        average: the average of the parameters, if some phase averages its parameters.
+        notes: messages for the user.
+
+    Raises:
+        SettingError: an optimizer cannot work at all, or not in a phase.
+    """
+
+    def __init__(
+        self,
+        optimize: Mapping[str | None, Optimize],
+        loss: Loss,
+        making: Making,
+        buffers: Buffers,
+        average: Average | None,
+        notes: Notes,
+    ) -> None:
+        self.updates: dict[str | None, Update] = {}
+        self._states: dict[str | None, OptimizerState] = {}
+        for name, choice in optimize.items():
+            names, own = None, average
+            if name is not None:
+                assert isinstance(loss, PhaseLosses)
+                names = loss.trained(making.model, name)
+            optimizer = making.optimizer(
+                choice.optimizer, is_sharded=choice.shard_optimizer, names=names
+            )
+            if name is not None and (optimizer.has_modes or needs_closure(optimizer.inner)):
+                got = f"{type(optimizer.inner).__name__} in phase {name!r}"
+                expected = "optimizers that step from one gradient, and have one set of weights"
+                raise SettingError("optimizer", got, expected, "take another, Adam for example")
+            if average is not None and names is not None:
+                # With a decay of 0 the shadow equals the parameters.
+                own = average.of(names, choice.ema_decay or 0.0)
+            self.updates[name] = update = Update(optimizer, buffers, choice, own)
+            self._states[name] = OptimizerState(optimizer, update, making.model, notes)
+
+    @property
+    def optimizers(self) -> list[FlatOptimizer]:
+        """The optimizers of all phases, in order."""
+        return [update.optimizer for update in self.updates.values()]
+
+    @property
+    def of_ranks(self) -> list[SlicedOptimizer]:
+        """The optimizers of all phases, where the ranks of a collective make updates together."""
+        return [each for each in self.optimizers if isinstance(each, SlicedOptimizer)]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all phases, in order."""
+        return [group for each in self.optimizers for group in each.param_groups]
+
+    def kept_by_rows(self, found: Found) -> frozenset[str]:
+        """Return the parameters with gradients by rows in all phases; see ``FlatOptimizer``."""
+        kept = [(each.parameters, each.kept_by_rows(found)) for each in self.optimizers]
+        dense = {name for ours, by_rows in kept for name in ours if name not in by_rows}
+        return found.by_rows - dense
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts about updates that a checkpoint records, for a resume to compare."""
+        if None in self.updates:
+            return self.updates[None].facts()
+        phases = [
+            {
+                "name": name,
+                "updates": update.updates,
+                "clip_norm": update.optimize.clip_norm,
+                "ema_decay": update.optimize.ema_decay,
+                **update.facts(),
+            }
+            for name, update in self.updates.items()
+        ]
+        return {"phases": phases}
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """The optimizers as text for people, compared first by a resume."""
+        return ", ".join(
+            state.kind if name is None else f"{name}: {state.kind}"
+            for name, state in self._states.items()
+        )
+
+    def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return tensors by name, shared with the optimizers, and entries of the record.
+
+        In the record, the states of phases form a list in the order of the phases; the name of a
+        tensor is prefixed with the name of its phase and a slash.
+
+        Raises:
+            CheckpointError: an optimizer holds state that cannot be saved.
+        """
+        if None in self._states:
+            return self._states[None].save()
+        tensors, facts = dict[str, torch.Tensor](), self.facts()
+        for entry, own in zip(facts["phases"], self._states.values(), strict=True):
+            state, kept = own.save()
+            tensors |= {f"{entry['name']}/{key}": value for key, value in state.items()}
+            entry |= kept
+        return tensors, {"optimizer": self.kind, "optimizer_numbers": {}, **facts}
+
+    def loadable(
+        self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
+    ) -> list[LoadableOptimizer]:
+        """Return the argument of ``load``, made from the result of ``save``. Nothing is changed.
+
+        Raises:
+            MisfitError: the state is of other phases, or of other optimizers.
+        """
+        if None in self._states:
+            return [self._states[None].loadable(tensors, record, path)]
+        saved = {entry["name"]: entry for entry in record.get("phases") or ()}
+        if [*saved] != [*self._states]:
+            was = ", ".join(map(printable, saved)) or "none"
+            now = ", ".join(map(str, self._states))
+            raise MisfitError(
+                path,
+                f"it was trained with phases {was}, and this run has {now}",
+                fix="use the same, or choose another run_dir",
+            )
+        parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in saved}
+        for key, value in tensors.items():
+            phase, _, own = key.partition("/")
+            if phase not in parts:
+                raise MisfitError(path, f"optimizer state {key!r:.80} is of no phase")
+            parts[phase][own] = value
+        # A schedule counts the updates of its own phase.
+        return [
+            state.loadable(own, {**entry, "global_step": entry["updates"]}, path)
+            for state, own, entry in zip(
+                self._states.values(), parts.values(), saved.values(), strict=True
+            )
+        ]
+
+    def load(self, saved: list[LoadableOptimizer]) -> None:
+        """Load the result of ``loadable``, except for values now set differently by the script."""
+        for name, own in zip(self.updates, saved, strict=True):
+            self._states[name].load(own)
+            self.updates[name].updates = own.record["global_step"]
