@@ -7,7 +7,7 @@ Hosts are network namespaces on one switch, so this takes root, on Linux.
 
 `bytes`: what the interface of each of N hosts has sent per update, as the kernel counts it, over
 what a ring all-reduce of the hosts sends: 2(N-1)/N of the bytes of the parameters. All is in it:
-gradients and parameters, rank 0's records, heartbeats, torchrun's store, acknowledgements, and
+gradients and parameters, rank 0's calls, heartbeats, torchrun's store, acknowledgements, and
 headers. Nothing is subtracted. Namespaces hand over up to 64 KB as one packet with one header: on
 Ethernet with packets of 1,500 bytes headers add 5%, for this and for a ring alike. Counters are
 read while rank 0 holds up the ranks between two updates.

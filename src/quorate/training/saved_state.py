@@ -15,7 +15,7 @@ from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.services.checkpoints.trees import Decoder, Encoder
-from quorate.training.collective.rows import OPTIMIZER
+from quorate.training.collective.state_file import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State

@@ -28,8 +28,8 @@ from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
 from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
-from quorate.training.collective.filling import File, answer, fill, require_done, wrong_in
-from quorate.training.collective.rows import BLOCK_BYTES, OPTIMIZER, Row, Rows, is_large
+from quorate.training.collective import state_file
+from quorate.training.collective.state_file import Row, Rows, StateFile, Trouble
 from quorate.training.optimizing.entries import Listing, listed
 from quorate.training.optimizing.slice_state import SliceState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
@@ -62,7 +62,9 @@ class Saves:
     @property
     def are_by_all(self) -> bool:
         """True if all ranks are to write the state together."""
-        return self._optimizer.is_away and is_large(self._optimizer.flat_parameters.layout)
+        return self._optimizer.is_away and state_file.is_large(
+            self._optimizer.flat_parameters.layout
+        )
 
     # --- rank 0 -----------------------------------------------------------------------------------
 
@@ -96,7 +98,7 @@ class Saves:
         writes = [True]
         with path.open("rb") as file:
             for rank in range(1, self._ranks.size):
-                file.seek(rank * BLOCK_BYTES)
+                file.seek(rank * state_file.BLOCK_BYTES)
                 why = answers[rank]
                 if not why and file.read(len(token)) != token[::-1]:
                     why = f"rank 0 does not see what rank {rank} writes there"
@@ -122,19 +124,14 @@ class Saves:
             yield partial(self._fill, listed(entries))
 
     def _fill(self, listing: Listing, draft: Draft) -> Callable[[Flush], None]:
-        stored = draft.stored[OPTIMIZER]
-        rows = [
-            Row(name, entry, dtype, stored[f"{entry}.{name}"].start)
-            for name, entry, dtype, _ in listing
-            if dtype is not None
-        ]
+        rows = state_file.rows_of(draft.stored[state_file.OPTIMIZER], listing)
         folder = draft.folder.resolve()
         writes = self._writes or self._rehearse(folder)
         self._ranks.tell("fill", str(folder), rows, writes)
         with self._ranks.in_step():
-            file, wrong = self._filled(folder, rows, writes)
+            file, troubles = self._filled(folder, rows, writes)
         file.close()  # all files of the draft are flushed later
-        require_done(wrong, draft.folder)
+        state_file.require_done(troubles, draft.folder)
         return partial(self._flush_all, draft.folder)
 
     def _flush_all(self, folder: Path, flush: Flush) -> None:
@@ -143,19 +140,22 @@ class Saves:
         Raises:
             OSError: a rank cannot flush.
         """
+        state_file.require_done(self._flushed(flush), folder)
+
+    def _flushed(self, flush: Flush) -> list[Trouble | None]:
+        """Flush the files of this rank, and return the troubles of all ranks. Blocks."""
         error: Exception | None = None
         try:
             flush()
-        except Exception as raised:  # an error of any kind: all ranks wait for an answer
+        except Exception as raised:  # the edge of a thread: all ranks wait for an answer
             error = raised
-        answers = self._ranks.gather(answer(self._ranks.rank, error), beside=True)
-        require_done(wrong_in(answers), folder)
+        return self._ranks.gather(state_file.trouble(self._ranks.rank, error), beside=True)
 
     def _filled(
         self, folder: Path, rows: Sequence[Row], writes: Sequence[bool]
-    ) -> tuple[File, list[tuple[int, str]]]:
+    ) -> tuple[StateFile, list[Trouble | None]]:
         of_ranks = Rows(rows, self._optimizer.partition)
-        return fill(self._ranks, self._own, folder, of_ranks, writes)
+        return state_file.fill(self._ranks, self._own, folder, of_ranks, writes)
 
     @property
     def _own(self) -> SliceState:
@@ -174,8 +174,8 @@ class Saves:
 
     def _fill_part(self, folder: str, rows: list[list[Any]], writes: list[bool]) -> None:
         """Write this rank's part of a save, and flush the file in a thread. Blocks."""
-        file, wrong = self._filled(Path(folder), [Row(*row) for row in rows], writes)
-        if wrong:
+        file, troubles = self._filled(Path(folder), [Row(*row) for row in rows], writes)
+        if any(troubles):
             file.close()
             return
         # A daemon: a disk that hangs does not delay the end of the process.
@@ -186,15 +186,9 @@ class Saves:
         except RuntimeError:  # the system starts no thread at present
             self._flush(file)
 
-    def _flush(self, file: File) -> None:
-        error: Exception | None
-        try:
-            file.flush()
-            error = file.error
-        except Exception as raised:  # the edge of the thread: rank 0 waits for an answer
-            error = raised
+    def _flush(self, file: StateFile) -> None:
         with suppress(Exception):  # a rank is lost: the main thread raises the error
-            self._ranks.gather(answer(self._ranks.rank, error), beside=True)
+            self._flushed(file.flush)
 
 
 def _signed(path: Path, token: bytes, rank: int) -> str:
@@ -204,7 +198,7 @@ def _signed(path: Path, token: bytes, rank: int) -> str:
         with path.open("r+b", buffering=0) as file:
             if file.read(len(token)) != token:
                 return f"{who} sees another file there"
-            file.seek(rank * BLOCK_BYTES)
+            file.seek(rank * state_file.BLOCK_BYTES)
             file.write(token[::-1])
             os.fsync(file.fileno())
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from quorate.engines.collective.exchange import GradientExchange
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
-from quorate.training.collective.reading import Unread, read, read_whole, sees
-from quorate.training.collective.rows import Row, Rows, is_large
+from quorate.training.collective import state_file
+from quorate.training.collective.state_file import Row, Rows, StateFile
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.entries import (
     Entries,
+    Listing,
     listed,
     marks,
     of_pieces,
@@ -72,7 +73,7 @@ class SlicedOptimizer(SpreadOptimizer):
         self.slice: SliceState | None = None  # of this rank; None: all of the state is in ``inner``
         self._is_alone = False
         self._noted: list[Any] = []
-        self._unread: Unread | None = None
+        self._unread: Path | None = None  # the file of loaded state that is still on "meta"
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self.lend)
             exchange.ranks.methods |= {"gather": self.gather, "take_part": self.take_part}
@@ -224,38 +225,41 @@ class SlicedOptimizer(SpreadOptimizer):
 
         Rank 0 keeps its own part. Each rank with access to the file reads the entries not read yet.
         """
-        ranks, unread, rows, whole = self._ranks, self._unread, list[Row](), self.state()
-        record: dict[str, Any] = {"state": listed(whole)}
-        if unread is not None:
-            rows = unread.rows(record["state"])
-            record["unread"] = {"path": str(unread.path), "mark": unread.mark(), "rows": rows}
-        ranks.tell("take_part", record)
+        ranks, path, rows, whole = self._ranks, self._unread, list[Row](), self.state()
+        listing, mark = listed(whole), ""
+        if path is not None:
+            rows, mark = state_file.rows_in(path, listing), state_file.mark(path)
+        ranks.tell("take_part", listing, str(path), mark, rows)
         reads = ranks.gather(True)
-        for rank in range(1, ranks.size) if unread is None else ():
+        for rank in range(1, ranks.size) if path is None else ():
             part = of_pieces(whole, self.partition.pieces(rank))
             ranks.swap([(rank, value) for value in vectors(part, listed(part))], [])
         self.slice = None
         own = self._own()
-        if unread is not None:
-            read(ranks, own, Rows(rows, self.partition), unread.path, reads)
+        if path is not None:
+            state_file.read(ranks, own, Rows(rows, self.partition), path, reads)
         self.is_lent, self._unread = False, None
 
-    def take_part(self, record: dict[str, Any]) -> None:
+    def take_part(self, listing: Listing, path: str, mark: str, rows: list[list[Any]]) -> None:
         """Receive this rank's part of the state from ``scatter``, and drop the present state.
 
         Blocks.
+
+        Args:
+            listing: all entries.
+            path, mark: of the file with entries not read yet, as rank 0 sees the file.
+            rows: the places of these entries in the file.
         """
-        ranks, unread = self._ranks, record.get("unread", {"path": "", "mark": "", "rows": []})
-        path, rows = Path(unread["path"]), [Row(*row) for row in unread["rows"]]
-        reads = ranks.gather(bool(rows) and sees(path, unread["mark"]))
-        whole = outlined(record["state"], self.partition.whole.sections)
+        ranks, found = self._ranks, [Row(*row) for row in rows]
+        reads = ranks.gather(bool(found) and state_file.sees(Path(path), mark))
+        whole = outlined(listing, self.partition.whole.sections)
         part = of_pieces(whole, self.partition.pieces(ranks.rank))
         dict.clear(self.inner.state)
         self.slice = None
         own = self._own()
         own.put(part)
-        if rows:
-            read(ranks, own, Rows(rows, self.partition), path, reads)
+        if found:
+            state_file.read(ranks, own, Rows(found, self.partition), Path(path), reads)
         else:
             ranks.swap([], [(0, place) for place in vectors(own.state(), listed(part))])
 
@@ -277,7 +281,7 @@ class SlicedOptimizer(SpreadOptimizer):
     @property
     def is_large(self) -> bool:
         """True if the state is too large to be held by a single rank."""
-        return self.is_sharded and is_large(self.flat_parameters.layout)
+        return self.is_sharded and state_file.is_large(self.flat_parameters.layout)
 
     def is_by_element(self, key: str) -> bool:
         """Return whether a tensor from ``OptimizerState.save`` has a value per element."""
@@ -292,18 +296,22 @@ class SlicedOptimizer(SpreadOptimizer):
         """
         entries = self.state()
         if any(value.is_meta for value in vectors(entries, listed(entries))):
-            self._unread = Unread(path.resolve())
+            self._unread = path.resolve()
 
     def _read_all(self) -> None:
         """Read all entries that are not read yet."""
-        unread, self._unread = self._unread, None
-        if unread is None:
+        path, self._unread = self._unread, None
+        if path is None:
             return
-        rows = unread.rows(listed(self.state()))
+        rows = state_file.rows_in(path, listed(self.state()))
         self.put(self.state())
         whole = self.state()
-        for row in rows:
-            read_whole(unread.path, row, whole[row.name][row.entry])
+        with closing(StateFile(path, is_read=True)) as file:
+            for row in rows:
+                into = whole[row.name][row.entry]
+                values = torch.empty(into.shape, dtype=into.dtype)
+                file.move(values, row.start)
+                into.copy_(values)
 
     # --- state that every rank holds --------------------------------------------------------------
 
