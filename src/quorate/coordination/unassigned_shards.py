@@ -56,8 +56,8 @@ class UnassignedShards:
         place = bisect_right(self._runs, (shards.start, inf)) - 1
         start, stop = self._runs[place]
         assert start <= shards.start < shards.stop <= stop
-        parts = (start, shards.start), (shards.stop, stop)
-        rest = [part for part in parts if part[0] < part[1]]
+        before, after = (start, shards.start), (shards.stop, stop)
+        rest = ([before] if start < shards.start else []) + ([after] if shards.stop < stop else [])
         self._replace(place, place + 1, rest)
         self._size -= len(shards)
 
