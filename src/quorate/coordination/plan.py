@@ -138,7 +138,6 @@ class Plan:
         """Return the argument of ``from_json``, without order and sampling."""
         plain = ("rows", "dealt_rows", "batch_size", "shards", "seed", "shuffle", "last")
         return {name: getattr(self, name) for name in plain} | {
-            "dealt_rows": self.dealt_rows,
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
             "sampling": None if self.sampling is None else self.sampling.sha256,
@@ -323,7 +322,6 @@ def from_json(
         fix = "have the script make the same weights each time that it is run"
         got = "none" if sampling is None else "other weights"
         raise SettingError("sampling", got, "those of the coordinator", fix)
-    del arguments["dealt_rows"]  # it follows from the others
     arguments["sampling"] = None if drawn_by is None else sampling
     arguments["course"] = convert(arguments["course"], Course)
     arguments["round"] = convert(arguments["round"], Round | None)
