@@ -24,8 +24,8 @@ from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
-from quorate.training.parts.entries import Told, taken, told
-from quorate.training.parts.state_memory import StateMemory
+from quorate.training.optimizing.slice_state import values_of
+from quorate.training.parts.state_memory import StateMemory, Told
 
 
 class PartedOptimizer(FlatOptimizer):
@@ -68,10 +68,7 @@ class PartedOptimizer(FlatOptimizer):
         self._cut_where(lambda name: (self._part_of[name], name in missing))
         processes = self._started(gradient.segment)
         where = (self._segments.index(gradient.segment), gradient.start)
-        groups = [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in self.inner.param_groups
-        ]
+        groups = [*map(values_of, self.param_groups)]
         for part in range(self._parts):
             order = (where, groups, [*missing], self._told(part))
             processes.links.send(part, "step", order)
@@ -117,16 +114,16 @@ class PartedOptimizer(FlatOptimizer):
         """Return the message about the state of the tensors of a part."""
         assert self._memory is not None
         return [
-            told(dict.get(self.inner.state, tensor, {}), self._memory, tensor, names[0])
+            self._memory.told(dict.get(self.inner.state, tensor, {}), tensor, names[0])
             for tensor, names in self._of(part)
         ]
 
     def _take(self, part: int, said: list[Told]) -> None:
         """Apply the answer of a part: its state after an update."""
         assert self._memory is not None
-        for (tensor, names), told_ in zip(self._of(part), said, strict=True):
+        for (tensor, names), told in zip(self._of(part), said, strict=True):
             mine = dict.setdefault(self.inner.state, tensor, {})
-            for entry, value in taken(told_, self._memory, tensor, names[0]).items():
+            for entry, value in self._memory.entries(told, tensor, names[0]).items():
                 if isinstance(mine.get(entry), torch.Tensor) and isinstance(value, torch.Tensor):
                     if mine[entry].data_ptr() != value.data_ptr():
                         mine[entry].copy_(value)
@@ -183,13 +180,11 @@ class PartedOptimizer(FlatOptimizer):
         for group, values in zip(self.inner.param_groups, groups, strict=True):
             group.update(values)
         own = self._of(part)
-        for (tensor, names), told_ in zip(own, said, strict=True):
-            if told_:
-                dict.__setitem__(
-                    self.inner.state, tensor, taken(told_, self._memory, tensor, names[0])
-                )
-            else:
-                self.inner.state.pop(tensor, None)
+        for (tensor, names), told in zip(own, said, strict=True):
+            dict.pop(self.inner.state, tensor, None)
+            if told:
+                entries = self._memory.entries(told, tensor, names[0])
+                dict.__setitem__(self.inner.state, tensor, entries)
         super().step(gradient, {*missing, *others})
         return self._told(part)
 

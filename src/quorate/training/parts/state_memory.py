@@ -7,14 +7,23 @@ that process.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
 
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Layout
+from quorate.training.optimizing.known_optimizers import is_by_element
 
 PLANES = 4  # torch's optimizers keep at most three entries per element
+
+Told = dict[str, Any]  # by entry: its place, or a small tensor or a number
+
+
+class InPlane(NamedTuple):
+    """An entry per element: a place in shared memory, which is not sent."""
+
+    plane: int
 
 
 class StateMemory:
@@ -33,14 +42,29 @@ class StateMemory:
         self._segment = Segment(PLANES * self._plane_bytes)
         self._views: dict[tuple[int, str, int, torch.dtype], torch.Tensor] = {}
 
-    def view(self, plane: int, first: str, like: torch.Tensor) -> torch.Tensor:
-        """Return the place of an entry.
+    def told(self, entries: dict[str, Any], tensor: torch.Tensor, first: str) -> Told:
+        """Return the message about the entries of a tensor; values per element become views here.
 
         Args:
-            first: name of the first parameter in the optimizer's tensor.
-            like: a tensor with the size and dtype of the entry; the dtype is at most as wide as the
-                tensor's.
+            first: name of the first parameter in the tensor.
         """
+        by_element = {k: value for k, value in entries.items() if is_by_element(k, value)}
+        found = {k: self._plane_of(value, first) for k, value in by_element.items()}
+        planes = {entry: plane for entry, plane in found.items() if plane is not None}
+        for entry in [entry for entry in by_element if entry not in planes]:
+            planes[entry] = next(plane for plane in range(PLANES) if plane not in planes.values())
+            entries[entry] = self._view(planes[entry], first, tensor)
+            entries[entry].copy_(by_element[entry])
+        return {k: InPlane(planes[k]) if k in planes else value for k, value in entries.items()}
+
+    def entries(self, told: Told, tensor: torch.Tensor, first: str) -> dict[str, Any]:
+        """Return the entries described by a message of ``told``."""
+        return {
+            entry: self._view(value.plane, first, tensor) if isinstance(value, InPlane) else value
+            for entry, value in told.items()
+        }
+
+    def _view(self, plane: int, first: str, like: torch.Tensor) -> torch.Tensor:
         key = (plane, first, like.numel(), like.dtype)
         if key not in self._views:
             section = self._sections[first]
@@ -49,16 +73,10 @@ class StateMemory:
             self._views[key] = self._segment.tensor(like.dtype, like.numel(), start)
         return self._views[key]
 
-    def has(self, value: torch.Tensor, first: str) -> int | None:
+    def _plane_of(self, value: torch.Tensor, first: str) -> int | None:
         """Return the plane that holds an entry at the entry's place; None if there is none."""
         for plane in range(PLANES):
             view = self._views.get((plane, first, value.numel(), value.dtype))
             if view is not None and view.data_ptr() == value.data_ptr():
                 return plane
         return None
-
-    def put(self, value: torch.Tensor, first: str, used: Collection[int]) -> int:
-        """Copy an entry to a plane not used by the tensor, and return the number of the plane."""
-        plane = next(plane for plane in range(PLANES) if plane not in used)
-        self.view(plane, first, value).copy_(value)
-        return plane
