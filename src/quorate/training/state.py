@@ -21,7 +21,6 @@ from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
 from quorate.training.optimizing.average import Average
-from quorate.training.optimizing.making import Making
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.phases import Phases
@@ -93,8 +92,12 @@ class State:
         self.notes = notes = notes or Notes()
         decays = [each.ema_decay for each in optimize.values() if each.ema_decay is not None]
         self.average = Average(max(decays), self.parameters) if decays else None
-        making = Making(model, self.parameters, notes, self.exchange, served, parts)
-        self.phases = Phases(optimize, loss, making, self.buffers, self.average, notes)
+        self.phases = Phases(
+            *(optimize, loss, model, self.parameters, self.buffers, self.average, notes),
+            self.exchange,
+            served=served,
+            parts=parts,
+        )
         self.update = next(iter(self.phases.updates.values()))  # of the phase under way
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
         self.visits = Visits()

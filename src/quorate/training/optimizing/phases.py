@@ -8,27 +8,30 @@ updates of their own phase only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quorate.engines.collective.exchange import GradientExchange
 from quorate.errors import MisfitError, SettingError
 from quorate.machine.text import printable
 from quorate.replica.buffers import Buffers
+from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.notes import Notes
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.sparse.found import Found
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import needs_closure
-from quorate.training.optimizing.making import Making
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Update
+from quorate.training.parts.parted_optimizer import PartedOptimizer
+from quorate.training.serving.served_optimizer import ServedOptimizer
 
 
 class Phases:
@@ -37,10 +40,14 @@ class Phases:
     Args:
         optimize: how the updates of each phase are made, by name; of a plain run, by None.
         loss: the loss; of a run with phases, the losses of the phases.
-        making: makes the optimizers.
+        model: the model; its trainable parameters are views of ``parameters``.
+        parameters: the parameters.
         buffers: the buffers of the model.
         average: the average of the parameters, if some phase averages its parameters.
         notes: messages for the user.
+        exchange: the exchange of ranks, if they make updates together.
+        served: whether servers make updates.
+        parts: processes making an update, each of a part; parameters are shared if > 1.
 
     Raises:
         SettingError: an optimizer cannot work at all, or not in a phase.
@@ -50,21 +57,31 @@ class Phases:
         self,
         optimize: Mapping[str | None, Optimize],
         loss: Loss,
-        making: Making,
+        model: torch.nn.Module,
+        parameters: Flat,
         buffers: Buffers,
         average: Average | None,
         notes: Notes,
+        exchange: GradientExchange | None,
+        *,
+        served: bool,
+        parts: int,
     ) -> None:
+        self._over, self._exchange = (model, parameters), exchange
+        self._served, self._parts = served, parts
         self.updates: dict[str | None, Update] = {}
         self._states: dict[str | None, OptimizerState] = {}
         for name, choice in optimize.items():
             names, own = None, average
             if name is not None:
                 assert isinstance(loss, PhaseLosses)
-                names = loss.trained(making.model, name)
-            optimizer = making.optimizer(
-                choice.optimizer, is_sharded=choice.shard_optimizer, names=names
-            )
+                names = loss.trained(model, name)
+            optimizer = self._made(choice, names)
+            if isinstance(optimizer, PartedOptimizer) and not optimizer.flat:
+                notes.add(
+                    f"one process makes all updates and holds the whole optimizer state, because "
+                    f"{type(optimizer.inner).__name__} does not work element by element"
+                )
             if name is not None and (optimizer.has_modes or needs_closure(optimizer.inner)):
                 got = f"{type(optimizer.inner).__name__} in phase {name!r}"
                 expected = "optimizers that step from one gradient, and have one set of weights"
@@ -73,7 +90,25 @@ class Phases:
                 # With a decay of 0 the shadow equals the parameters.
                 own = average.of(names, choice.ema_decay or 0.0)
             self.updates[name] = update = Update(optimizer, buffers, choice, own)
-            self._states[name] = OptimizerState(optimizer, update, making.model, notes)
+            self._states[name] = OptimizerState(optimizer, update, model, notes)
+
+    def _made(self, optimize: Optimize, names: Collection[str] | None) -> FlatOptimizer:
+        """Return an optimizer of the class for whoever makes the updates.
+
+        Args:
+            names: names of the parameters of a phase, whose state is not sharded; None for all.
+        """
+        over = (optimize.optimizer, *self._over)
+        if self._exchange is not None:
+            is_sharded = optimize.shard_optimizer and names is None
+            return SlicedOptimizer(
+                *over, exchange=self._exchange, is_sharded=is_sharded, names=names
+            )
+        if self._served:
+            return ServedOptimizer(*over)
+        if self._parts > 1 and names is None:
+            return PartedOptimizer(*over, self._parts)
+        return FlatOptimizer(*over, names)
 
     @property
     def optimizers(self) -> list[FlatOptimizer]:
