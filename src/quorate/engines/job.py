@@ -251,10 +251,6 @@ class Job(ABC):
         # Parameters are constant within a step; an earlier job has left different parameters.
         return self, task.step
 
-    def ticket(self, step: int, shard: int) -> Ticket:
-        """Return step and shard of the rows of a task, for messages."""
-        return step, shard
-
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
         """Return whether the shards of a step produce gradients, which need memory."""
         return False

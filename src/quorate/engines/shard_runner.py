@@ -89,16 +89,15 @@ class ShardRunner:
         Returns:
             The results in the order of shards; None if the shards were cancelled.
         """
-        at_shard, ticket, tell = first, job.ticket(step, first), self.sheet.tell
+        at_shard = first
         self.sheet.record(job.name if step in job.traced else None, step, first)
 
         def enter(shard: int, phase: str) -> None:
-            nonlocal at_shard, ticket
-            if shard != at_shard:
-                at_shard, ticket = shard, job.ticket(step, shard)
+            nonlocal at_shard
+            at_shard = shard
             if is_cancelled():
                 raise NotWanted
-            tell(phase, *ticket)
+            self.sheet.tell(phase, step, shard)
 
         tasks = [
             Task(

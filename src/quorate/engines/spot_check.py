@@ -79,7 +79,7 @@ class SpotCheckResult:
 
 
 class SpotCheck(Job):
-    """The job of a spot check: all workers compute the same shard, whatever shard a task names.
+    """The job of a spot check: all workers compute the same shard.
 
     Args:
         ticket: step and shard.
@@ -102,41 +102,29 @@ class SpotCheck(Job):
         **options: Any,
     ) -> None:
         super().__init__(source, parameters, steps, **options)
-        self._ticket: Ticket = (ticket[0], ticket[1])
+        self.ticket: Ticket = (ticket[0], ticket[1])
         self._closer = closer
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments to construct the same job in a worker process."""
-        return {**super().options(), "ticket": list(self._ticket), "closer": self._closer}
+        return {**super().options(), "ticket": list(self.ticket), "closer": self._closer}
 
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:  # noqa: ARG002
         """Load and compute the shard twice. Blocks; called in the thread of the worker."""
-        task = self._of_ticket(task)._replace(into=None)
         task.at("fetching")
-        result = self._result(replica, stream, task)
-        output = Piece(*self._ticket, asdict(result))
+        result = self._result(replica, stream, task._replace(into=None))
+        output = Piece(*self.ticket, asdict(result))
         return ShardSum(weight=1.0, metrics={"loss": 0.0}, outputs=[output])
-
-    def ticket(self, step: int, shard: int) -> Ticket:  # noqa: ARG002
-        """Return step and shard of the rows of the spot check."""
-        return self._ticket
-
-    def annotate(self, error: BaseException, task: Task, device: torch.device) -> None:
-        """Add step, shard, worker and device to an exception raised in the shard."""
-        super().annotate(error, self._of_ticket(task), device)
-
-    def _of_ticket(self, task: Task) -> Task:
-        return task._replace(step=self._ticket[0], shard=self._ticket[1])
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         raise NotImplementedError  # ``compute`` does everything
 
     def _result(self, replica: Replica, stream: Stream, task: Task) -> SpotCheckResult:
         # 1. Compare the rows.
-        first, again = (self.source.load(self._ticket) for _ in range(2))
+        first, again = (self.source.load(self.ticket) for _ in range(2))
         data, data_again = (fingerprint(batch.data) for batch in (first, again))
         replica.pull(self.parameters, version=(self, 0))
-        replica.called.place(self.plan, self._ticket[0], first.rows)
+        replica.called.place(self.plan, self.ticket[0], first.rows)
         if data != data_again:
             return SpotCheckResult(data, "", [self._doubt_of_rows()])
         if text := self._doubt_of_trained_rows(replica):
@@ -151,7 +139,7 @@ class SpotCheck(Job):
                 replica.recycle(computed)
         # 3. Compute in one piece. The vector for the gradient is freed afterwards; later shards of
         # a worker process need only the vector of a slot.
-        seed = shard_seed(self.plan, *self._ticket)
+        seed = shard_seed(self.plan, *self.ticket)
         shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
         # A tower may still compute a shard that was cancelled, and write to common objects.
@@ -178,7 +166,7 @@ class SpotCheck(Job):
     def _doubt_of_rows(self) -> str:
         """Return a warning: the rows, or batches of equal rows, differ after a second load."""
         source = self.source.hashing()
-        first, again = source.load(self._ticket), source.load(self._ticket)
+        first, again = source.load(self.ticket), source.load(self.ticket)
         if first.samples == again.samples and not self.source.has_defaults:
             return (
                 "collate or augment makes a different batch of the same rows each time: the "
@@ -272,7 +260,7 @@ def ask_workers(
             match channel.receive(left_s):
                 case protocol.Joined(worker):
                     computing.add(worker)
-                    channel.send(protocol.Compute(worker, worker, 0, "spot check"))
+                    channel.send(protocol.Compute(worker, *job.ticket, "spot check"))
                 case protocol.Done(worker, step, shard):
                     computing.discard(worker)
                     channel.send(protocol.Keep(worker, step, shard))
@@ -286,7 +274,7 @@ def ask_workers(
                     computing.discard(worker)
                     without_result += 1
         for worker in computing:
-            channel.send(protocol.Cancel(worker, worker, 0))
+            channel.send(protocol.Cancel(worker, *job.ticket))
     return results
 
 

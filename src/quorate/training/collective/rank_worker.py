@@ -185,8 +185,8 @@ class RankWorker:
         A rank with an error of user code has no result.
         """
         job = SpotCheck(self._source, self.state.parameters, range(0), **options)
-        ticket, rank = job.ticket(0, 0), self.ranks.rank
-        task = Task(rank, rank, 0, at=lambda phase: self.sheet.tell(phase, *ticket))
+        ticket = job.ticket
+        task = Task(self.ranks.rank, *ticket, at=lambda phase: self.sheet.tell(phase, *ticket))
 
         def computed(replica: Replica, stream: Stream) -> Any:
             with closing(job.feed()) as feed:
