@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from quorate.engines.tracing import Batch, SpanLog, batch, note_own_spans
@@ -13,15 +12,9 @@ from quorate.engines.two_copies import TwoCopies
 # A shard passes through the last four phases in this order.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
-_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
-
-# An entry of a timesheet: number of the phase, step, shard; start of the phase (time.monotonic()),
-# or 0 before the first phase; started shards; the late stage, or -1; seconds in each phase without
-# the current phase.
+# In memory of several processes: number of the phase; then the fields of ``Doing``, the seconds
+# last.
 _ENTRY = struct.Struct(f"<qqqdqq{len(PHASES)}d")
-_NO_ENTRY = bytes(_ENTRY.size)
-# The same as a value, after the version of the entry.
-_Entry = tuple[int, int, int, int, float, int, int, Sequence[float]]
 
 
 class WorkerStatus(NamedTuple):
@@ -86,6 +79,11 @@ class Doing(NamedTuple):
         before_s = sum(self.seconds[phase] for phase in PHASES[2:]) - took_s
         return took_s > 3 * before_s / max(1, self.shards - 1)
 
+    def later(self, seconds: float) -> Doing:
+        """Return the same some seconds later in the current phase."""
+        spent = self.seconds[self.phase] + seconds
+        return self._replace(seconds={**self.seconds, self.phase: spent})
+
 
 class Timesheet:
     """The phases of one worker and their times, written by one thread and read by any thread.
@@ -101,7 +99,9 @@ class Timesheet:
 
     def __init__(self, copies: TwoCopies | None = None) -> None:
         self._copies = copies
-        self._last = _entry(0, _NO_ENTRY)
+        # The version of the entry, and the entry: the seconds are without the current phase, which
+        # began at 0 before the first phase.
+        self._last = 0, _unpacked(b"")
         self._log: SpanLog | None = None  # of a traced run
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
@@ -112,26 +112,24 @@ class Timesheet:
             step: of the shard. Default: as before.
             shard: number of the shard. Default: as before.
         """
-        last = self._last if self._copies is None else self._newest()
-        count, was, old_step, old_shard, since, shards, _, before = last
-        number = _NUMBERS[phase]
-        step = old_step if step is None else step
-        shard = old_shard if shard is None else shard
-        if number == was and step == old_step and shard == old_shard and since:
+        version, was = self._newest()
+        step = was.step if step is None else step
+        shard = was.shard if shard is None else shard
+        if (phase, step, shard) == was[:3] and was.since:
             return
-        now, seconds = time.monotonic(), [*before]
-        if since:
-            seconds[was] += now - since
+        now, seconds = time.monotonic(), was.seconds.copy()
+        if was.since:
+            seconds[was.phase] += now - was.since
             if self._log is not None:
-                self._log.phase(PHASES[was], old_step, old_shard, since, now)
-        shards += phase == "fetching"
-        self._write((count + 1, number, step, shard, now, shards, -1, seconds))
+                self._log.phase(was.phase, was.step, was.shard, was.since, now)
+        shards = was.shards + (phase == "fetching")
+        self._write(version + 1, Doing(phase, step, shard, now, seconds, shards))
 
     def waits_for(self, stage: int) -> None:
         """Note a pipeline stage that takes long; the phase continues. Does not block."""
-        count, number, step, shard, since, shards, late, seconds = self._newest()
-        if stage != late:
-            self._write((count + 1, number, step, shard, since, shards, stage, seconds))
+        version, doing = self._newest()
+        if stage != doing.stage:
+            self._write(version + 1, doing._replace(stage=stage))
 
     def record(self, job: str | None, step: int = 0, shard: int = 0) -> None:
         """Note phases as spans of a job from now on; None: note no more spans.
@@ -164,33 +162,30 @@ class Timesheet:
     def take(self, doing: Doing) -> None:
         """Copy a timesheet of another host; ``since`` is by this host's clock. Does not block."""
         took_s = max(0.0, time.monotonic() - doing.since)
-        seconds = [doing.seconds[p] - took_s * (p == doing.phase) for p in PHASES]
-        place = (_NUMBERS[doing.phase], doing.step, doing.shard, doing.since)
-        self._write((self._newest()[0] + 1, *place, doing.shards, doing.stage, seconds))
+        self._write(self._newest()[0] + 1, doing.later(-took_s))
 
     def read(self) -> Doing:
         """Return the current phase and all times. Thread-safe; does not block."""
-        _, phase, step, shard, since, shards, stage, before = self._newest()
-        seconds = [*before]
-        seconds[phase] += max(0.0, time.monotonic() - since)
-        spent = dict(zip(PHASES, seconds, strict=True))
-        return Doing(PHASES[phase], step, shard, since, spent, shards, stage)
+        doing = self._newest()[1]
+        return doing.later(max(0.0, time.monotonic() - doing.since))
 
-    def _newest(self) -> _Entry:
+    def _newest(self) -> tuple[int, Doing]:
         # Usually no other process has written: five phases of each shard need not read the memory.
         if self._copies is not None and self._copies.last_version() != self._last[0]:
             version, content = self._copies.read()
-            self._last = _entry(version, content or _NO_ENTRY)
+            self._last = version, _unpacked(content)
         return self._last
 
-    def _write(self, entry: _Entry) -> None:
+    def _write(self, version: int, doing: Doing) -> None:
         # A thread interrupted between the two lines reads the memory the next time.
-        self._last = entry
+        self._last = version, doing
         if self._copies is not None:
-            version, *fields, seconds = entry
-            self._copies.write(version, _ENTRY.pack(*fields, *seconds))
+            place = PHASES.index(doing.phase), doing.step, doing.shard, doing.since
+            entry = _ENTRY.pack(*place, doing.shards, doing.stage, *doing.seconds.values())
+            self._copies.write(version, entry)
 
 
-def _entry(version: int, content: bytes) -> _Entry:
-    number, step, shard, since, shards, stage, *seconds = _ENTRY.unpack(content)
-    return version, number, step, shard, since, shards, stage, seconds
+def _unpacked(entry: bytes) -> Doing:
+    number, step, shard, since, shards, stage, *seconds = _ENTRY.unpack(entry or bytes(_ENTRY.size))
+    spent = dict(zip(PHASES, seconds, strict=True))
+    return Doing(PHASES[number], step, shard, since, spent, shards, stage)
