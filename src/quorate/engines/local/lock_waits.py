@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 WAIT_S = 2e-4  # a shorter wait costs more for switches than the wait saves
 
@@ -19,35 +21,24 @@ _users = 0
 _before_s = _ours_s = 0.0  # as returned by the interpreter, which keeps whole microseconds
 
 
-class ShortWaits:
-    """The period between ``begin`` and ``end``, in which no thread waits longer than ``WAIT_S``."""
+@contextmanager
+def short_waits() -> Iterator[None]:
+    """Within the block no thread waits longer than ``WAIT_S``, nor longer than the script has set.
 
-    def __init__(self) -> None:
-        self._has_begun = False
-
-    def begin(self) -> None:
-        """Shorten the waits of all threads, unless the script has set a shorter wait."""
-        global _users, _before_s, _ours_s
+    After the block waits are as before, unless the script has set a wait since, or further blocks
+    go on.
+    """
+    global _users, _before_s, _ours_s
+    with _lock:
+        if not _users:
+            _before_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(_before_s, WAIT_S))
+            _ours_s = sys.getswitchinterval()
+        _users += 1
+    try:
+        yield
+    finally:
         with _lock:
-            if self._has_begun:
-                return
-            self._has_begun = True
-            if not _users:
-                _before_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(_before_s, WAIT_S))
-                _ours_s = sys.getswitchinterval()
-            _users += 1
-
-    def end(self) -> None:
-        """Restore the waits, unless the script has set a wait since, or further periods go on.
-
-        Nothing happens without ``begin``.
-        """
-        global _users
-        with _lock:
-            if not self._has_begun:
-                return
-            self._has_begun = False
             _users -= 1
             if not _users and sys.getswitchinterval() == _ours_s:
                 sys.setswitchinterval(_before_s)

@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -24,7 +24,7 @@ from quorate.coordination.protocol import Compute, Event, Joined
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Original
 from quorate.engines.job_channel import JobChannel, Request
-from quorate.engines.local.lock_waits import ShortWaits
+from quorate.engines.local.lock_waits import short_waits
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import Outcome, ShardRunner
 from quorate.engines.step_sums import StepSums
@@ -44,8 +44,7 @@ _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
 
 
-# Returns user code's changes of the coordinator's model until now; None: towers repeat no changes.
-ChangesUntilNow = Callable[[], ModelChanges | None]
+ChangesUntilNow = Callable[[], ModelChanges]  # returns user code's changes of the model until now
 
 
 class Towers:
@@ -57,7 +56,7 @@ class Towers:
         buffers: of the coordinator's model.
         threads: intra-op threads of each tower. The bits of a matrix product depend on the number.
         say: shows a line to the user. Default: logs the line.
-        original: the coordinator's model, if towers repeat user code's changes of the model.
+        original: the coordinator's model.
     """
 
     can_replace = False  # a thread cannot be ended
@@ -70,27 +69,25 @@ class Towers:
         buffers: Buffers,
         *,
         threads: int,
+        original: Original,
         say: Callable[[str], None] | None = None,
-        original: Original | None = None,
     ) -> None:
         if any(group[0].type == "cpu" for group in groups):
             keep_freed_memory()
         self._say = say or logging.getLogger("quorate").warning
         kind = ThreadTower if len(groups) > 1 else CallerTower
-        self._model_changes: ChangesUntilNow = (
-            (lambda: None) if original is None else original.model_changes
-        )
-        frozen = dict if original is None else original.frozen
+        self._model_changes = original.model_changes
         self._towers: list[Tower] = []
         for number, group in enumerate(groups):
             sheet = Timesheet()  # written by the tower's thread, once the thread runs
             sheet.tell("starting")
-            runner = ShardRunner(number, make_replica(group), sheet, frozen, passes=ends_program)
+            replica = make_replica(group)
+            runner = ShardRunner(number, replica, sheet, original.frozen, passes=ends_program)
             self._towers.append(kind(runner, threads))
         self.threads = threads
         self._buffers = buffers
         self._started = False
-        self._waits = ShortWaits()
+        self._waits = ExitStack()
 
     @property
     def replicas(self) -> list[Replica]:
@@ -105,9 +102,9 @@ class Towers:
         """Begin a job, in the thread of the training loop; the first job starts the threads."""
         channel = TowersChannel(job, self._towers, self._buffers, self._model_changes)
         # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
+        if self._threads and not self._started:
+            self._waits.enter_context(short_waits())
         self._started = True
-        if self._threads:
-            self._waits.begin()
         for tower in self._towers:
             tower.begin()
         return channel
@@ -121,7 +118,7 @@ class Towers:
 
     def close(self) -> None:
         """End the threads; a busy thread is interrupted between two operations, after a while."""
-        self._waits.end()
+        self._waits.close()
         for tower in self._towers:
             tower.end()
         threads = self._threads if self._started else []
@@ -201,9 +198,8 @@ class TowersChannel(JobChannel):
 
         def rows() -> Feed:
             known = changes or self._model_changes()
-            if known is not None:
-                runner.changes.take(known)
-                runner.replica.called.shared.take(known.shared)
+            runner.changes.take(known)
+            runner.replica.called.shared.take(known.shared)
             return self._feed
 
         outcome = runner.run(
