@@ -101,16 +101,9 @@ class Prediction(Job):
     has_own_steps = True
 
     def __init__(
-        self,
-        source: Source,
-        parameters: Flat,
-        steps: range,
-        *,
-        function: str,
-        loader_workers: int = 0,
-        threads: int = 1,
+        self, source: Source, parameters: Flat, steps: range, *, function: str, **options: Any
     ) -> None:
-        super().__init__(source, parameters, steps, loader_workers=loader_workers, threads=threads)
+        super().__init__(source, parameters, steps, **options)
         self._name_of_function = function
         try:
             self._function = named(function)
