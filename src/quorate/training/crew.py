@@ -307,8 +307,12 @@ class Crew:
             in_stages=self.replicas.are_in_stages,
         )
         agreement = Agreement(
-            *(state.model, arena, state.buffers, partial(self.probe_replica, state)),
-            *(self.groups, datasets),
+            model=state.model,
+            arena=arena,
+            buffers=state.buffers,
+            probe=partial(self.probe_replica, state),
+            groups=self.groups,
+            datasets=datasets,
             threads=self.recipe.workers.threads,
             say=say,
             changes=state.user_changes.original.changes,

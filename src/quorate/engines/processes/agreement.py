@@ -47,10 +47,11 @@ class Comparison:
     attempts: int = 0  # answers with an unexpected gradient
 
 
+@dataclass(kw_only=True)
 class Agreement:
     """The coordinator's fingerprints, and the comparison of workers with the fingerprints.
 
-    Args:
+    Attributes:
         model: the coordinator's model.
         arena: the parameters and buffers for the gradient.
         buffers: of the model.
@@ -62,37 +63,24 @@ class Agreement:
         changes: counts changes of the model by user code, except in parameters and buffers.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        arena: Arena,
-        buffers: Buffers,
-        probe: Callable[[], Replica],
-        groups: Sequence[Group],
-        datasets: Mapping[str, Any],
-        *,
-        threads: int,
-        say: Callable[[str], None],
-        changes: Callable[[], int],
-    ) -> None:
-        self._model = model
-        self._arena = arena
-        self._buffers = buffers
-        self._probe = probe
-        self._groups = groups
-        self._datasets = datasets
-        self._threads = threads
-        self._say = say
-        # By _key: the position in the run, and the fingerprint; None: data is not compared.
-        self._data: dict[str, tuple[Course, str | None]] = {}
-        self._changes = changes
-        self._gradient: str | None = None  # fingerprint; None: gradients are not compared
-        self._known_at = 0  # the number of changes at the computation of the gradient
-        self._start: Segment | None = None  # parameters and buffers of that computation
+    model: torch.nn.Module
+    arena: Arena
+    buffers: Buffers
+    probe: Callable[[], Replica]
+    groups: Sequence[Group]
+    datasets: Mapping[str, Any]
+    threads: int
+    say: Callable[[str], None]
+    changes: Callable[[], int]
+    # By _key: the position in the run, and the fingerprint; None: data is not compared.
+    _data: dict[str, tuple[Course, str | None]] = field(default_factory=dict)
+    _gradient: str | None = None  # fingerprint; None: gradients are not compared
+    _known_at: int = 0  # the number of changes at the computation of the gradient
+    _start: Segment | None = None  # parameters and buffers of that computation
 
     def name_of(self, dataset: object) -> str | None:
         """Return the name of a dataset; None if workers do not have the dataset."""
-        return next((name for name, known in self._datasets.items() if known is dataset), None)
+        return next((name for name, known in self.datasets.items() if known is dataset), None)
 
     def expect(self, job: Job, *, is_first: bool) -> None:
         """Compute the fingerprints for a new job. Blocks for a shard.
@@ -119,7 +107,7 @@ class Agreement:
             self._take_data(job)
         if comparison.gradient_is_done or self._gradient is None or not isinstance(job, Training):
             return compares_data, None
-        if self._changes() != self._known_at:
+        if self.changes() != self._known_at:
             self._take_gradient(job)
         if self._start is not None:
             comparison.expected = self._gradient
@@ -154,7 +142,7 @@ class Agreement:
         if got is None or self._gradient in (None, got) or got == comparison.expected:
             comparison.gradient_is_done = True
             return True
-        if self._changes() == self._known_at:
+        if self.changes() == self._known_at:
             raise UserError(
                 "a worker that ran the script again computes another gradient from the same rows "
                 "and parameters",
@@ -165,7 +153,7 @@ class Agreement:
         comparison.attempts += 1
         comparison.gradient_is_done = comparison.attempts == MOST_ATTEMPTS
         if comparison.gradient_is_done:
-            self._say(
+            self.say(
                 f"worker {worker} was not compared with the coordinator: the script changed the "
                 "model during every comparison"
             )
@@ -192,7 +180,7 @@ class Agreement:
         except Exception:  # of user code; raised again and reported when a worker loads the shard
             return None
         if first != second:
-            self._say(
+            self.say(
                 f"the {self._name(job)} gives different values each time it is loaded, so the bits "
                 "are not repeatable; look for a generator of your own in the dataset"
             )
@@ -201,33 +189,33 @@ class Agreement:
 
     def _take_gradient(self, job: Job) -> None:
         """Compute the gradient for comparisons, and keep the parameters of the computation."""
-        self._known_at = self._changes()
+        self._known_at = self.changes()
         self._gradient = self._gradient_fingerprint(job)
-        self._start = None if self._gradient is None else self._arena.kept(self._buffers)
+        self._start = None if self._gradient is None else self.arena.kept(self.buffers)
 
     def _gradient_fingerprint(self, job: Job) -> str | None:
         """Return the fingerprint of the first shard's gradient; None if not repeatable."""
-        if len(kinds(self._groups)) > 1:
+        if len(kinds(self.groups)) > 1:
             return None  # workers have different bits
 
         def twice() -> list[str]:
             prints = []
             for _ in range(2):
-                with unchanged(self._model), Stream() as stream:
-                    replica = self._probe()
-                    if kinds([replica.group]) == kinds(self._groups):
+                with unchanged(self.model), Stream() as stream:
+                    replica = self.probe()
+                    if kinds([replica.group]) == kinds(self.groups):
                         with current(replica.device):
                             prints.append(probe_fingerprint(replica, job.source, stream))
             return prints
 
         # In a new thread, as in workers: an autocast of the script has no effect there.
         with ThreadPoolExecutor(
-            1, initializer=torch.set_num_threads, initargs=(self._threads,)
+            1, initializer=torch.set_num_threads, initargs=(self.threads,)
         ) as thread:
             prints = thread.submit(twice).result()
-        free_cache([device for group in self._groups for device in group])
+        free_cache([device for group in self.groups for device in group])
         if len(set(prints)) > 1:
-            self._say(
+            self.say(
                 "the same shard gives a different gradient each time, so the bits are not "
                 "repeatable; look for a generator of your own or kept state in the model"
             )
