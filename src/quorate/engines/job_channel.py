@@ -11,11 +11,12 @@ An engine adds how a request travels, how an answer arrives, and where results l
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quorate.coordination import protocol
+from quorate.engines import Channel
 from quorate.engines.job import Job
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.engines.step_sums import StepSums
@@ -39,7 +40,7 @@ class Request:
     )  # by shard: where a worker process writes the result
 
 
-class JobChannel(ABC):
+class JobChannel(Channel):
     """The ``Channel`` of one job, without the ways of an engine.
 
     Args:
@@ -141,15 +142,3 @@ class JobChannel(ABC):
     def _replace(self, worker: int, reason: str) -> None:
         """Kill a worker, and start a new worker. Does not block."""
         raise NotImplementedError
-
-    @abstractmethod
-    def receive(self, timeout_s: float | None) -> protocol.Event | None:
-        """Return the next event of any worker, or None after ``timeout_s`` seconds. Blocks."""
-
-    @abstractmethod
-    def post(self, event: protocol.Event) -> None:
-        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the job. The workers stay."""
