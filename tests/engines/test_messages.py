@@ -77,9 +77,7 @@ def test_exceptions_keep_their_type_and_notes_and_foreign_classes_are_refused() 
 
 def test_messages_arrive_as_objects_of_their_classes_whatever_the_texts() -> None:
     rows = {"embedding": Rows(torch.tensor([3]), torch.ones(1, 2))}
-    done = messages.ShardsDone(
-        [messages.ShardResult(2.0, {"loss": 3.0}, None, {}, rows=rows)], job=1, ticket=7
-    )
+    done = messages.ShardsDone([messages.SlotSum(2.0, {"loss": 3.0}, rows=rows)], job=1, ticket=7)
     arrived = messages.READER.unpack(pack(done))
     assert isinstance(arrived, messages.ShardsDone)
     assert torch.equal(arrived.results[0].rows["embedding"].values, torch.ones(1, 2))

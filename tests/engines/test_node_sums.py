@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 
-from quorate.engines.ray.node_sums import NodeSums, ShardOrder, WorkerResult
+from quorate.engines.processes.worker_messages import ComputeShards
+from quorate.engines.ray.node_sums import NodeSums, WorkerResult
 
 
 def result(worker: Any, shard: int) -> WorkerResult:
-    order = ShardOrder(job=1, step=0, shard=shard, slot=shard, shards=4)
+    order = ComputeShards(1, 0, 0, shard, [shard], None, (0, 3), leaves=4)
     return WorkerResult(worker, order, None, slot=0)  # type: ignore[arg-type]
 
 

@@ -150,10 +150,8 @@ class Group:
         process = self.processes.get(worker)
         (self.untold[worker] if process is None else process.joined).remove(job)
 
-    def end(self, worker: WorkerHandle, job: int) -> bool:
-        self.processes[worker.number].invited.discard(job)
+    def end(self, worker: WorkerHandle, job: int) -> None:
         self.processes[worker.number].joined.discard(job)
-        return False
 
     def receive(self, worker: int, message: object) -> None: ...
 
@@ -250,7 +248,8 @@ class Group:
         """Check that due work is done: nothing is due at the same time again."""
         if self.error is None:
             happen(self, ("pass_time", 0.0))
-            assert self.error is not None or self.supervisor.due() > self.now
+            due = [self.supervisor._due(each, frozenset()) for each in self.supervisor.workers]
+            assert self.error is not None or min(due) > self.now
 
 
 def possible(group: Group, *, times: tuple[float, ...]) -> Iterator[Event]:

@@ -8,6 +8,7 @@ says. No object of an unexpected class is ever constructed: bytes from a network
 
 from __future__ import annotations
 
+import zlib
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +22,8 @@ from quorate.engines import remote_error
 Message = dict[str, Any]
 T = TypeVar("T")
 
-_TENSOR, _ERROR, _TEXT, _INTEGER, _DICT, _APART = range(6)  # codes of MessagePack's extension types
+# Codes of MessagePack's extension types; _ZEROS is a compressed tensor.
+_TENSOR, _ERROR, _TEXT, _INTEGER, _DICT, _APART, _ZEROS = range(7)
 
 
 def pack(message: Any, apart: list[torch.Tensor] | None = None) -> bytes:
@@ -108,7 +110,10 @@ def _as_extension(value: object) -> Any:
         head = _ENCODER.encode([str(value.dtype).removeprefix("torch."), value.shape])
         flat = value.detach().cpu().contiguous().reshape(-1)
         raw = flat.view(torch.uint8).numpy().tobytes()
-        return Ext(_TENSOR, b"".join([bytes([len(head)]), head, raw]))
+        is_zeros = flat.dtype == torch.int64 and int(flat.count_nonzero()) < len(flat) // 2
+        code = _ZEROS if is_zeros else _TENSOR  # a large confusion matrix is mostly zeros
+        body = zlib.compress(raw, 1) if is_zeros else raw
+        return Ext(code, b"".join([bytes([len(head)]), head, body]))
     if isinstance(value, BaseException):
         return Ext(_ERROR, pack(remote_error.to_json(value)))
     for plain in (str, int, float):
@@ -126,12 +131,13 @@ def _set_apart(apart: list[torch.Tensor], value: object) -> Any:
 
 
 def _from_extension(code: int, data: memoryview) -> Any:
-    if code == _TENSOR:
+    if code in (_TENSOR, _ZEROS):
         begin = 1 + data[0]
         dtype, shape = msgspec.msgpack.decode(data[1:begin])
+        raw = data[begin:] if code == _TENSOR else zlib.decompress(data[begin:])
         # In memory that torch aligns: the bits that kernels return may depend on alignment.
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data[begin:], np.uint8)
+        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(raw, np.uint8)
         return tensor
     if code == _ERROR:
         return remote_error.from_json(unpack(data))

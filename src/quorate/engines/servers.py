@@ -7,7 +7,7 @@ has the protocols of both sides; ``Partition.among`` cuts vectors into slices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,9 +61,6 @@ class Servers(Protocol):
 
     def values(self) -> list[Image]:
         """Return the images of the workers' parameters. Blocks."""
-
-    def watch(self, ring: Callable[[], None]) -> None:
-        """Have ``ring`` called, in any thread, when a server is lost."""
 
 
 NO_IMAGE: Image = np.empty(0, np.uint8)

@@ -42,6 +42,7 @@ LAST_OUTPUT_S = 20.0  # a detached run after its end, for viewers to read the la
 
 # 5. Intervals between two looks at a state that nobody reports.
 FILE_POLL_S = 0.02  # a file or an exit code that another rank is about to write
+SUPERVISOR_POLL_S = 0.1  # workers that start, are silent, or wait for others
 RANK_POLL_S = 0.2  # lost ranks, while a pipe is silent; an actor reports as often
 STAGE_POLL_S = 0.5  # which stage is late; whether a listener is to end
-WORKER_POLL_S = 1.0  # interrupted workers; the state of a Ray cluster, a request of 3 ms
+WORKER_POLL_S = 1.0  # the state of a Ray cluster, a request of 3 ms

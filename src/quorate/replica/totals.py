@@ -7,13 +7,11 @@ are the same in any order, on any number of workers, to the last bit.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
 from quorate.errors import LossError, SettingError
@@ -174,19 +172,6 @@ def add(left: Counts, right: Counts) -> None:
                 fix="torch.bincount, for example, needs minlength",
             )
         total += right[name]
-
-
-def packed_totals(totals: Counts) -> dict[str, Any]:
-    """Return totals for a message: shape and compressed bytes. A large matrix is mostly zeros."""
-    return {n: [list(t.shape), zlib.compress(t.numpy().tobytes(), 1)] for n, t in totals.items()}
-
-
-def unpacked_totals(packed: Mapping[str, Any]) -> Counts:
-    """Return totals from the result of ``packed_totals``."""
-    return {
-        name: torch.from_numpy(np.frombuffer(zlib.decompress(data), np.int64).copy()).view(shape)
-        for name, (shape, data) in packed.items()
-    }
 
 
 def _number(total: str, name: str, value: object) -> float:

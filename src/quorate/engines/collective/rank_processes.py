@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quorate.engines.collective.heartbeat_store import FileHeartbeats
 from quorate.engines.collective.rank_place import RankPlace
-from quorate.engines.processes.pool import WorkerProcess
+from quorate.engines.processes.pool import WorkerHandle
 from quorate.engines.processes.process_start import new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import raised_in
@@ -46,14 +46,16 @@ class RankProcesses:
         board.write_bytes(bytes(FileHeartbeats.nbytes(size)))
         self.place = RankPlace(0, size, 0, f"file://{meet}", board=str(board))
         self._starter = new_starter(script, size, threads=threads)
-        self._processes: list[WorkerProcess] = []
+        self._processes: list[WorkerHandle] = []
         # By rank: why its script ended before the ranks had met.
         self._reasons: dict[int, ScriptRaised | ScriptRefused] = {}
         self._oom_kills = oom_kills()  # before these
         try:
             for rank in range(1, size):
                 place = replace(self.place, rank=rank, local_rank=rank)
-                self._processes.append(WorkerProcess(rank, script, self._starter, place=place))
+                process = WorkerHandle(rank)
+                process.begin(script, self._starter, place=place)
+                self._processes.append(process)
         except BaseException:
             self.close()
             raise
@@ -82,7 +84,7 @@ class RankProcesses:
         reasons = [self._reason(process) for process in self._processes if process.has_ended()]
         return next((each.message for each in reasons if isinstance(each, ScriptRefused)), None)
 
-    def _reason(self, process: WorkerProcess) -> ScriptRaised | ScriptRefused | None:
+    def _reason(self, process: WorkerHandle) -> ScriptRaised | ScriptRefused | None:
         """Return why the script of an ended rank ended, if the rank has told."""
         for message in process.arrived():
             if isinstance(message, ScriptRaised | ScriptRefused):

@@ -17,7 +17,6 @@ from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.notes import Note
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.totals import packed_totals, unpacked_totals
 
 
 class StepContribution(NamedTuple):
@@ -33,20 +32,18 @@ class StepContribution(NamedTuple):
 
 
 def _packed(own: StepContribution) -> list[Any]:
-    """Return a message about a contribution, with totals and written parameters at the end."""
+    """Return a message about a contribution, with written parameters at the end."""
     if (total := own.sum) is None:
-        return [own, {}, None]
-    rest = replace(total, gradient=None, represented=[], outputs=[], totals={}, written=None)
-    written = None if total.written is None else total.written.vectors
-    return [own._replace(sum=rest), packed_totals(total.totals), written]
+        return [own, None]
+    rest = replace(total, gradient=None, represented=[], outputs=[], written=None)
+    return [own._replace(sum=rest), None if total.written is None else total.written.vectors]
 
 
 def _unpacked(message: Sequence[Any], layout: Layout) -> StepContribution:
-    fields, totals, written = message
+    fields, written = message
     contribution = msgspec.convert(fields, StepContribution)
-    if (total := contribution.sum) is not None:
-        total.totals = unpacked_totals(totals)
-        total.written = Flat(layout, written) if written else None
+    if contribution.sum is not None and written:
+        contribution.sum.written = Flat(layout, written)
     return contribution
 
 

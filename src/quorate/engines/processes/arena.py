@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Collection
+from enum import StrEnum
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
+from quorate.engines.servers import Image
 from quorate.engines.two_copies import TwoCopies
 from quorate.engines.worker_status import Timesheet
 from quorate.errors import UserError
@@ -32,7 +34,21 @@ MOST_IN_RUNS = 1 << 24  # bytes of a gradient; shards of larger models take too 
 _AHEAD = struct.Struct("<qq")  # step, shard; no bytes where a worker loads no rows ahead
 _AHEAD_BYTES = TwoCopies.room(_AHEAD.size)
 _SHEET_BYTES = TwoCopies.room(Timesheet.ENTRY_BYTES)
-Image = np.ndarray[tuple[int], np.dtype[np.uint8]]  # bytes as they lie in a segment
+
+
+class ArenaPart(StrEnum):
+    """The part of an arena with the bytes of an image."""
+
+    PARAMETERS = "parameters"
+    SLICES = "slices"  # of the parameters: an image per server
+    AVERAGE = "average"
+    FROZEN = "frozen"
+    BUFFERS = "buffers"
+    SNAPSHOT = "snapshot"  # a slot with parameters and buffers
+    RESULT = "result"  # a slot with the result of a shard
+    REST = "rest"  # of such a slot, where the gradient goes to servers
+    SHARED = "shared"  # tensors of ``Shared``; in no arena
+    START = "start"  # parameters and buffers that workers are compared from; in no arena
 
 
 class ArenaSizes(NamedTuple):
@@ -269,17 +285,23 @@ class Arena:
         average = layout.shared() if description.average else None
         return cls(layout.shared(), average, frozen.shared(), description.sizes)
 
-    def slot_image(self, number: int) -> Image:
-        """Return the bytes of a slot, without a copy."""
-        return self._segment.array(self.slot_bytes, self._slots_at + number * self.slot_bytes)
+    def image(self, part: ArenaPart, slot: int | None = None) -> Image:
+        """Return the bytes of a part of the arena, without a copy.
 
-    def rest_image(self, number: int) -> Image:
-        """Return the bytes of a slot behind the parameters or gradient, without a copy."""
-        return self.slot_image(number)[_up(self.parameters.layout.nbytes, 64) :]
-
-    def buffers_image(self) -> Image:
-        """Return the bytes of the buffers, without a copy."""
-        return self._segment.array(self._buffers_bytes)
+        Args:
+            slot: the number of the slot, if the part is in one.
+        """
+        if slot is not None:
+            whole = self._segment.array(self.slot_bytes, self._slots_at + slot * self.slot_bytes)
+            behind_vectors = _up(self.parameters.layout.nbytes, 64)
+            return whole[behind_vectors:] if part == ArenaPart.REST else whole
+        if part == ArenaPart.BUFFERS:
+            return self._segment.array(self._buffers_bytes)
+        flats = {ArenaPart.AVERAGE: self.average, ArenaPart.FROZEN: self.frozen}
+        flat = flats.get(part, self.parameters)
+        assert flat is not None
+        assert flat.segment is not None
+        return flat.segment.array(flat.segment.nbytes)
 
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
         """Note the step and shard whose rows a worker loads ahead; None: no rows."""

@@ -10,16 +10,16 @@ import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quorate.coordination.plan import abridged
 from quorate.coordination.protocol import Compute, Event, Joined, Keep, Left, WorkerEffect
 from quorate.coordination.tree import TreeSum
-from quorate.engines.job import Job, Training
+from quorate.engines.job import Evaluation, Job, Training
 from quorate.engines.job_channel import JobChannel, Request
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
+from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.servers import RemoteGradient
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.engines.step_sums import StepSums
@@ -28,17 +28,9 @@ from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshots
-from quorate.replica.totals import unpacked_totals
 
 if TYPE_CHECKING:
     from quorate.engines.processes.transport import Processes
-
-
-@dataclass
-class SlotSum(ShardSum):
-    """A shard's result, or a sum of results, whose vectors lie in a slot of the arena."""
-
-    slot: int | None = None
 
 
 class ProcessesChannel(JobChannel):
@@ -146,13 +138,13 @@ class ProcessesChannel(JobChannel):
         crashed = crashed and is_at_work
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
 
-    def answered(self, worker: int, answer: messages.Answer | messages.NodeSum) -> None:
+    def answered(self, worker: int, answer: messages.Answer) -> None:
         """Take a worker's answer to a request.
 
         Results of several workers for a step that needs all shards may have been added before. The
         ends of these workers arrive after the sum.
         """
-        group = answer.answers if isinstance(answer, messages.NodeSum) else [(worker, answer)]
+        group: list[tuple[int, messages.Answer]] = [(worker, answer), *answer.others]
         if not all(self._is_expected(*each) for each in group):
             return
         request, slots = self.requests[worker], list[int | None]()
@@ -173,10 +165,10 @@ class ProcessesChannel(JobChannel):
             return None
         if isinstance(answer, messages.ShardFailed):
             return ShardFailure(answer.shard, answer.error)
-        request, arena = self.requests[worker], self._workers.arena
+        request = self.requests[worker]
         results: list[ShardSum] = [
-            _result_of(arena, worker, request.step, request.shard + n, own, slot)
-            for n, (own, slot) in enumerate(zip(answer.results, slots, strict=True))
+            _with_vectors(own, self._workers.arena, request.step, slot)
+            for own, slot in zip(answer.results, slots, strict=True)
         ]
         if answer.is_held:
             results[0].gradient = RemoteGradient(request.step, answer.ticket)
@@ -228,11 +220,26 @@ class ProcessesChannel(JobChannel):
             slots=slots,
             snapshot=snapshot and (snapshot.number, snapshot.version),
             rank_of=effect.rank_of,
-            is_needed=effect.is_needed,
             beside=beside if any(beside) else None,
         )
-        if (handle := workers.supervisor.handle(effect.worker)) is not None:
-            handle.post_with(workers.model_changes(), message)  # else the end is heard of next
+        if (handle := workers.supervisor.handle(effect.worker)) is None:
+            return  # the end is heard of next
+        if handle.place and snapshot is None:
+            message.following = self._following(effect)
+            if has_slots and effect.is_needed and workers.servers is None:  # servers add themselves
+                message.leaves = job.plan.shards_of(effect.step)
+        handle.post_with(workers.model_changes(), message)
+
+    def _following(self, effect: Compute) -> tuple[int, int] | None:
+        """Return step and shard that the worker is likely to compute next; None if unknown."""
+        job, step = self.job, effect.step
+        if type(job) not in (Training, Evaluation):
+            return None
+        later = [s for s in job.home_shards(effect.rank_of, step) if s > effect.shard]
+        if not later and isinstance(job, Evaluation) and step + 1 in job.steps:
+            step += 1
+            later = [*job.home_shards(effect.rank_of, step)]
+        return (step, later[0]) if later else None
 
     def _decided(self, worker: int) -> None:
         """Do nothing: results are added in ``receive``."""
@@ -261,43 +268,31 @@ class ProcessesChannel(JobChannel):
                 heapq.heappush(self._free, slot)
 
 
-def _result_of(
-    arena: Arena, worker: int, step: int, shard: int, sent: messages.ShardResult, number: int | None
-) -> SlotSum:
-    """Return the result of a shard.
+def _with_vectors(sent: SlotSum, arena: Arena, step: int, slot: int | None) -> SlotSum:
+    """Return the result of a shard, as sent by a worker, with the vectors of its slot.
 
     Args:
-        sent: by the worker.
-        number: of the slot; None: the shard has no vectors.
+        slot: None: the shard has no vectors.
 
     Raises:
         WorkerError: the message names rows that the gradient cannot have.
     """
-    slot = None if number is None else arena.slot(number)
-    gradient = None if slot is None else slot.flat
-    if gradient is not None and arena.parameters.layout.by_rows:
-        gradient.rows = sent.rows
-        for name, rows in gradient.rows.items():
+    sent.slot = slot
+    if slot is None:
+        return sent
+    vectors = arena.slot(slot)
+    sent.gradient, sent.written = vectors.flat, vectors.written
+    sent.buffers = vectors.floats if vectors.floats.numel() else None
+    sent.integer_buffers = vectors.integer_buffers if vectors.integer_buffers.numel() else None
+    if arena.parameters.layout.by_rows:
+        sent.gradient.rows = sent.rows
+        for name, rows in sent.rows.items():
             parameter = arena.parameters.views.get(name)
-            if (
-                fault := "nobody has it" if parameter is None else rows.fault(parameter)
-            ) is not None:
+            fault = "nobody has it" if parameter is None else rows.fault(parameter)
+            if fault is not None:
+                shard, worker, *_ = sent.shares[0]
                 raise WorkerError(
                     f"worker {worker} said of step {step}, shard {shard}, gradient of {name!r}: "
                     f"{fault}; this is a damaged message: please report it"
                 )
-    has_integers = slot is not None and slot.integer_buffers.numel()
-    result = SlotSum(
-        weight=sent.weight,
-        metrics=sent.metrics,
-        gradient=gradient,
-        buffers=slot.floats if slot is not None and slot.floats.numel() else None,
-        integer_buffers=slot.integer_buffers if slot is not None and has_integers else None,
-        missing=None if sent.missing is None else frozenset(sent.missing),
-        written=None if slot is None else slot.written,
-        represented=sent.represented,
-        totals=unpacked_totals(sent.totals),
-        slot=number,
-    )
-    result.computed_by(worker, shard)
-    return result
+    return sent

@@ -7,7 +7,6 @@ several machines (``engines/ray``) passes on the contents of both.
 from __future__ import annotations
 
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from selectors import EVENT_READ, BaseSelector
@@ -18,7 +17,7 @@ from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.agreement import Comparison
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.process_start import SpawnStarter, new_starter
+from quorate.engines.processes.process_start import Process, ProcessStarter, new_starter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import facts_of_own_process
 from quorate.engines.processes.wire import Wire
@@ -31,18 +30,20 @@ Callback = Callable[[], None]
 _TAIL = 2000  # characters of the output that are shown
 
 
-class WorkerHandle(ABC):
+class WorkerHandle:
     """The coordinator's end of one worker's process, from the start to the exit.
 
     Attributes:
         number: the worker.
-        line: to the process; None without a socket to the process: messages travel otherwise.
+        line: to a process of this host; None without such a process: messages travel otherwise.
         comparison: of the process with the coordinator: see ``Agreement``.
         host: the name of the worker's host, where there are several.
         is_elsewhere: whether the worker is on a different host, or in a different container.
         is_placed: whether a machine has room for the worker; else a message "placed" follows.
         place: where results of several workers are added: see ``Joined``.
     """
+
+    _process: Process  # from ``begin`` on; so is ``line``
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -55,6 +56,45 @@ class WorkerHandle(ABC):
         self._is_cut = False  # where there is no line
         self._sent_changes = 0  # the number of the newest ``ModelChanges`` that were sent
         self._shared = self._stored = 0  # the numbers of the newest ``Values`` that were sent
+        self._selector: BaseSelector | None = None
+
+    def begin(
+        self,
+        script: Script,
+        starter: ProcessStarter,
+        *,
+        place: RankPlace | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a process on this machine. ``close`` ends the process. Does not block for long.
+
+        Args:
+            script: the script to run.
+            starter: starts the process.
+            place: in a collective, if the worker is to be a rank.
+            environment: of the process. Default: this process's.
+
+        Raises:
+            OSError: the process cannot be started; nothing is left.
+        """
+        with ExitStack() as undo:
+            # The script's output up to its training loop.
+            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
+            ours, theirs = Wire.pair()
+            undo.enter_context(closing(ours))
+            with closing(theirs):
+                self._process = starter.start(theirs, self._output, environment)
+            undo.callback(self._end_process)
+            ours.post(messages.StartWorker(self.number, script, place, facts_of_own_process()))
+            self.line = ours
+            undo.pop_all()
+
+    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
+        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
+        assert self.line is not None
+        self._selector = selector
+        self.line.watch(selector, hear)
+        selector.register(self._process.exit, EVENT_READ, look)
 
     def post_with(self, changes: ModelChanges, request: messages.ForModel, *fds: int) -> None:
         """Send a request, with user code's changes unless the worker knows them."""
@@ -74,18 +114,12 @@ class WorkerHandle(ABC):
         assert self.line is not None
         self.line.post(message, *fds)
 
-    def withdraw(self, job: int) -> bool:
-        """Take back the unsent message that opens a job; return False without such a message."""
-        # The withdrawn message may have carried changes.
-        self._sent_changes = self._shared = self._stored = -1
-        return self.line is not None and self.line.withdraw(job)
-
     def flush(self) -> None:
         """Send unsent messages, as far as the worker takes them. Does not block."""
         if self.line is not None:
             self.line.flush()
 
-    def arrived(self) -> Sequence[messages.Arrived]:
+    def arrived(self) -> Sequence[messages.WorkerMessage]:
         """Return all arrived messages. Does not block."""
         return [] if self.line is None else self.line.arrived()
 
@@ -99,38 +133,55 @@ class WorkerHandle(ABC):
         if self.line is not None:
             self.line.deaf()
 
-    @abstractmethod
     def cancel(self, ticket: int) -> None:
         """Report a cancelled shard, if the worker does not see the coordinator's arena."""
 
     @property
-    @abstractmethod
     def pid(self) -> int | None:
         """The id of the process; None before the fork, and for a process of another host."""
+        return self._process.pid
 
-    @abstractmethod
-    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
-        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
-
-    @abstractmethod
     def has_ended(self) -> bool:
         """Return whether the process is gone. Does not block."""
+        return self._process.has_ended()
 
-    @abstractmethod
     def wait(self, timeout_s: float) -> bool:
         """Return whether the process ends in time. Blocks."""
+        return self._process.wait(timeout_s) is not None
 
-    @abstractmethod
     def kill(self) -> None:
         """Send signal 9. Does not block; the process may still finish a system call."""
+        self._process.kill()
 
-    @abstractmethod
     def ending(self) -> Ending:
         """Return how the process ended, after the end."""
+        code = self._process.wait()
+        assert code is not None
+        return Ending(code, self._process.error, self._tail())
 
-    @abstractmethod
     def close(self) -> None:
-        """Kill a living process, wait for the exit, and close everything of the process."""
+        """Kill a living process, wait for the exit, and close everything of the process.
+
+        Blocks for at most ``KILLED_EXIT_S``: a process hung in the kernel (on a network disk,
+        say) ends when the kernel returns, and runs no code until then.
+        """
+        assert self.line is not None
+        if self._selector is not None:
+            self._selector.unregister(self._process.exit)
+        self._end_process()
+        self.line.close()
+        self._output.close()
+
+    def _end_process(self) -> None:
+        self._process.kill()
+        self._process.wait(KILLED_EXIT_S)
+        self._process.close()
+
+    def _tail(self) -> str:
+        """Return the end of the script's output."""
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace").strip()
+        return text[-_TAIL:] or "it printed nothing"
 
 
 class WorkerPool(Protocol):
@@ -160,105 +211,6 @@ class WorkerPool(Protocol):
         """Free everything common to the processes, all of which have ended."""
 
 
-class WorkerProcess(WorkerHandle):
-    """A worker's process on this machine. ``close`` ends the process.
-
-    Args:
-        number: of the worker.
-        script: the script to run.
-        starter: starts the process.
-        place: in a collective, if the worker is to be a rank.
-        environment: of the process. Default: this process's.
-
-    Raises:
-        OSError: the process cannot be started; nothing is left.
-    """
-
-    line: Wire
-
-    def __init__(
-        self,
-        number: int,
-        script: Script,
-        starter: SpawnStarter,
-        *,
-        place: RankPlace | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(number)
-        self._selector: BaseSelector | None = None
-        with ExitStack() as undo:
-            # The script's output up to its training loop.
-            self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
-            self.line, theirs = Wire.pair()
-            undo.enter_context(closing(self.line))
-            with closing(theirs):
-                self._process = starter.start(theirs, self._output, environment)
-            undo.callback(self._end_process)
-            self.post(messages.StartWorker(number, script, place, facts_of_own_process()))
-            undo.pop_all()
-
-    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
-        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
-        self._selector = selector
-        self.line.watch(selector, hear)
-        selector.register(self.exit, EVENT_READ, look)
-
-    def cancel(self, ticket: int) -> None:
-        """Do nothing: the worker reads the arena."""
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process; None before the fork."""
-        return self._process.pid
-
-    @property
-    def exit(self) -> int:
-        """A descriptor, readable when ``has_ended`` knows more."""
-        return self._process.exit
-
-    def has_ended(self) -> bool:
-        """Return whether the process is gone. Does not block."""
-        return self._process.has_ended()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Return whether the process ends in time. Blocks."""
-        return self._process.wait(timeout_s) is not None
-
-    def kill(self) -> None:
-        """Send signal 9. Does not block; the process may still finish a system call."""
-        self._process.kill()
-
-    def ending(self) -> Ending:
-        """Return how the process ended, after the end."""
-        code = self._process.wait()
-        assert code is not None
-        return Ending(code, self._process.error, self._tail())
-
-    def close(self) -> None:
-        """Kill a living process, wait for the exit, and close everything of the process.
-
-        Blocks for at most ``KILLED_EXIT_S``: a process hung in the kernel (on a network disk,
-        say) ends when the kernel returns, and runs no code until then.
-        """
-        if self._selector is not None:
-            self._selector.unregister(self.exit)
-        self._end_process()
-        self.line.close()
-        self._output.close()
-
-    def _end_process(self) -> None:
-        self._process.kill()
-        self._process.wait(KILLED_EXIT_S)
-        self._process.close()
-
-    def _tail(self) -> str:
-        """Return the end of the script's output."""
-        self._output.seek(0)
-        text = self._output.read().decode(errors="replace").strip()
-        return text[-_TAIL:] or "it printed nothing"
-
-
 class LocalPool:
     """Processes of this machine, which share the coordinator's memory.
 
@@ -279,9 +231,15 @@ class LocalPool:
         self._script = script
         self._starter = new_starter(script, workers, threads=threads)
 
-    def start(self, number: int, environment: Mapping[str, str] | None = None) -> WorkerProcess:
+    def start(self, number: int) -> WorkerHandle:
         """Start a process; the fork may come later. Does not block for long."""
-        return WorkerProcess(number, self._script, self._starter, environment=environment)
+        handle = WorkerHandle(number)
+        self.begin(handle)
+        return handle
+
+    def begin(self, handle: WorkerHandle, environment: Mapping[str, str] | None = None) -> None:
+        """Start the process of a handle, in an environment. Default: this process's."""
+        handle.begin(self._script, self._starter, environment=environment)
 
     def flush(self) -> None:
         """Send the fork server delayed requests. Does not block."""

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, NamedTuple
 
+import psutil
+
 from quorate.engines.processes import fork_server, worker
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.wire import Wire
@@ -36,60 +38,40 @@ from quorate.machine.standard_streams import flush_standard_streams, inherited_b
 from quorate.machine.surroundings import can_fork
 
 
-class SpawnStarter:
-    """Starts each worker as a new interpreter.
+class ProcessStarter:
+    """Starts each worker as a new interpreter, or has a fork server fork the worker.
+
+    After the death of the fork server, starts a new server.
 
     Args:
         script: run by the workers.
         spins: whether OpenMP's idle threads may spin, which they may if each has a core.
-    """
-
-    def __init__(self, script: Script, *, spins: bool) -> None:
-        self._script = script
-        self._spins = spins
-
-    def start(
-        self, wire: Wire, output: IO[bytes], environment: Mapping[str, str] | None = None
-    ) -> Process:
-        """Start ``worker.run`` with a wire and an output. Blocks for some milliseconds.
-
-        Args:
-            environment: of the process. Default: this process's.
-
-        Raises:
-            OSError: the process cannot be started.
-        """
-        fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
-        return _spawn(worker.__name__, fds, self._script, environment, spins=self._spins)
-
-    def flush(self) -> None:
-        """Do nothing: nothing waits."""
-
-    def close(self) -> None:
-        """Do nothing: nothing keeps running."""
-
-
-class ForkStarter(SpawnStarter):
-    """Has a fork server start each worker; after the death of the server, starts a new server.
-
-    Args:
-        script: run by the workers.
-        spins: as for ``SpawnStarter``.
+        forks: whether workers are forks.
         server: already running, if there is one; the starter ends the server.
     """
 
-    def __init__(self, script: Script, *, spins: bool, server: ForkServer | None = None) -> None:
-        super().__init__(script, spins=spins)
+    def __init__(
+        self, script: Script, *, spins: bool, forks: bool, server: ForkServer | None = None
+    ) -> None:
+        self._script = script
+        self._spins = spins
+        self._forks = forks
         self._server = server
 
     def start(
         self, wire: Wire, output: IO[bytes], environment: Mapping[str, str] | None = None
     ) -> Process:
-        """Request a fork that runs ``worker.run`` with a wire and an output. Does not block.
+        """Start ``worker.run`` with a wire and an output. Blocks for some milliseconds at most.
+
+        Args:
+            environment: of the process. Default: this process's.
 
         Raises:
-            OSError: there is no server, and none can be started.
+            OSError: neither a process nor a fork server can be started.
         """
+        if not self._forks:
+            own_fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
+            return _spawn(worker.__name__, own_fds, self._script, environment, spins=self._spins)
         if self._server is None or self._server.process.has_ended():
             self.close()
             self._server = _new_server(self._script, spins=self._spins)
@@ -120,63 +102,62 @@ class ForkStarter(SpawnStarter):
             server.close()
 
 
-def new_starter(script: Script, workers: int, *, threads: int) -> SpawnStarter:
+def new_starter(script: Script, workers: int, *, threads: int) -> ProcessStarter:
     """Return the fastest starter of this system, for some workers of some intra-op threads each."""
     spins = workers * threads <= usable_cores()
-    if not can_fork():
-        return SpawnStarter(script, spins=spins)
     # OpenMP has read by now whether threads spin, and a thread alone waits for no other.
     ready = _take_standby() if spins or threads == 1 else None
-    return ForkStarter(script, spins=spins, server=ready)
+    return ProcessStarter(script, spins=spins, forks=can_fork(), server=ready)
 
 
 # --- processes ------------------------------------------------------------------------------------
 
 
-class SpawnedProcess:
-    """A worker that is a child of this process."""
+class ChildProcess:
+    """A child of this process: a new interpreter, or a fork without ``multiprocessing``."""
 
     error: str | None = None
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        self._popen = popen
-        self.pid: int | None = popen.pid
+    def __init__(self, child: subprocess.Popen[bytes] | psutil.Process) -> None:
+        self._child = child
+        self.pid: int | None = child.pid
         # The wire tells of the end too, unless the process has children that inherited the wire.
-        self.exit = _exit_of(popen)
+        self.exit = _exit_of(child)
 
     def has_ended(self) -> bool:
         """Return whether the process is gone. Does not block."""
-        return self._popen.poll() is not None
+        return self.wait(0.0) is not None
 
     def kill(self) -> None:
-        """Send signal 9. Does not block."""
-        self._popen.kill()
+        """Send signal 9, unless the process has ended. Does not block."""
+        with suppress(psutil.NoSuchProcess):
+            self._child.kill()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return the exit code, -n after signal n; None after a timeout. Blocks."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._popen.wait(timeout_s)
+        with suppress(subprocess.TimeoutExpired, psutil.TimeoutExpired):
+            return int(self._child.wait(timeout_s) or 0)
         return None
 
     def close(self) -> None:
-        """Close the descriptor. The process must have ended."""
+        """Close the descriptor. The process must have ended; ``wait`` still returns its code."""
         os.close(self.exit)
 
 
-def _exit_of(popen: subprocess.Popen[bytes]) -> int:
+def _exit_of(child: subprocess.Popen[bytes] | psutil.Process) -> int:
     """Return a descriptor, readable after the end of a child."""
     with suppress(AttributeError, OSError):  # another system, an old kernel, a sandbox
-        return os.pidfd_open(popen.pid)
+        return os.pidfd_open(child.pid)
     readable, written = os.pipe()
 
     def wait() -> None:
-        popen.wait()
+        child.wait()
         # A close would tell nothing while a fork of this process has a copy of the descriptor.
         with suppress(BrokenPipeError):
             os.write(written, b"!")
         os.close(written)
 
-    threading.Thread(target=wait, name=f"quorate-waits-for-{popen.pid}", daemon=True).start()
+    threading.Thread(target=wait, name=f"quorate-waits-for-{child.pid}", daemon=True).start()
     return readable
 
 
@@ -191,7 +172,7 @@ class ForkedProcess:
         report: this process's end of the wire for reports.
     """
 
-    def __init__(self, server: ServerProcess, report: Wire) -> None:
+    def __init__(self, server: ChildProcess, report: Wire) -> None:
         self._server = server
         self._report = report
         self._code: int | None = None
@@ -251,59 +232,16 @@ class ForkedProcess:
         return self._handle is None or any_readable(self._handle, timeout_s=timeout_s)
 
 
-Process = SpawnedProcess | ForkedProcess
+Process = ChildProcess | ForkedProcess
 
 
 # --- the fork server ------------------------------------------------------------------------------
 
 
-class ForkOfThisProcess:
-    """A child of this process that was forked without ``multiprocessing``."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._handle = os.pidfd_open(pid)
-        self._code: int | None = None
-
-    def has_ended(self) -> bool:
-        """Return whether the child is gone. Does not block."""
-        return self._code is not None or any_readable(self._handle, timeout_s=0.0)
-
-    def wait(self) -> int:
-        """Return the exit code when the child has ended; also after ``close``. Blocks."""
-        if self._code is None:
-            # Any thread may wait, so that nobody takes the exit code away before ``close``.
-            try:
-                end = os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:  # user code has waited for all children
-                end = None
-            self._code = -signal.SIGKILL
-            if end is not None:
-                is_exit = end.si_code == os.CLD_EXITED
-                self._code = end.si_status if is_exit else -end.si_status
-        return self._code
-
-    def kill(self) -> None:
-        """Send signal 9, unless the child has ended. Does not block."""
-        if self._code is None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Wait for the end, and forget the child. Workers of this server may still ask for it."""
-        self.wait()
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        os.close(self._handle)
-
-
-ServerProcess = SpawnedProcess | ForkOfThisProcess
-
-
 class ForkServer(NamedTuple):
     """A fork server, and the coordinator's end of the wire. The owner ends the server."""
 
-    process: ServerProcess
+    process: ChildProcess
     wire: Wire
 
     def close(self) -> None:
@@ -340,7 +278,7 @@ def fork_server_on_standby() -> Iterator[None]:
         ours.close()
         _become_server(theirs.socket, coordinator)
     theirs.close()
-    _standby = ForkServer(ForkOfThisProcess(pid), ours)
+    _standby = ForkServer(ChildProcess(psutil.Process(pid)), ours)
     try:
         yield
     finally:
@@ -417,7 +355,7 @@ def _spawn(
     environment: Mapping[str, str] | None = None,
     *,
     spins: bool,
-) -> SpawnedProcess:
+) -> ChildProcess:
     """Start a new interpreter that dies with this process, and runs a module with descriptors."""
     stdout, stderr = inherited_by_children()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -432,7 +370,7 @@ def _spawn(
         env=_environment(environment, spins=spins),
         process_group=0,  # a terminal's Ctrl-C is the coordinator's
     )
-    return SpawnedProcess(popen)
+    return ChildProcess(popen)
 
 
 def _environment(environment: Mapping[str, str] | None, *, spins: bool) -> dict[str, str]:

@@ -56,8 +56,8 @@ class JobBook(Protocol):
     def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
         """Report the end of a worker's part in a job; ``crashed``: by the worker's own doing."""
 
-    def end(self, worker: WorkerHandle, job: int) -> bool:
-        """Send a worker the end of a job. Return True if the worker never saw the invitation."""
+    def end(self, worker: WorkerHandle, job: int) -> None:
+        """Send a worker the end of a job."""
 
     def receive(self, worker: int, message: messages.JobNews) -> None:
         """Take an answer to a request, or a note."""
@@ -116,11 +116,11 @@ class ProcessLife:
     """A process of a worker, from the start to the end."""
 
     handle: WorkerHandle
-    started_at: float  # or, on a cluster, when a machine had room for the process
+    heard_at: float  # of the start, of an invitation, or of the last message
     is_at_loop: bool = False  # whether the script has reached its training loop
-    # Jobs that await the worker's answer -> time of the invitation, or of a later message. Jobs
-    # that are over stay: a stopped worker is found out however short the jobs are.
-    invited: dict[int, float] = field(default_factory=dict)
+    # The job that awaits the worker's answer. A job that is over stays: a stopped worker is found
+    # out however short the jobs are.
+    invited: int | None = None
     ready: set[int] = field(default_factory=set)  # jobs that the worker may join
     joined: set[int] = field(default_factory=set)  # jobs
     silent_since: float | None = None  # since when the socket is cut
@@ -245,7 +245,10 @@ class Supervisor:
             WorkerError: no worker is left, and no more are started.
             UserError: workers cannot be started again from this script.
         """
-        for key, _ in self._selector.select(self._sleep_s(timeout_s)):
+        if not self._is_calm:
+            limit_s = limits.SUPERVISOR_POLL_S
+            timeout_s = limit_s if timeout_s is None else min(limit_s, timeout_s)
+        for key, _ in self._selector.select(timeout_s):
             key.data()
         self._pool.flush()
         self.tick()
@@ -263,18 +266,17 @@ class Supervisor:
         if gather_s is not None:
             self._gather_until = self._clock() + gather_s
         for life in self.workers:
-            self._invite(life, job)
+            self._invite(life)
 
     def end(self, job: int) -> None:
         """End a job. A worker still busy with a further job hears of the end later."""
         self._is_calm = False
         self._open_jobs.remove(job)
         for process in self._processes():
-            if job in process.invited or job in process.ready or job in process.joined:
+            if job in {process.invited, *process.ready, *process.joined}:
                 process.ready.discard(job)
                 process.joined.discard(job)
-                if self._jobs.end(process.handle, job):
-                    process.invited.pop(job, None)
+                self._jobs.end(process.handle, job)
 
     def kill(self, number: int, reason: str) -> None:
         """Kill a worker's process, if there is any. A new process follows after the end."""
@@ -309,23 +311,21 @@ class Supervisor:
         if life.process is not None and life.process.handle.has_ended():
             self._ended(life, life.process)
 
-    def _receive(self, life: WorkerLife, process: ProcessLife, message: messages.Arrived) -> None:
-        if process.invited:  # the worker is alive: the time to answer begins anew
-            process.invited = dict.fromkeys(process.invited, self._clock())
-        if not isinstance(message, (messages.ShardAnswer, messages.NodeSum)):
+    def _receive(
+        self, life: WorkerLife, process: ProcessLife, message: messages.WorkerMessage
+    ) -> None:
+        process.heard_at = self._clock()  # the worker is alive: the time to answer begins anew
+        if not isinstance(message, messages.ShardAnswer):
             self._is_calm = False
         match message:
             case messages.ShardsDone():
-                life.budget.note_shard()
-                self._jobs.receive(life.number, message)
-            case messages.NodeSum():
-                for number, _ in message.answers:
+                for number in (life.number, *(other for other, _ in message.others)):
                     self.workers[number].budget.note_shard()
                 self._jobs.receive(life.number, message)
             case messages.ShardFailed() | messages.ShardsCancelled() | messages.FoundNote():
                 self._jobs.receive(life.number, message)
             case messages.WorkerPlaced():
-                process.handle.is_placed, process.started_at = True, self._clock()
+                process.handle.is_placed = True
             case messages.WorkerLeaves(reason):
                 process.departure = reason
             case messages.ScriptRefused(mistake):
@@ -335,23 +335,34 @@ class Supervisor:
             case messages.ReachedLoop() if not process.has_handed_over:
                 process.is_at_loop = True
                 self._jobs.welcome(process.handle)
-                for job in self._open_jobs:
-                    self._invite(life, job)
+                self._invite(life)
             case messages.JobReady(job):
                 if self._jobs.accepts(process.handle, message):
                     self._ready(life, process, job)
+                    self._invite(life)
         is_leaving = process.departure is not None and not process.has_handed_over
         if is_leaving and not self._jobs.is_computing(life.number):
             self._hand_over(life, process)
 
-    def _invite(self, life: WorkerLife, job: int) -> None:
+    def _invite(self, life: WorkerLife) -> None:
+        """Invite a worker to an open job, and to the next job after the answer.
+
+        Job after job may begin and end while a worker is stopped: unsent messages do not pile up.
+        """
         process = life.process
-        if process is not None and process.is_at_loop and not process.has_handed_over:
-            process.invited[job] = self._clock()
+        if process is None or not process.is_at_loop or process.has_handed_over:
+            return
+        known = process.ready | process.joined
+        job = next((job for job in self._open_jobs if job not in known), None)
+        if process.invited is None and job is not None:
+            process.invited, process.heard_at = job, self._clock()
             self._jobs.invite(process.handle, job)
 
     def _ready(self, life: WorkerLife, process: ProcessLife, job: int) -> None:
-        if process.invited.pop(job, None) is None or job not in self._open_jobs:
+        if process.invited != job:
+            return
+        process.invited = None
+        if job not in self._open_jobs:
             return  # the job is over
         process.ready.add(job)
         is_new = life.budget.computed_in_all == 0 and not process.joined
@@ -384,8 +395,7 @@ class Supervisor:
         what = f"worker {life.number} ({life.devices}) {process.departure}"
         for job in sorted(process.joined):
             self._jobs.left(life.number, job, what, crashed=False)
-        for jobs in (process.invited, process.ready, process.joined):
-            jobs.clear()
+        process.invited, process.ready, process.joined = None, set(), set()
         process.handle.kill()
 
     # --- starts and ends --------------------------------------------------------------------------
@@ -458,41 +468,18 @@ class Supervisor:
 
     # --- time -------------------------------------------------------------------------------------
 
-    def due(self, computing: frozenset[int] = frozenset()) -> float:
-        """Return when there is something to do without news; infinity: never.
-
-        Args:
-            computing: workers at a shard, for whose time limit the coordinator cares.
-        """
-        times = [self._due(life, computing) for life in self.workers]
-        if self._gather_until is not None and self._shortage() is None:
-            times.append(self._gather_until)
-        if self._report_shortage_at is not None:
-            times.append(self._report_shortage_at)
-        return min(times, default=math.inf)
-
     def tick(self) -> None:
         """Do everything due now."""
         if self._is_calm:
             return
         now, computing = self._clock(), self._jobs.computing()
-        has_limits = self._elastic is not None or self.due() < math.inf
-        self._is_calm = not has_limits and len(self._open_jobs) < 2
+        has_limits = any(self._due(life, frozenset()) < math.inf for life in self.workers)
+        is_group_complete = self._elastic is None and self._gather_until is None
+        self._is_calm = is_group_complete and not has_limits and len(self._open_jobs) < 2
         self._tick_group(now)
         for life in self.workers:
             if self._due(life, computing) <= now:
                 self._act(life, now)
-
-    def _sleep_s(self, timeout_s: float | None) -> float | None:
-        """Return how long to wait for news at most."""
-        if self._is_calm:
-            return timeout_s
-        limit_s = max(0.0, self.due(self._jobs.computing()) - self._clock())
-        if len(self._open_jobs) > 1:  # look at workers of the job that is interrupted
-            limit_s = min(limit_s, limits.WORKER_POLL_S)
-        if timeout_s is not None:
-            limit_s = min(limit_s, timeout_s)
-        return None if limit_s == math.inf else limit_s
 
     def _due(self, life: WorkerLife, computing: frozenset[int]) -> float:
         """Return when there is something to do about a worker without news."""
@@ -504,8 +491,8 @@ class Supervisor:
         waits_for_room = self._elastic is not None and not process.handle.is_placed
         if process.kill_reason is not None or life.number in computing or waits_for_room:
             return math.inf
-        since = process.invited.values() if process.is_at_loop else [process.started_at]
-        return min(since, default=math.inf) + self._timeout_s
+        is_awaited = not process.is_at_loop or process.invited is not None
+        return process.heard_at + self._timeout_s if is_awaited else math.inf
 
     def _act(self, life: WorkerLife, now: float) -> None:
         """Do everything due about a worker."""
@@ -551,10 +538,8 @@ class Supervisor:
     def _tick_group(self, now: float) -> None:
         shortage = self._shortage()
         if self._elastic is None or shortage is None:
-            if self._gather_until is not None and self._gather_until <= now:
-                self._let_join()
-            else:
-                self._report_shortage_at = None
+            self._report_shortage_at = None
+            self._let_join()
         elif self._report_shortage_at is None:
             self._report_shortage_at = now + limits.FIRST_WORKERS_S
         elif self._report_shortage_at <= now:

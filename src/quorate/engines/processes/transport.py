@@ -87,18 +87,19 @@ class Processes:
         self._decided = decided
         self._description = arena.handed_over()
         self._opened_jobs = 0
-        pool = _pool(script, arena, workers, len(groups), handler)
         # What is open is closed in the opposite order, also when the rest cannot be opened.
         with ExitStack() as opened:
-            opened.callback(pool.close)
-            if (servers := pool.servers) is not None:
-                each = ", ".join(f"server {n} on {where}" for n, where in enumerate(servers.where))
-                say(f"{servers.count} slices of the parameters: {each}")
-            self.servers = servers
-            self.takes_runs = pool.takes_runs and arena.takes_runs
             try:
                 selector = opened.enter_context(DefaultSelector())
                 self._alarm = opened.enter_context(closing(Alarm(selector)))
+                pool = _pool(script, arena, workers, len(groups), handler, self.wake)
+                opened.callback(pool.close)
+                if (servers := pool.servers) is not None:
+                    places = enumerate(servers.where)
+                    each = ", ".join(f"server {n} on {where}" for n, where in places)
+                    say(f"{servers.count} slices of the parameters: {each}")
+                self.servers = servers
+                self.takes_runs = pool.takes_runs and arena.takes_runs
                 devices = [str(group) for group in groups]
                 edited_file = partial(script.changed, script.sources())
                 told = (devices, timeout_s, say, edited_file, _elastic_size(workers))
@@ -106,8 +107,6 @@ class Processes:
                 opened.enter_context(closing(self.supervisor)).start()
             except OSError as error:
                 raise WorkerError(f"workers cannot be started: {error}") from error
-            if servers is not None:
-                servers.watch(self.wake)
             self._opened = opened.pop_all()
 
     def can_compute(self, dataset: object) -> bool:
@@ -204,21 +203,16 @@ class Processes:
         """Report the end of a worker's part in a job."""
         self.channels[job].left(worker, reason, crashed=crashed)
 
-    def end(self, worker: WorkerHandle, job: int) -> bool:
-        """Send a worker the end of a job. Return True if the worker never saw the invitation."""
-        # Job after job may begin and end while a worker is stopped: unsent messages do not pile up.
-        was_unsent = worker.withdraw(job)
-        if not was_unsent:
-            worker.post(messages.CloseJob(job))
-        return was_unsent
+    def end(self, worker: WorkerHandle, job: int) -> None:
+        """Send a worker the end of a job."""
+        worker.post(messages.CloseJob(job))
 
     def receive(self, worker: int, message: messages.JobNews) -> None:
         """Take an answer to a request, or a note."""
         if isinstance(message, messages.FoundNote):
             self._notes.put(message.note)
             return
-        answer = message.answers[0][1] if isinstance(message, messages.NodeSum) else message
-        if (channel := self.channels.get(answer.job)) is not None:  # else the job is over
+        if (channel := self.channels.get(message.job)) is not None:  # else the job is over
             channel.answered(worker, message)
 
     def is_computing(self, worker: int) -> bool:
@@ -265,7 +259,12 @@ def _elastic_size(workers: Workers) -> ElasticSize | None:
 
 
 def _pool(
-    script: Script, arena: Arena, workers: Workers, count: int, handler: str | None
+    script: Script,
+    arena: Arena,
+    workers: Workers,
+    count: int,
+    handler: str | None,
+    wake: Callable[[], None],
 ) -> WorkerPool:
     if workers.engine != selection.RAY:
         return LocalPool(script, count, workers.threads)
@@ -275,4 +274,4 @@ def _pool(
     if workers.servers is not None and handler is not None:
         servers = (workers.servers, handler)
     where = workers.address, workers.working_dir
-    return RayPool(script, arena, demanded(workers), *where, workers.threads, servers)
+    return RayPool(script, arena, demanded(workers), *where, workers.threads, wake, servers)

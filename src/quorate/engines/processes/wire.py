@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
 from quorate.engines.messages import pack
-from quorate.engines.processes.worker_messages import READER, OpenJob, ShardsDone, WorkerMessage
+from quorate.engines.processes.worker_messages import READER, ShardsDone, WorkerMessage
 from quorate.machine.descriptors import receive_descriptors
 from quorate.machine.shared_memory import Segment
 
@@ -76,20 +76,10 @@ class Wire:
         """Send as much of a message as the socket has room for. Does not block.
 
         The process of the other end may be stopped. The rest of the message waits, with copies of
-        the descriptors, for ``flush`` or ``withdraw``. Do not mix ``post`` and ``send``.
+        the descriptors, for ``flush``. Do not mix ``post`` and ``send``.
         """
-        data, sent = _framed(message), 0
-        if not self._outbox:
-            try:
-                sent = self._sent(data, fds, _AT_ONCE)
-            except BlockingIOError:
-                pass
-            except (BrokenPipeError, ConnectionResetError):
-                return  # no process will read the message
-        if sent < len(data):  # descriptors go with the first byte
-            rest, copies = bytearray(data[sent:]), [] if sent else [os.dup(fd) for fd in fds]
-            self._outbox.append(_Unsent(message, rest, copies, sent > 0))
-            self.flush()
+        self._outbox.append(_Unsent(_framed(message), [os.dup(fd) for fd in fds]))
+        self.flush()
 
     def flush(self) -> None:
         """Send posted messages, as far as the other end takes them. Does not block."""
@@ -103,8 +93,7 @@ class Wire:
                 self._forget_outbox()  # no process will read the messages
                 break
             first.close()  # descriptors go with the first byte
-            del first.data[:sent]
-            first.is_begun = True
+            first.data = first.data[sent:]
             if not first.data:
                 self._outbox.popleft()
         if self._selector is not None and self.has_unsent is not self._awaits_room:
@@ -130,16 +119,6 @@ class Wire:
     def has_unsent(self) -> bool:
         """True if a posted message waits for room in the socket."""
         return bool(self._outbox)
-
-    def withdraw(self, job: int) -> bool:
-        """Remove the unsent message that opens a job; return False if there is none."""
-        for unsent in self._outbox:
-            message = unsent.message
-            if not unsent.is_begun and isinstance(message, OpenJob) and message.job == job:
-                self._outbox.remove(unsent)
-                unsent.close()
-                return True
-        return False
 
     def receive(self) -> WorkerMessage | None:
         """Return the next message, or None if the other end is closed. Blocks."""
@@ -168,7 +147,7 @@ class Wire:
         self._forget_outbox()
         self.socket.close()
 
-    def _sent(self, data: bytes | bytearray, fds: Sequence[int], flags: int) -> int:
+    def _sent(self, data: bytes, fds: Sequence[int], flags: int) -> int:
         """Send the beginning of data, with descriptors; return the number of sent bytes."""
         if not fds:
             return self.socket.send(data, flags | _NO_SIGNAL)
@@ -204,10 +183,8 @@ class Wire:
 class _Unsent:
     """The unsent rest of a posted message, with descriptors of its own."""
 
-    message: WorkerMessage
-    data: bytearray
+    data: bytes
     fds: list[int]
-    is_begun: bool
 
     def close(self) -> None:
         while self.fds:

@@ -133,7 +133,7 @@ class Worker:
         # (no bound but worker_timeout_s); the answer holds descriptors of shared memory.
         if device.type == "cpu":
             program.model.to(device)
-        for line in self.found():
+        for line in warnings_of_script():
             self._notes.add(line)
         self._send_notes()
         self._wire.send(messages.ReachedLoop())
@@ -167,10 +167,6 @@ class Worker:
             while (request := self._wire.receive()) is not None and loop.handle(request, stream):
                 self._send_notes()
         replica.close()
-
-    def found(self) -> list[str]:
-        """Return a line for each file that only the script's own process should write; once."""
-        return warnings_of_script()
 
     def _send_notes(self) -> None:
         for note in self._notes.take():

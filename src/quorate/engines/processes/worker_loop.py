@@ -21,6 +21,7 @@ from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.program import Program
 from quorate.engines.processes.wire import Wire
+from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
 from quorate.errors import UserError
 from quorate.machine.shared_memory import Segment
@@ -30,7 +31,6 @@ from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, Vectors
 from quorate.replica.streams import Stream
-from quorate.replica.totals import packed_totals
 
 
 @dataclass
@@ -209,13 +209,14 @@ def _put(result: ShardSum, into: Vectors) -> None:
         into.written.copy_(result.written)
 
 
-def _without_vectors(result: ShardSum) -> messages.ShardResult:
+def _without_vectors(result: ShardSum) -> SlotSum:
     """Return the result of a shard without the vectors of the slot."""
-    return messages.ShardResult(
-        weight=result.weight,
-        metrics=result.metrics,
-        missing=None if result.missing is None else sorted(result.missing),
-        totals=packed_totals(result.totals),
+    return SlotSum(
+        result.weight,
+        result.metrics,
+        missing=result.missing,
+        shares=result.shares,
+        totals=result.totals,
         represented=result.represented,
         rows={} if result.gradient is None else result.gradient.rows,
     )

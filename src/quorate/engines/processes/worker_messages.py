@@ -6,12 +6,13 @@ from a worker          ScriptRefused ScriptRaised ReachedLoop FoundNote JobReady
 to a fork server       ForkWorker
 from a fork server     WorkerForked WorkerExited
 
-A pool of several machines adds CancelShards, and reports WorkerPlaced, WorkerLeaves and NodeSum
-itself. A descriptor of memory travels beside a message, in the order of the fields that name one.
+A pool of several machines adds CancelShards, and reports WorkerPlaced and WorkerLeaves itself. A
+descriptor of memory travels beside a message, in the order of the fields that name one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,8 +23,8 @@ from quorate.engines.processes.arena import ArenaDescription
 from quorate.engines.processes.script import Script
 from quorate.engines.tracing import Batch
 from quorate.replica.notes import Note
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.sparse.rows import Rows
-from quorate.replica.whole_batch.represented import Represented
 
 
 class _Message(msgspec.Struct, tag=True, omit_defaults=True):
@@ -88,8 +89,11 @@ class ComputeShards(ModelRequest):
     slots: list[int | None]  # by shard: of the arena; None: the shard yields no vectors
     snapshot: tuple[int, int] | None  # slot and version of the parameters to compute from
     rank_of: tuple[int, int]  # rank of the worker, and number of workers
-    is_needed: bool  # whether the update needs these shards
     beside: list[dict[str, Any] | None] | None = None  # by shard, see ``Job.beside``
+    # For a relay: V of the step if the result may be added to other results, else 1; and step and
+    # shard of the next request, if known.
+    leaves: int = 1
+    following: tuple[int, int] | None = None
 
 
 class CancelShards(_Message):
@@ -144,15 +148,15 @@ class JobReady(_Message):
     error: BaseException | None = None  # raised while the gradient was computed
 
 
-class ShardResult(msgspec.Struct, omit_defaults=True):
-    """The result of a shard, without the vectors in a slot; see ``ShardSum``."""
+@dataclass
+class SlotSum(ShardSum):
+    """A shard's result, or a sum of results, whose vectors lie in a slot of the arena.
 
-    weight: float
-    metrics: dict[str, float]
-    missing: list[str] | None
-    totals: dict[str, tuple[list[int], bytes]]  # see ``packed_totals``
-    represented: list[Represented] = []
-    rows: dict[str, Rows] = {}
+    A message has no vectors.
+    """
+
+    slot: int | None = None
+    rows: dict[str, Rows] = field(default_factory=dict)  # of the gradient, in a message
 
 
 class ShardAnswer(_Message, kw_only=True):
@@ -161,12 +165,14 @@ class ShardAnswer(_Message, kw_only=True):
     job: int
     ticket: int
     spans: Batch | None = None  # None: nothing is traced
+    # From a relay: workers of the node and their answers, whose results are added to this one's.
+    others: list[tuple[int, ShardsDone]] = []
 
 
 class ShardsDone(ShardAnswer):
     """The shards are computed."""
 
-    results: list[ShardResult]  # in the order of shards
+    results: list[SlotSum]  # in the order of shards
     has_sums: bool = False  # whether the first gradient of each subtree is the subtree's sum
     outputs: list[Any] = []  # of an evaluation or prediction: one parcel
     # With the tensors of the outputs. On the wire True: comes with a descriptor. Then a
@@ -199,15 +205,6 @@ class WorkerLeaves(_Message):
     reason: str  # "has left host, because ..."
 
 
-class NodeSum(_Message):
-    """Answers of workers of one node whose results were added there.
-
-    The sum is in the slot of the first worker.
-    """
-
-    answers: list[tuple[int, ShardsDone]]  # with the workers, in the order of shards
-
-
 # --- starters and actors --------------------------------------------------------------------------
 
 
@@ -237,7 +234,6 @@ _Request = ShareMemory | OpenJob | ComputeShards | CancelShards | CloseJob | End
 _News = ScriptRefused | ScriptRaised | ReachedLoop | FoundNote | JobReady
 _OfStart = StartWorker | ForkWorker | WorkerForked | WorkerExited | WorkerPlaced
 WorkerMessage = _OfStart | _Request | _News | Answer | WorkerLeaves
-Arrived = WorkerMessage | NodeSum
-JobNews = Answer | NodeSum | FoundNote
+JobNews = Answer | FoundNote
 
 READER: MessageReader[WorkerMessage] = MessageReader(WorkerMessage)

@@ -7,10 +7,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from quorate.engines.partition import Partition
-from quorate.engines.processes.arena import Image
 from quorate.engines.ray.node_sums import WorkerResult
 from quorate.engines.ray.servers import WORK
-from quorate.engines.servers import as_image
+from quorate.engines.servers import Image, as_image
 from quorate.replica.flat import Flat
 
 

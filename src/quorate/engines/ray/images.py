@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import msgspec
 import torch
 
 from quorate.engines.messages import MessageReader
-from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.arena import ArenaPart
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.worker_messages import NodeSum, WorkerMessage
+from quorate.engines.processes.worker_messages import WorkerMessage
 from quorate.engines.worker_status import Doing
 
 _PACKAGE = Path(__file__).parents[2]
@@ -29,30 +28,7 @@ _PACKAGE = Path(__file__).parents[2]
 Ref = Any  # ray.ObjectRef of an image
 
 
-class ArenaPart(StrEnum):
-    """The part of an arena with the bytes of an image."""
-
-    PARAMETERS = "parameters"
-    SLICES = "slices"  # of the parameters: an image per server
-    AVERAGE = "average"
-    FROZEN = "frozen"
-    BUFFERS = "buffers"
-    SNAPSHOT = "snapshot"  # a slot with parameters and buffers
-    RESULT = "result"  # a slot with the result of a shard
-    REST = "rest"  # of such a slot, where the gradient goes to servers
-    SHARED = "shared"  # tensors of ``Shared``; in no arena
-    START = "start"  # parameters and buffers that workers are compared from; in no arena
-
-
-Part = tuple[ArenaPart, int]  # with the place among the snapshots, else 0
-
-
-class RelayStart(msgspec.Struct):
-    """The argument of a relay."""
-
-    script: Script
-    folder: str | None  # that travelled with the script
-    threads: int  # of each worker, intra-op
+Part = tuple[ArenaPart, int | None]  # with the slot, if the part is in one
 
 
 class StartProcess(msgspec.Struct, tag=True):
@@ -92,7 +68,7 @@ class WorkerEnded(msgspec.Struct, tag=True):
     ending: Ending
 
 
-Reported = WireCut | WorkerEnded | NodeSum | WorkerMessage
+Reported = WireCut | WorkerEnded | WorkerMessage
 
 
 class RelayNews(msgspec.Struct):
@@ -102,32 +78,11 @@ class RelayNews(msgspec.Struct):
     message: NodeFacts | Reported | None
     doing: Doing | None = None  # ``since`` is an age: clocks of two hosts have nothing in common
     ahead: tuple[int, int] | None = None
-    image: tuple[ArenaPart, int | None] | None = None  # part, and slot of the coordinator's arena
+    image: Part | None = None  # of the coordinator's arena
 
 
-START_READER: MessageReader[RelayStart] = MessageReader(RelayStart)
 ORDER_READER: MessageReader[RelayOrder] = MessageReader(RelayOrder)
 NEWS_READER: MessageReader[RelayNews] = MessageReader(RelayNews)
-
-
-def image_of(arena: Arena, part: str, slot: int | None = None) -> Image:
-    """Return the bytes of a part of an arena, without a copy.
-
-    Args:
-        slot: the number of the slot, if the part is in one.
-    """
-    if slot is not None:
-        return arena.rest_image(slot) if part == ArenaPart.REST else arena.slot_image(slot)
-    if part == ArenaPart.BUFFERS:
-        return arena.buffers_image()
-    flat = {
-        ArenaPart.PARAMETERS: arena.parameters,
-        ArenaPart.AVERAGE: arena.average,
-        ArenaPart.FROZEN: arena.frozen,
-    }[ArenaPart(part)]
-    assert flat is not None
-    assert flat.segment is not None
-    return flat.segment.array(flat.segment.nbytes)
 
 
 def same_everywhere(script: Script, copy: Script | None = None) -> dict[str, str]:

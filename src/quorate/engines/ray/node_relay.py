@@ -21,26 +21,24 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.messages import pack
 from quorate.engines.processes import worker_messages as messages
-from quorate.engines.processes.arena import Arena, Image
+from quorate.engines.processes.arena import Arena, ArenaPart
 from quorate.engines.processes.endings import Ending
 from quorate.engines.ray.images import (
     NEWS_READER,
-    ArenaPart,
     NodeFacts,
     Ordered,
     Part,
     Ref,
     RelayNews,
     RelayOrder,
-    RelayStart,
     StartProcess,
     difference,
-    image_of,
 )
 from quorate.engines.ray.own_node import OwnNode
 from quorate.engines.ray.relay_actor import NEWS, ORDERS, RelayActor
 from quorate.engines.ray.servers import RayServers
 from quorate.engines.ray.worker_handle import RayWorkerHandle
+from quorate.engines.servers import Image
 from quorate.machine.limits import KILLED_EXIT_S, STAGE_POLL_S
 from quorate.machine.shared_memory import Segment
 
@@ -67,17 +65,15 @@ class NodeRelay:
         self._lock = threading.Lock()
         self._sent: dict[Part, tuple[ArenaPart, int]] = {}  # with versions
         self._averaged: set[int] = set()  # jobs that are computed from averaged parameters
-        self._differs: str | None = None
         servers = () if pool.servers is None else pool.servers.actors
         folder = None if pool.folder is None else str(pool.folder)
-        start = RelayStart(pool.script, folder, pool.threads)
         actor = self._actor = ray.remote(
             num_cpus=0,
             max_restarts=0,
             concurrency_groups={NEWS: 1, ORDERS: 1},
             # Ray ignores a soft affinity of actors without resources.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )(RelayActor).remote(pack(start), *servers)
+        )(RelayActor).remote(vars(pool.script), folder, pool.threads, *servers)
         self._tell = actor.tell.options(concurrency_group=ORDERS)
         news = actor.serve.options(num_returns="streaming", concurrency_group=NEWS).remote()
         self._listener = threading.Thread(
@@ -89,9 +85,6 @@ class NodeRelay:
         """Have the relay start a worker's process in an environment."""
         with self._lock:
             self._workers[worker.life] = worker
-        if self._differs is not None:
-            worker.refuse(self._differs)
-            return
         self.post(worker, StartProcess(worker.number, dict(environment)))
 
     def post(self, worker: RayWorkerHandle, message: Ordered, *fds: int) -> None:
@@ -103,7 +96,7 @@ class NodeRelay:
                 self._add(images, store.frozen, ArenaPart.FROZEN)
             if message.shared is not None and message.shared["tensors"] is not None:
                 refs = store.shared(message.shared["stored"], descriptors.pop(0))
-                images[ArenaPart.SHARED, 0] = refs
+                images[ArenaPart.SHARED, None] = refs
         match message:
             case messages.ShareMemory():
                 self._add(images, store.frozen, ArenaPart.FROZEN)
@@ -111,11 +104,9 @@ class NodeRelay:
                 if message.averaged:
                     self._averaged.add(message.job)
                 if descriptors:
-                    images[ArenaPart.START, 0] = store.start(descriptors[0])
+                    images[ArenaPart.START, None] = [store.put(image_in(descriptors[0]))]
             case messages.ComputeShards(snapshot=(slot, version)):
-                place = slot - store.arena.snapshots.start
-                self._add(images, version, ArenaPart.SNAPSHOT, place)
-                message.snapshot = place, version
+                self._add(images, version, ArenaPart.SNAPSHOT, slot)
             case messages.ComputeShards():
                 is_averaged = message.job in self._averaged
                 parameters = ArenaPart.AVERAGE if is_averaged else store.parameters
@@ -145,14 +136,14 @@ class NodeRelay:
         self._listener.join(KILLED_EXIT_S)
 
     def _add(
-        self, images: dict[Part, list[Ref]], version: int, name: ArenaPart, place: int = 0
+        self, images: dict[Part, list[Ref]], version: int, name: ArenaPart, slot: int | None = None
     ) -> None:
         """Add the images of a part of the arena, unless the node has this version."""
         # Slices and whole parameters overwrite each other.
-        key = ArenaPart.PARAMETERS if name == ArenaPart.SLICES else name, place
+        key = ArenaPart.PARAMETERS if name == ArenaPart.SLICES else name, slot
         if self._sent.get(key) != (name, version):
             self._sent[key] = name, version
-            images[name, place] = self._pool.store.refs((name, place), version)
+            images[name, slot] = self._pool.store.refs(name, slot, version)
 
     # --- what comes: in the listener's thread -----------------------------------------------------
 
@@ -180,9 +171,9 @@ class NodeRelay:
     def _hear(self, news: RelayNews, image: Ref | None) -> None:
         message, arena = news.message, self._pool.arena
         if isinstance(message, NodeFacts):
-            self._compare(message)
+            self._require_same(message)
             return
-        values = None if image is None else self._pool.node.get(image)
+        values: Any = None if image is None else self._pool.node.get(image)
         with self._lock:
             if news.life is None or (worker := self._workers.get(news.life)) is None:
                 return
@@ -191,20 +182,19 @@ class NodeRelay:
                 arena.sheets[worker.number].take(news.doing._replace(since=since))
                 arena.loads_ahead(worker.number, news.ahead)
             if news.image is not None:
-                self._copy(values, *news.image)
+                arena.image(*news.image)[:] = values
         if message is not None:
             worker.call(partial(worker.take, message))
 
-    def _compare(self, facts: NodeFacts) -> None:
-        """Refuse a node that would compute something else."""
-        self._differs = difference(self._pool.same, facts.same)
+    def _require_same(self, facts: NodeFacts) -> None:
+        """Refuse a node that would compute something else; the next worker there gets a relay."""
+        if (differs := difference(self._pool.same, facts.same)) is None:
+            return
+        self.is_lost = True
         with self._lock:
-            workers = [] if self._differs is None else list(self._workers.values())
+            workers = list(self._workers.values())
         for worker in workers:
-            worker.call(partial(worker.refuse, str(self._differs)))
-
-    def _copy(self, values: Any, part: ArenaPart, slot: int | None) -> None:
-        image_of(self._pool.arena, part, slot)[:] = values
+            worker.call(partial(worker.refuse, differs))
 
 
 class ParameterStore:
@@ -221,7 +211,7 @@ class ParameterStore:
     def __init__(self, arena: Arena, node: OwnNode, servers: RayServers | None = None) -> None:
         self.arena = arena
         self.frozen = 0  # counts changes of frozen parameters
-        self._node = node
+        self.put = node.put
         self._servers = servers
         self._newest: dict[ArenaPart, tuple[int, list[Ref]]] = {}
 
@@ -231,13 +221,11 @@ class ParameterStore:
         is_there = self._servers is not None and self._servers.have_newest
         return ArenaPart.SLICES if is_there else ArenaPart.PARAMETERS
 
-    def refs(self, part: Part, version: int) -> list[Ref]:
+    def refs(self, name: ArenaPart, slot: int | None, version: int) -> list[Ref]:
         """Return the objects of a part of the arena; a new version is put into the store first."""
-        if self._servers is not None and part[0] == ArenaPart.SLICES:
+        if self._servers is not None and name == ArenaPart.SLICES:
             return self._servers.refs
-        name, place = part
-        slot = self.arena.snapshots[place] if name == ArenaPart.SNAPSHOT else None
-        return self._put(name, version, lambda: image_of(self.arena, name, slot))
+        return self._put(name, version, lambda: self.arena.image(name, slot))
 
     def shared(self, version: int, fd: int) -> list[Ref]:
         """Return the object of the tensors of ``Shared``; a new version is put first.
@@ -247,17 +235,9 @@ class ParameterStore:
         """
         return self._put(ArenaPart.SHARED, version, lambda: image_in(fd))
 
-    def start(self, fd: int) -> list[Ref]:
-        """Return a new object of the values that workers are compared from.
-
-        Args:
-            fd: of the memory with the values.
-        """
-        return [self._node.put(image_in(fd))]
-
     def _put(self, name: ArenaPart, version: int, image: Callable[[], Image]) -> list[Ref]:
         if (known := self._newest.get(name)) is None or known[0] != version:
-            self._newest[name] = version, [self._node.put(image())]
+            self._newest[name] = version, [self.put(image())]
         return self._newest[name][1]
 
 

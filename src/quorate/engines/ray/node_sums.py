@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quorate.coordination.ownership import together
 from quorate.coordination.tree import tree_sum
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.worker_messages import ShardsDone
+from quorate.engines.processes.worker_messages import ComputeShards, ShardsDone
 from quorate.machine.limits import NODE_SUM_S
 from quorate.replica.shard_sum import ShardSum
 
@@ -24,21 +24,11 @@ if TYPE_CHECKING:
 PATIENCE = 0.5  # the wait of a result for siblings, relative to the time of its computation
 
 
-class ShardOrder(NamedTuple):
-    """A shard that a worker computes."""
-
-    job: int
-    step: int
-    shard: int
-    slot: int | None  # of the coordinator's arena; None: the shard yields no vectors
-    shards: int  # V of its step, if the result may be added to siblings on its node, else 1
-
-
 class WorkerResult(NamedTuple):
     """The result of a shard, in a slot of the node's arena."""
 
     worker: RelayedWorker
-    order: ShardOrder
+    order: ComputeShards
     answer: ShardsDone
     slot: int
 
@@ -59,13 +49,13 @@ class NodeSums:
     def __init__(self) -> None:
         self._steps: dict[tuple[int, int], _Step] = {}  # by job and step
 
-    def ordered(self, worker: RelayedWorker, order: ShardOrder) -> None:
+    def ordered(self, worker: RelayedWorker, order: ComputeShards) -> None:
         """Note that a worker computes a shard."""
-        if order.shards > 1:
+        if order.leaves > 1:
             step = self._steps.setdefault((order.job, order.step), _Step())
             step.ordered_at.setdefault(order.shard, {}).setdefault(worker, time.monotonic())
 
-    def lost(self, worker: RelayedWorker, order: ShardOrder) -> None:
+    def lost(self, worker: RelayedWorker, order: ComputeShards) -> None:
         """Note that a worker will not have computed a shard.
 
         A result of the same shard by a second worker goes on waiting for siblings.
@@ -101,7 +91,7 @@ class NodeSums:
             for shard in sorted(step.waiting):
                 if shard not in step.waiting:  # in a group by now
                     continue
-                shards = step.waiting[shard].order.shards
+                shards = step.waiting[shard].order.leaves
                 group = together(shard, step.ordered_at, shards)
                 if not step.waiting.keys() >= set(group):
                     if now < step.until[shard]:
@@ -128,7 +118,7 @@ class NodeSums:
 def add_up(arena: Arena, results: list[WorkerResult]) -> None:
     """Add the vectors of results of one subtree, in place, in the slot of the first."""
     parts = [((0, each.order.shard), _vectors(arena, each.slot)) for each in results]
-    tree_sum(parts, results[0].order.shards, ShardSum.add, present=len(parts))
+    tree_sum(parts, results[0].order.leaves, ShardSum.add, present=len(parts))
 
 
 def _vectors(arena: Arena, number: int) -> ShardSum:

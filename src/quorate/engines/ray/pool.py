@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import ray
 
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.pool import LocalPool
+from quorate.engines.processes.pool import Callback, LocalPool
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.cluster import joined_cluster
 from quorate.engines.ray.demand import RayDemand
@@ -36,6 +38,7 @@ class RayPool:
         working_dir: a folder with the script, sent to every node. None: every node has the script
             at the same path.
         threads: intra-op threads of each worker.
+        wake: has the coordinator's thread call ``flush``. Any thread may call it.
         servers: the number of servers with the parameters, and their handler: see ``RayServers``.
 
     Raises:
@@ -54,6 +57,7 @@ class RayPool:
         address: str | None,
         working_dir: str | None,
         threads: int,
+        wake: Callable[[], None],
         servers: tuple[int, str] | None = None,
     ) -> None:
         if by_rows := arena.parameters.layout.by_rows:  # a result is the image of a slot, no more
@@ -66,6 +70,8 @@ class RayPool:
         self.same = same_everywhere(script)
         self.arena = arena
         self.threads = threads
+        self.wake = wake
+        self.actions: deque[tuple[RayWorkerHandle, Callback]] = deque()  # for the next ``flush``
         self._lives = itertools.count()
         self._handles: dict[int, RayWorkerHandle] = {}  # the newest of each worker
         self._relays: dict[str, NodeRelay] = {}  # by node; the newest
@@ -75,7 +81,7 @@ class RayPool:
             self.node = opened.enter_context(joined_cluster(address, demand, store_bytes, folder))
             self._own_id = ray.get_runtime_context().get_node_id()
             if servers is not None:
-                self.servers = RayServers(*servers, self.node)
+                self.servers = RayServers(*servers, self.node, wake)
                 opened.callback(self.servers.close)
             self.store = ParameterStore(arena, self.node, self.servers)
             opened.callback(self._close_relays)
@@ -118,7 +124,10 @@ class RayPool:
             relay.close()
 
     def flush(self) -> None:
-        """Raise ServerError if a server is lost. Ray keeps delayed requests itself."""
+        """Carry out the actions of workers. Raise ServerError if a server is lost."""
+        while self.actions:
+            worker, action = self.actions.popleft()
+            worker.carry_out(action)
         self.local.flush()
         if self.servers is not None:
             self.servers.require()

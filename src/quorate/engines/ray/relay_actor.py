@@ -15,6 +15,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,13 @@ from quorate.engines.messages import pack
 from quorate.engines.partition import Partition
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.alarm import Alarm
-from quorate.engines.processes.arena import Arena, ArenaDescription, Image
+from quorate.engines.processes.arena import Arena, ArenaDescription, ArenaPart
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.pool import LocalPool
+from quorate.engines.processes.pool import LocalPool, WorkerHandle
+from quorate.engines.processes.script import Script
 from quorate.engines.ray.gradient_pusher import GradientPusher
 from quorate.engines.ray.images import (
     ORDER_READER,
-    START_READER,
-    ArenaPart,
     NodeFacts,
     Part,
     RelayNews,
@@ -37,12 +37,11 @@ from quorate.engines.ray.images import (
     Reported,
     StartProcess,
     WorkerEnded,
-    image_of,
     same_everywhere,
 )
 from quorate.engines.ray.node_sums import NodeSums, WorkerResult, add_up
 from quorate.engines.ray.relayed_worker import RelayedWorker
-from quorate.engines.servers import read_image
+from quorate.engines.servers import Image, read_image
 from quorate.machine import this_host
 from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.shared_memory import Segment
@@ -56,25 +55,28 @@ class RelayActor:
     """The relay of a node. Ray calls ``serve`` and ``tell`` in a thread each.
 
     Args:
-        start: a ``RelayStart``.
+        script: the fields of the script, as on the coordinator's host.
+        folder: a folder with the script, sent to this process's working directory; None: none was
+            sent.
+        threads: intra-op threads of each worker.
         servers: the actors that receive gradients; none: the coordinator receives gradients.
     """
 
     arena: Arena  # from the first worker at its training loop on
 
-    def __init__(self, start: bytes, *servers: Any) -> None:
-        told = START_READER.unpack(start)
-        script = told.script
-        if told.folder is not None:  # Ray has put its copy into this process's folder
-            script = script.within(Path(told.folder), Path.cwd())
-        self._same = same_everywhere(told.script, script)
+    def __init__(
+        self, script: dict[str, Any], folder: str | None, threads: int, *servers: Any
+    ) -> None:
+        theirs = own = Script(**script)
+        if folder is not None:
+            own = theirs.within(Path(folder), Path.cwd())
+        self._same = same_everywhere(theirs, own)
         self._raylet = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
-        self._pool = LocalPool(script, 1, told.threads)
+        self._pool = LocalPool(own, 1, threads)
         self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
-        self.servers = len(servers)  # that receive gradients
-        self._slicing: Partition | None = None
+        self._servers = len(servers)  # that receive gradients
         self._told: dict[int, Order] = {}  # by number
         self._taken = 0  # the number of the next order
         self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
@@ -112,7 +114,8 @@ class RelayActor:
                     del self._workers[life]
             self.pass_on_sums()
             for result, rest in () if self._pusher is None else self._pusher.arrived():
-                self.say(result.worker, result.answer, (ArenaPart.REST, result.order.slot, rest))
+                (slot,) = result.order.slots
+                self.say(result.worker, result.answer, (ArenaPart.REST, slot, rest))
         os._exit(1)  # Ray on this node is gone; Ray may take seconds to end this actor
 
     # --- what workers have computed ---------------------------------------------------------------
@@ -120,9 +123,8 @@ class RelayActor:
     def take(self, result: WorkerResult) -> None:
         """Take the result of a shard: for servers, for a sum, or for the coordinator."""
         if self._pusher is not None:
-            assert self._slicing is not None
             gradient = self.arena.slot(result.slot).flat
-            rest = image_of(self.arena, ArenaPart.REST, result.slot)
+            rest = self.arena.image(ArenaPart.REST, result.slot)
             self._pusher.push(result, gradient, self._slicing, rest)
         elif not self.sums.done(result):
             self._pass_on([result])
@@ -134,16 +136,13 @@ class RelayActor:
 
     def _pass_on(self, results: list[WorkerResult]) -> None:
         """Send the coordinator a result, or the sum of results in the name of the first."""
-        first = results[0]
-        message: Reported = first.answer
-        if len(results) > 1:
+        first, *others = results
+        if others:
             add_up(self.arena, results)
-            message = messages.NodeSum(
-                [(each.worker.process.number, each.answer) for each in results]
-            )
+            first.answer.others = [(each.worker.process.number, each.answer) for each in others]
         # Ray copies the image before the worker gets an order that overwrites the slot.
-        image = image_of(self.arena, ArenaPart.RESULT, first.slot)
-        self.say(first.worker, message, (ArenaPart.RESULT, first.order.slot, image))
+        image = self.arena.image(ArenaPart.RESULT, first.slot)
+        self.say(first.worker, first.answer, (ArenaPart.RESULT, first.order.slots[0], image))
 
     # --- orders of the coordinator ----------------------------------------------------------------
 
@@ -166,7 +165,8 @@ class RelayActor:
                 del self._workers[before]
                 worker.close()
         try:
-            process = self._pool.start(number, start.environment)
+            process = WorkerHandle(number)
+            self._pool.begin(process, start.environment)
         except OSError as error:
             self._say(RelayNews(life, WorkerEnded(Ending(1, str(error)))))
             return
@@ -174,13 +174,13 @@ class RelayActor:
         self._workers[life] = RelayedWorker(life, process, self)
 
     def _make_arena(self, description: ArenaDescription) -> None:
-        """Make an arena like the coordinator's, with two slots for the results of each worker."""
-        sizes = description.sizes
-        own = sizes._replace(slots=2 * sizes.workers + sizes.snapshots, again=False)
-        self.arena = Arena.like(description._replace(sizes=own))
+        """Make an arena like the coordinator's; the results of each worker take two slots."""
+        self.arena = Arena.like(description)
         self._description = self.arena.handed_over()
-        if self.servers:
-            self._slicing = Partition.among(self.arena.parameters.layout, self.servers)
+
+    @cached_property
+    def _slicing(self) -> Partition:
+        return Partition.among(self.arena.parameters.layout, self._servers)
 
     def _write(self, parts: list[Part], images: tuple[Image, ...]) -> list[Segment]:
         """Write images to the arena; return segments with the images that have no place there.
@@ -189,7 +189,7 @@ class RelayActor:
         speculative shard. The results of both are dropped.
         """
         owned, slices = list[Segment](), itertools.count()
-        for (part, place), image in zip(parts, images, strict=True):
+        for (part, slot), image in zip(parts, images, strict=True):
             if part in (ArenaPart.SHARED, ArenaPart.START):
                 owned.append(Segment(image.nbytes))
                 owned[-1].array(image.nbytes)[:] = image
@@ -197,11 +197,9 @@ class RelayActor:
             for worker in self._workers.values():
                 worker.doubt()
             if part == ArenaPart.SLICES:
-                assert self._slicing is not None
                 read_image(image, self._slicing.views(self.arena.parameters, next(slices)))
             else:
-                slot = self.arena.snapshots[place] if part == ArenaPart.SNAPSHOT else None
-                image_of(self.arena, part, slot)[:] = image
+                self.arena.image(part, slot)[:] = image
         return owned
 
     def send(

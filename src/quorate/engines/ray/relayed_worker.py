@@ -11,58 +11,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from quorate.coordination.plan import Plan, from_json
-from quorate.engines.job import Evaluation, Job, Training, class_of
 from quorate.engines.processes import worker_messages as messages
-from quorate.engines.processes.pool import WorkerProcess
+from quorate.engines.processes.pool import WorkerHandle
 from quorate.engines.ray.images import KillProcess, WireCut, WorkerEnded
-from quorate.engines.ray.node_sums import ShardOrder, WorkerResult
+from quorate.engines.ray.node_sums import WorkerResult
 from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.resources import oom_kills
 from quorate.machine.shared_memory import Segment
 
 if TYPE_CHECKING:
     from quorate.engines.ray.relay_actor import RelayActor
-
-
-class OpenJob(NamedTuple):
-    """An open job, as far as a relay needs to know."""
-
-    plan: Plan
-    steps: range
-    kind: type[Job]
-
-    @staticmethod
-    def of(message: messages.OpenJob) -> OpenJob:
-        """Return the job of a message that opens a job."""
-        plan = {**message.plan, "is_ordered": False, "sampling": None}
-        plan["rows"] = plan["dealt_rows"]  # the number of rows; a shard's rows are not needed
-        return OpenJob(from_json(plan), range(*message.steps), class_of(message.work, Job))
-
-    def order(self, compute: messages.ComputeShards) -> ShardOrder:
-        """Return the order in a message."""
-        step, (slot,) = compute.step, compute.slots
-        adds = slot is not None and compute.is_needed and not compute.snapshot
-        shards = self.plan.shards_of(step) if adds else 1
-        return ShardOrder(compute.job, step, compute.shard, slot, shards)
-
-    def likely_order(self, order: messages.ComputeShards) -> messages.ComputeShards | None:
-        """Return the likely next order, under a ticket of its own; None if unknown."""
-        if order.snapshot or self.kind not in (Training, Evaluation):
-            return None
-        step = order.step
-        later = [s for s in self.plan.home_shards(order.rank_of, step) if s > order.shard]
-        if not later and self.kind is Evaluation and step + 1 in self.steps:
-            step += 1
-            later = [*self.plan.home_shards(order.rank_of, step)]
-        if not later:
-            return None
-        own = {"ticket": -2 - order.ticket, "step": step, "shard": later[0]}
-        return structs.replace(order, **own, model_changes=None, shared=None)
 
 
 @dataclass
@@ -75,15 +37,17 @@ class GivenShard:
     answer: messages.Answer | None = None  # the worker's, once there
     is_wrong: bool = False  # whether the coordinator has ordered a different shard
 
-    def matches(self, order: messages.WorkerMessage) -> bool:
-        """Return whether an order asks for this speculative shard, from the node's values."""
+    def adopts(self, order: messages.WorkerMessage) -> bool:
+        """Take an order for this speculative shard, from the node's values; else return False."""
         if self.order is not None or self.is_wrong or not isinstance(order, messages.ComputeShards):
             return False
-        has_changes = order.model_changes is not None or order.shared is not None
+        if order.model_changes is not None or order.shared is not None:
+            return False
         same = ("job", "step", "shard", "rank_of")
-        return not has_changes and all(
-            getattr(order, name) == getattr(self.given, name) for name in same
-        )
+        if any(getattr(order, name) != getattr(self.given, name) for name in same):
+            return False
+        self.order = order
+        return True
 
 
 class RelayedWorker:
@@ -95,14 +59,13 @@ class RelayedWorker:
         relay: the relay of the node.
     """
 
-    def __init__(self, life: int, process: WorkerProcess, relay: RelayActor) -> None:
+    def __init__(self, life: int, process: WorkerHandle, relay: RelayActor) -> None:
         self.life = life
         self.process = process
         self.told_at = 0.0  # when the newest news was told
         self._relay = relay
         # Orders that wait for the answer to the order before, with memory to send along.
         self._orders: deque[tuple[messages.WorkerMessage, list[Segment]]] = deque()
-        self._jobs: dict[int, OpenJob] = {}
         self._shard: GivenShard | None = None  # the newest, until the coordinator has the answer
         self._slot = 0  # which of the worker's two slots has the newest result
         self._cancelled: int | None = None  # ticket
@@ -117,7 +80,7 @@ class RelayedWorker:
         if process.pid is not None and not self._is_forked:
             self._is_forked = True
             self._relay.say(self, messages.WorkerForked(process.pid))
-        for message in process.line.arrived():
+        for message in process.arrived():
             if isinstance(message, messages.ShardsDone) and message.memory is not None:
                 message.memory = message.memory.map[:]  # another host cannot map it
             self._take_message(message)
@@ -141,7 +104,7 @@ class RelayedWorker:
         given = self._shard.order if self._shard is not None else None
         for order in (given, *(order for order, _ in self._orders)):
             if isinstance(order, messages.ComputeShards):
-                self._relay.sums.lost(self, self._order_of(order))
+                self._relay.sums.lost(self, order)
         self._relay.sums.hurry(self)
         self._relay.pass_on_sums()
         self.process.close()
@@ -152,7 +115,8 @@ class RelayedWorker:
         """Carry out an order at once, or note the order until the worker has answered."""
         match message:
             case messages.CancelShards(ticket):
-                self._cancel(ticket)
+                self._cancelled = ticket
+                self._cancel()
                 return
             case KillProcess():
                 self.process.kill()
@@ -160,10 +124,8 @@ class RelayedWorker:
             case messages.EndWorker():
                 self.process.post(message)
                 return
-            case messages.OpenJob():
-                self._jobs[message.job] = OpenJob.of(message)
             case messages.ComputeShards():
-                self._relay.sums.ordered(self, self._order_of(message))
+                self._relay.sums.ordered(self, message)
         self._orders.append((message, segments))
 
     def doubt(self) -> None:
@@ -174,7 +136,7 @@ class RelayedWorker:
                 self._shard = None
                 return
             shard.is_wrong = True
-            self._cancel(shard.given.ticket)
+            self._relay.arena.cancelled[self.process.number] = shard.given.ticket
 
     # --- answers of the worker --------------------------------------------------------------------
 
@@ -197,36 +159,27 @@ class RelayedWorker:
         self._shard = None
         order, answer = shard.order, shard.answer
         answer.ticket = order.ticket
-        if isinstance(answer, messages.ShardsDone) and not self._orders:
-            following = self._jobs[order.job].likely_order(order)
-            if following is not None:
-                self._give(following, None, [])
-        own = self._order_of(order)
-        if isinstance(answer, messages.ShardsDone) and own.slot is not None:
-            self._relay.take(WorkerResult(self, own, answer, shard.slot))
+        is_done = isinstance(answer, messages.ShardsDone)
+        if is_done and order.following is not None and not self._orders:
+            step, first = order.following
+            own = {"ticket": -2 - order.ticket, "step": step, "shard": first}
+            following = structs.replace(order, **own, model_changes=None, shared=None)
+            self._give(following, None, [])
+        if isinstance(answer, messages.ShardsDone) and order.slots != [None]:
+            self._relay.take(WorkerResult(self, order, answer, shard.slot))
         else:
-            self._relay.sums.lost(self, own)
+            self._relay.sums.lost(self, order)
             self._relay.say(self, answer)
 
     # --- orders of the coordinator ----------------------------------------------------------------
-
-    def _order_of(self, message: messages.ComputeShards) -> ShardOrder:
-        order = self._jobs[message.job].order(message)
-        return order._replace(shards=1) if self._relay.servers else order  # servers add
 
     def _carry_out_orders(self) -> None:
         """Carry out waiting orders, as far as the worker is free."""
         while self._orders:
             order, segments = self._orders[0]
-            shard = self._shard
-            if (
-                isinstance(order, messages.ComputeShards)
-                and shard is not None
-                and shard.matches(order)
-            ):
+            if (shard := self._shard) is not None and shard.adopts(order):
                 self._orders.popleft()
-                shard.order = order
-                self._cancel_if_known(order)
+                self._cancel()
                 self._answer(shard)
                 continue
             self.doubt()
@@ -235,11 +188,9 @@ class RelayedWorker:
             self._orders.popleft()
             if isinstance(order, messages.ComputeShards):
                 self._give(order, order, segments)
-                self._cancel_if_known(order)
-                continue
-            if isinstance(order, messages.CloseJob):
-                self._jobs.pop(order.job, None)
-            self._relay.send(self, order, segments)
+                self._cancel()
+            else:
+                self._relay.send(self, order, segments)
 
     def _give(
         self,
@@ -251,22 +202,11 @@ class RelayedWorker:
         self._slot = 1 - self._slot
         slot = 2 * self.process.number + self._slot
         self._shard = GivenShard(given, slot, order)
-        snapshot = given.snapshot
-        if snapshot is not None:
-            snapshot = self._relay.arena.snapshots[snapshot[0]], snapshot[1]
         slots: list[int | None] = [None] if given.slots == [None] else [slot]
-        self._relay.send(self, structs.replace(given, slots=slots, snapshot=snapshot), segments)
+        self._relay.send(self, structs.replace(given, slots=slots), segments)
 
-    def _cancel_if_known(self, order: messages.ComputeShards) -> None:
-        """Cancel a shard whose cancellation has overtaken the order."""
-        if order.ticket == self._cancelled:
-            self._cancel(order.ticket)
-
-    def _cancel(self, ticket: int) -> None:
-        """Have the worker cancel a shard, under way or yet to be given."""
+    def _cancel(self) -> None:
+        """Have the worker cancel its newest shard, if the coordinator has cancelled the shard."""
         shard = self._shard
-        if shard is not None and shard.order is not None and shard.order.ticket == ticket:
-            ticket = shard.given.ticket
-        elif ticket >= 0:
-            self._cancelled = ticket
-        self._relay.arena.cancelled[self.process.number] = ticket
+        if shard is not None and shard.order is not None and shard.order.ticket == self._cancelled:
+            self._relay.arena.cancelled[self.process.number] = shard.given.ticket

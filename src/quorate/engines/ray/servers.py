@@ -28,17 +28,18 @@ class RayServers:
         count: S.
         handler: the ``class_name`` of the servers' ``SliceHandler``.
         node: the coordinator's own.
+        ring: called when a server is lost, by any thread.
 
     Raises:
         ServerError: a server cannot be started.
         UserError: a server's packages differ from this process's.
     """
 
-    def __init__(self, count: int, handler: str, node: OwnNode) -> None:
+    def __init__(self, count: int, handler: str, node: OwnNode, ring: Callable[[], None]) -> None:
         self._node = node
         self.count = count
         self.have_newest = False
-        self._ring: Callable[[], None] = lambda: None
+        self._ring = ring
         self._lost: int | None = None
         self.where: Sequence[str] = ["a node"] * count
         # The images that workers compute from: an object per server, on its node.
@@ -61,10 +62,6 @@ class RayServers:
         self._lives = [actor.live.options(concurrency_group=LIFE).remote() for actor in self.actors]
         for number, life in enumerate(self._lives):
             life.future().add_done_callback(lambda _, number=number: self._note_lost(number))
-
-    def watch(self, ring: Callable[[], None]) -> None:
-        """Have ``ring`` called when a server is lost, by any thread."""
-        self._ring = ring
 
     def require(self) -> None:
         """Raise ServerError if a server is lost, UserError if Ray cannot be called any more."""
@@ -95,7 +92,6 @@ class RayServers:
 
     def close(self) -> None:
         """End all of them."""
-        self._ring = lambda: None
         self.refs = []
         for actor in self.actors:
             with suppress(RayError, ValueError):

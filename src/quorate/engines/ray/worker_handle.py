@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -11,9 +10,8 @@ from selectors import BaseSelector
 from typing import TYPE_CHECKING, Any
 
 from quorate.engines.processes import worker_messages as messages
-from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.pool import Callback, WorkerHandle, WorkerProcess
+from quorate.engines.processes.pool import Callback, WorkerHandle
 from quorate.engines.ray.images import KillProcess, Reported, WireCut, WorkerEnded
 from quorate.engines.ray.worker_lease import LIFE, PLACE
 from quorate.machine import this_host
@@ -46,11 +44,8 @@ class RayWorkerHandle(WorkerHandle):
         self._leaves = self._is_closed = False
         self._ending: Ending | None = None
         self._lost: tuple[float, Ending] | None = None  # since when there is no lease
-        self._actions: deque[Callback] = deque()
-        self._inbox: list[messages.WorkerMessage | messages.NodeSum] = []
-        self._bell: Alarm | None = None
+        self._inbox: list[messages.WorkerMessage] = []
         self._watch: tuple[BaseSelector, Callback, Callback] | None = None
-        self._process: WorkerProcess | None = None  # on the coordinator's node
         self._relay: NodeRelay | None = None  # on a further node
         lease = self._lease = pool.lease.remote(number)
         # Held: a future that nobody holds is never called.
@@ -62,31 +57,29 @@ class RayWorkerHandle(WorkerHandle):
     @property
     def pid(self) -> int | None:
         """The id of a process of this host; else None."""
-        if self._process is not None:
-            return self._process.pid
+        if self.line is not None:
+            return super().pid
         return None if self.is_elsewhere else self._pid
 
     def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
-        """Have a selector call ``hear`` when messages can be moved, and ``look`` at the end."""
-
-        def both() -> None:
-            hear()
-            look()
-
+        """Call ``hear`` and ``look`` after each action; have a selector watch a process here."""
         self._watch = selector, hear, look
-        self._bell = Alarm(selector, both)
-        self._bell.ring()  # the lease may have answered before
 
     def call(self, action: Callback) -> None:
         """Have the coordinator's thread carry out an action. Thread-safe."""
-        self._actions.append(action)
-        bell = self._bell  # read once: the coordinator's thread may close the bell
-        if bell is not None:
-            bell.ring()
+        self._pool.actions.append((self, action))
+        self._pool.wake()
 
-    def arrived(self) -> list[messages.WorkerMessage | messages.NodeSum]:
+    def carry_out(self, action: Callback) -> None:
+        """Carry out an action, unless the handle is closed, and look at the consequences."""
+        if not self._is_closed:
+            action()
+            assert self._watch is not None
+            for look in self._watch[1:]:
+                look()
+
+    def arrived(self) -> list[messages.WorkerMessage]:
         """Return all arrived messages. Does not block."""
-        self._act()
         arrived, self._inbox = [*self._inbox, *super().arrived()], []
         with_error = messages.ScriptRaised | messages.ShardFailed | messages.JobReady
         for message in arrived:
@@ -96,27 +89,26 @@ class RayWorkerHandle(WorkerHandle):
 
     def has_ended(self) -> bool:
         """Return whether the worker is gone, and all messages have arrived. Does not block."""
-        self._act()
-        if self._process is not None:  # until its end it writes to the coordinator's memory
-            return self._process.has_ended()
+        if self.line is not None:  # until its end it writes to the coordinator's memory
+            return super().has_ended()
         return self._ending is not None
 
     def wait(self, timeout_s: float) -> bool:
         """Return whether the worker ends in time. Blocks for a process of this node alone."""
-        return self.has_ended() if self._process is None else self._process.wait(timeout_s)
+        return self.has_ended() if self.line is None else super().wait(timeout_s)
 
     def kill(self) -> None:
         """End the worker's process and its lease. Does not block."""
-        if self._process is not None:
-            self._process.kill()
+        if self.line is not None:
+            super().kill()
         elif self._relay is not None:
             self._relay.post(self, KillProcess())
         self._pool.node.kill(self._lease)
 
     def ending(self) -> Ending:
         """Return how the worker ended, after the end."""
-        if self._process is not None:
-            self.end(self._process.ending())
+        if self.line is not None:
+            self.end(super().ending())
         assert self._ending is not None
         return self._ending
 
@@ -124,13 +116,10 @@ class RayWorkerHandle(WorkerHandle):
         """End the worker, and wait until the worker writes to the coordinator's memory no more."""
         self._is_closed = True
         self.kill()
-        if self._process is not None:
-            self._process.close()
+        if self.line is not None:
+            super().close()
         if self._relay is not None:
             self._relay.forget(self)
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
 
     def post(self, message: messages.WorkerMessage, *fds: int) -> None:
         """Send a message, with images of the memory concerned. Does not block for long."""
@@ -201,17 +190,11 @@ class RayWorkerHandle(WorkerHandle):
         if time.monotonic() - self._lost[0] > WORKER_SILENCE_S:
             self._relay.kill()
 
-    def _act(self) -> None:
-        while self._actions:
-            self._actions.popleft()()
-
     def _when(self, ref: Any, then: Callable[[Any], None]) -> Future[Any]:
         """Have the coordinator's thread pass on a value of the lease, or an error."""
 
         def arrived(future: Future[Any]) -> None:
             error = future.exception()
-            if self._is_closed:
-                return
             if error is None:
                 self.call(partial(then, future.result()))
             else:
@@ -238,9 +221,8 @@ class RayWorkerHandle(WorkerHandle):
             return
         assert self._watch is not None
         try:
-            self._process = self._pool.local.start(self.number, place["environment"])
+            self._pool.local.begin(self, place["environment"])
         except OSError as error:
             self.end(Ending(1, str(error)))
             return
-        self.line = self._process.line
-        self._process.watch(*self._watch)
+        super().watch(*self._watch)

@@ -14,6 +14,7 @@ from quorate.coordination.plan import from_json
 from quorate.data.source import Source, length
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.process_group import refused_call
+from quorate.engines.processes.script_as_worker import warnings_of_script
 from quorate.engines.processes.worker import here
 from quorate.errors import NotFiniteError, QuorateError, RankError, UserError
 from quorate.machine.devices import has_streams
@@ -150,7 +151,7 @@ class _Follower:
         ranks.gather(identity(worker, self._source, crew))
         self._state.save_with(ranks)
         if (process := here()) is not None:
-            for line in process.found():
+            for line in warnings_of_script():
                 crew.replicas.notes.add(line)
             process.show()  # so far rank 0 shows the output only if this process fails
         worker.settle()
