@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -278,6 +278,7 @@ def ask_workers(
     return results
 
 
+@dataclass
 class SpotChecks:
     """The spot checks of one training loop.
 
@@ -290,26 +291,20 @@ class SpotChecks:
         alone: whether only user code uses the model in this process.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        computed: tuple[Source, Flat, int],
-        every: int | None,
-        notes: Notes,
-        model_and_loss: tuple[torch.nn.Module, Loss],
-        *,
-        alone: bool,
-    ) -> None:
-        self._outside = Outside(*model_and_loss, notes, alone=alone)
-        self._has_checked = False
-        self._ask = ask
-        self._computed = computed
-        self._every = every
-        self._notes = notes
-        self._updates = 0
-        self.made = 0
-        self._left = MOST_FINDINGS
-        self._due_at = 0.0  # of the monotonic clock
+    ask: Ask
+    computed: tuple[Source, Flat, int]
+    every: int | None
+    notes: Notes
+    model_and_loss: InitVar[tuple[torch.nn.Module, Loss]]
+    alone: InitVar[bool]
+    made: int = field(default=0, init=False)
+    _has_checked: bool = field(default=False, init=False)
+    _updates: int = field(default=0, init=False)
+    _left: int = field(default=MOST_FINDINGS, init=False)
+    _due_at: float = field(default=0.0, init=False)  # of the monotonic clock
+
+    def __post_init__(self, model_and_loss: tuple[torch.nn.Module, Loss], alone: bool) -> None:
+        self._outside = Outside(*model_and_loss, self.notes, alone=alone)
 
     def updated(self, step: int, patience_s: float) -> None:
         """Count an update, and make a spot check if a check is due. Blocks during the check.
@@ -321,10 +316,10 @@ class SpotChecks:
         self._updates += 1
         self._has_checked = False
         begun = time.monotonic()
-        if self._every is None:
+        if self.every is None:
             is_due = begun >= self._due_at
         else:
-            is_due = self._every > 0 and (self._updates - 1) % self._every == 0
+            is_due = self.every > 0 and (self._updates - 1) % self.every == 0
         if is_due and self._left:
             self._has_checked = True
             self._left -= not self._check(step, patience_s)
@@ -337,21 +332,21 @@ class SpotChecks:
 
     def _check(self, step: int, patience_s: float) -> bool:
         """Make a spot check. Return True without any finding."""
-        source, parameters, threads = self._computed
+        source, parameters, threads = self.computed
         ticket = (step, self.made % source.plan.shards_of(step))
         self.made += 1
         for closer in (False, True):
             job = SpotCheck(
                 source, parameters, range(0), ticket=ticket, closer=closer, threads=threads
             )
-            results = self._ask(job, patience_s)
+            results = self.ask(job, patience_s)
             own_doubts = [doubt for _, each in sorted(results.items()) for doubt in each.doubts]
             for doubt in own_doubts:
-                self._notes.doubt(doubt)
+                self.notes.doubt(doubt)
             if own_doubts:
                 return False
             if closer:
-                self._notes.doubt(_first_difference(results))
+                self.notes.doubt(_first_difference(results))
             elif not _differ(results):
                 return True
         return False

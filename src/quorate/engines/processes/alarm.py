@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
 
@@ -14,12 +13,10 @@ class Alarm:
 
     Args:
         selector: the owner of the selector calls the data of ready keys.
-        then: called after a ring, in the thread of the selector.
     """
 
-    def __init__(self, selector: BaseSelector, then: Callable[[], None] | None = None) -> None:
+    def __init__(self, selector: BaseSelector) -> None:
         self._selector = selector
-        self._then = then
         # Held while a descriptor is in use: after a close, the number may belong to another file. A
         # signal handler may ring in the middle of a call of the same thread.
         self._lock = threading.RLock()
@@ -51,5 +48,3 @@ class Alarm:
                 return  # closed by a callback before, in the same round
             with suppress(BlockingIOError):
                 os.read(self._read, 4096)
-        if self._then is not None:
-            self._then()

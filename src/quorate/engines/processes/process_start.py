@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 import psutil
@@ -38,6 +39,7 @@ from quorate.machine.standard_streams import flush_standard_streams, inherited_b
 from quorate.machine.surroundings import can_fork
 
 
+@dataclass
 class ProcessStarter:
     """Starts each worker as a new interpreter, or has a fork server fork the worker.
 
@@ -50,13 +52,10 @@ class ProcessStarter:
         server: already running, if there is one; the starter ends the server.
     """
 
-    def __init__(
-        self, script: Script, *, spins: bool, forks: bool, server: ForkServer | None = None
-    ) -> None:
-        self._script = script
-        self._spins = spins
-        self._forks = forks
-        self._server = server
+    script: Script
+    spins: bool
+    forks: bool
+    server: ForkServer | None = None
 
     def start(
         self, wire: Wire, output: IO[bytes], environment: Mapping[str, str] | None = None
@@ -69,19 +68,19 @@ class ProcessStarter:
         Raises:
             OSError: neither a process nor a fork server can be started.
         """
-        if not self._forks:
+        if not self.forks:
             own_fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
-            return _spawn(worker.__name__, own_fds, self._script, environment, spins=self._spins)
-        if self._server is None or self._server.process.has_ended():
+            return _spawn(worker.__name__, own_fds, self.script, environment, spins=self.spins)
+        if self.server is None or self.server.process.has_ended():
             self.close()
-            self._server = _new_server(self._script, spins=self._spins)
-        server = self._server
+            self.server = _new_server(self.script, spins=self.spins)
+        server = self.server
         report, theirs = Wire.pair()
         try:
             # If the server dies now, the sent descriptors are closed, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # The server may be stopped, or have a hundred requests to serve.
-            own = _environment(environment, spins=self._spins)
+            own = _environment(environment, spins=self.spins)
             server.wire.post(ForkWorker(_path(), own), *fds)
         except BaseException:
             report.close()
@@ -92,12 +91,12 @@ class ProcessStarter:
 
     def flush(self) -> None:
         """Send the requests for which the socket had no room. Does not block."""
-        if self._server is not None:
-            self._server.wire.flush()
+        if self.server is not None:
+            self.server.wire.flush()
 
     def close(self) -> None:
         """End the server; the workers must have ended."""
-        server, self._server = self._server, None
+        server, self.server = self.server, None
         if server is not None:
             server.close()
 

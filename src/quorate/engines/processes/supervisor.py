@@ -21,7 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from selectors import BaseSelector
 from typing import Protocol
@@ -169,6 +169,7 @@ class ElasticSize:
     room: str  # what the rest waits for, in words: "the Ray cluster has room for CPU=1"
 
 
+@dataclass(eq=False)
 class Supervisor:
     """All workers of a run, with their invitations to jobs.
 
@@ -184,27 +185,18 @@ class Supervisor:
         clock: returns the time in seconds.
     """
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        jobs: JobBook,
-        selector: BaseSelector,
-        devices: Sequence[str],
-        timeout_s: float,
-        say: Callable[[str], None],
-        edited_file: Callable[[], str | None],
-        elastic: ElasticSize | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    pool: WorkerPool
+    jobs: JobBook
+    selector: BaseSelector
+    devices: InitVar[Sequence[str]]
+    timeout_s: float
+    say: Callable[[str], None]
+    edited_file: Callable[[], str | None]
+    elastic: ElasticSize | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self, devices: Sequence[str]) -> None:
         self.workers = [WorkerLife(number, text) for number, text in enumerate(devices)]
-        self._pool = pool
-        self._jobs = jobs
-        self._selector = selector
-        self._timeout_s = timeout_s
-        self._say = say
-        self._edited_file = edited_file
-        self._elastic = elastic
-        self._clock = clock
         self._open_jobs: list[int] = []
         self._gather_until: float | None = None  # no update was made yet
         self._report_shortage_at: float | None = None  # infinity: the user knows
@@ -230,11 +222,11 @@ class Supervisor:
             handle.post(messages.EndWorker())
         # After a second Ctrl-C nobody waits.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        deadline = self._clock() + (0.0 if at_once else limits.WORKER_EXIT_S)
+        deadline = self.clock() + (0.0 if at_once else limits.WORKER_EXIT_S)
         for handle in handles:
             # A kill before the fork would end the rest too.
             if handle.pid is not None:
-                handle.wait(max(0.0, deadline - self._clock()))
+                handle.wait(max(0.0, deadline - self.clock()))
         for life in self.workers:
             self._release(life)
 
@@ -248,9 +240,9 @@ class Supervisor:
         if not self._is_calm:
             limit_s = limits.SUPERVISOR_POLL_S
             timeout_s = limit_s if timeout_s is None else min(limit_s, timeout_s)
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self.selector.select(timeout_s):
             key.data()
-        self._pool.flush()
+        self.pool.flush()
         self.tick()
 
     # --- jobs -------------------------------------------------------------------------------------
@@ -264,7 +256,7 @@ class Supervisor:
         self._is_calm = False
         self._open_jobs.append(job)
         if gather_s is not None:
-            self._gather_until = self._clock() + gather_s
+            self._gather_until = self.clock() + gather_s
         for life in self.workers:
             self._invite(life)
 
@@ -276,7 +268,7 @@ class Supervisor:
             if job in {process.invited, *process.ready, *process.joined}:
                 process.ready.discard(job)
                 process.joined.discard(job)
-                self._jobs.end(process.handle, job)
+                self.jobs.end(process.handle, job)
 
     def kill(self, number: int, reason: str) -> None:
         """Kill a worker's process, if there is any. A new process follows after the end."""
@@ -304,7 +296,7 @@ class Supervisor:
         if process.handle.is_cut:  # the process is about to end, and its exit code says why
             process.handle.deaf()
             self._is_calm = False
-            process.silent_since = self._clock()
+            process.silent_since = self.clock()
 
     def look(self, life: WorkerLife) -> None:
         """Handle the end of a worker's process, if the process has ended."""
@@ -314,16 +306,16 @@ class Supervisor:
     def _receive(
         self, life: WorkerLife, process: ProcessLife, message: messages.WorkerMessage
     ) -> None:
-        process.heard_at = self._clock()  # the worker is alive: the time to answer begins anew
+        process.heard_at = self.clock()  # the worker is alive: the time to answer begins anew
         if not isinstance(message, messages.ShardAnswer):
             self._is_calm = False
         match message:
             case messages.ShardsDone():
                 for number in (life.number, *(other for other, _ in message.others)):
                     self.workers[number].budget.note_shard()
-                self._jobs.receive(life.number, message)
+                self.jobs.receive(life.number, message)
             case messages.ShardFailed() | messages.ShardsCancelled() | messages.FoundNote():
-                self._jobs.receive(life.number, message)
+                self.jobs.receive(life.number, message)
             case messages.WorkerPlaced():
                 process.handle.is_placed = True
             case messages.WorkerLeaves(reason):
@@ -334,14 +326,14 @@ class Supervisor:
                 process.raised = raised_in(life.number, message)
             case messages.ReachedLoop() if not process.has_handed_over:
                 process.is_at_loop = True
-                self._jobs.welcome(process.handle)
+                self.jobs.welcome(process.handle)
                 self._invite(life)
             case messages.JobReady(job):
-                if self._jobs.accepts(process.handle, message):
+                if self.jobs.accepts(process.handle, message):
                     self._ready(life, process, job)
                     self._invite(life)
         is_leaving = process.departure is not None and not process.has_handed_over
-        if is_leaving and not self._jobs.is_computing(life.number):
+        if is_leaving and not self.jobs.is_computing(life.number):
             self._hand_over(life, process)
 
     def _invite(self, life: WorkerLife) -> None:
@@ -355,8 +347,8 @@ class Supervisor:
         known = process.ready | process.joined
         job = next((job for job in self._open_jobs if job not in known), None)
         if process.invited is None and job is not None:
-            process.invited, process.heard_at = job, self._clock()
-            self._jobs.invite(process.handle, job)
+            process.invited, process.heard_at = job, self.clock()
+            self.jobs.invite(process.handle, job)
 
     def _ready(self, life: WorkerLife, process: ProcessLife, job: int) -> None:
         if process.invited != job:
@@ -366,16 +358,16 @@ class Supervisor:
             return  # the job is over
         process.ready.add(job)
         is_new = life.budget.computed_in_all == 0 and not process.joined
-        is_late = self._elastic is not None and self._gather_until is None
+        is_late = self.elastic is not None and self._gather_until is None
         self._let_join()
         if life.lost_at is not None:
-            away_s, life.lost_at = self._clock() - life.lost_at, None
+            away_s, life.lost_at = self.clock() - life.lost_at, None
             back = f"worker {life.number} is back after {away_s:.1f} s"
-            self._say(RunEvent(back, BACK, life.number))
+            self.say(RunEvent(back, BACK, life.number))
         elif is_late and is_new and process.joined:
             count = sum(bool(each.joined) for each in self._processes())
             come = f"worker {life.number} has joined: {count} take part"
-            self._say(RunEvent(come, JOINED, life.number))
+            self.say(RunEvent(come, JOINED, life.number))
 
     def _let_join(self) -> None:
         """Let ready workers begin; at first when all are ready, or have had time enough."""
@@ -387,14 +379,14 @@ class Supervisor:
             jobs, process.ready = sorted(process.ready), set()
             process.joined.update(jobs)
             for job in jobs:
-                self._jobs.joined(process.handle, job)
+                self.jobs.joined(process.handle, job)
 
     def _hand_over(self, life: WorkerLife, process: ProcessLife) -> None:
         """Let an idle worker leave: jobs are told before the process ends."""
         process.has_handed_over = True
         what = f"worker {life.number} ({life.devices}) {process.departure}"
         for job in sorted(process.joined):
-            self._jobs.left(life.number, job, what, crashed=False)
+            self.jobs.left(life.number, job, what, crashed=False)
         process.invited, process.ready, process.joined = None, set(), set()
         process.handle.kill()
 
@@ -402,9 +394,9 @@ class Supervisor:
 
     def _start(self, life: WorkerLife) -> None:
         life.restart_at = None
-        handle = self._pool.start(life.number)
-        life.process = ProcessLife(handle, self._clock())
-        handle.watch(self._selector, partial(self.hear, life), partial(self.look, life))
+        handle = self.pool.start(life.number)
+        life.process = ProcessLife(handle, self.clock())
+        handle.watch(self.selector, partial(self.hear, life), partial(self.look, life))
 
     def _restart(self, life: WorkerLife) -> None:
         try:
@@ -418,17 +410,17 @@ class Supervisor:
         process, life.process = life.process, None
         if process is not None:
             process.handle.close()
-            self._jobs.released(life.number)
+            self.jobs.released(life.number)
 
     def _ended(self, life: WorkerLife, process: ProcessLife) -> None:
         self._is_calm = False
         for message in process.handle.arrived():  # messages sent before the end count
             self._receive(life, process, message)
-        ending, now = process.handle.ending(), self._clock()
+        ending, now = process.handle.ending(), self.clock()
         if process.kill_reason is None:
             unexplained, ending = ending, ending.explained(self._oom_kills)
             self._oom_kills += ending is not unexplained  # several may have been killed meanwhile
-        how = process.end_text(ending, *self._jobs.last_shard(life.number), now)
+        how = process.end_text(ending, *self.jobs.last_shard(life.number), now)
         what = f"worker {life.number} ({life.devices}) {how}"
         self._release(life)
         if not any(each.budget.computed_in_all for each in self.workers):
@@ -441,7 +433,7 @@ class Supervisor:
                 self._raised.add(process.raised.text)
         killed = process.is_victim(ending)
         for job in sorted(process.joined):
-            self._jobs.left(life.number, job, what, crashed=not killed)
+            self.jobs.left(life.number, job, what, crashed=not killed)
         # A process that ran out of memory is likely to do so again.
         killed = killed and not ending.is_out_of_memory
         self._lost(life, what, killed=killed, can_restart=process.refusal is None)
@@ -449,10 +441,10 @@ class Supervisor:
 
     def _lost(self, life: WorkerLife, what: str, *, killed: bool, can_restart: bool = True) -> None:
         """Start another process in a worker's place, now or later, or give up the worker."""
-        now = self._clock()
+        now = self.clock()
         life.lost_at = now if life.lost_at is None else life.lost_at
         delay_s = life.budget.delay_s(killed=killed) if can_restart else None
-        if (file := self._edited_file()) is not None:
+        if (file := self.edited_file()) is not None:
             delay_s = None
             what += f"; {endings.script_edited(file)}"
         elif delay_s is None and killed:
@@ -464,7 +456,7 @@ class Supervisor:
             if all(each.given_up is not None for each in self.workers):
                 raise WorkerError(endings.nobody_left(str(each.given_up) for each in self.workers))
         outcome = endings.CONTINUES_WITHOUT if delay_s is None else endings.ANOTHER_STARTS
-        self._say(RunEvent(f"{what}; {outcome}", LOST, life.number))
+        self.say(RunEvent(f"{what}; {outcome}", LOST, life.number))
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -472,9 +464,9 @@ class Supervisor:
         """Do everything due now."""
         if self._is_calm:
             return
-        now, computing = self._clock(), self._jobs.computing()
+        now, computing = self.clock(), self.jobs.computing()
         has_limits = any(self._due(life, frozenset()) < math.inf for life in self.workers)
-        is_group_complete = self._elastic is None and self._gather_until is None
+        is_group_complete = self.elastic is None and self._gather_until is None
         self._is_calm = is_group_complete and not has_limits and len(self._open_jobs) < 2
         self._tick_group(now)
         for life in self.workers:
@@ -488,11 +480,11 @@ class Supervisor:
             return math.inf if life.restart_at is None else life.restart_at
         if process.silent_since is not None:
             return process.silent_since + limits.WORKER_SILENCE_S
-        waits_for_room = self._elastic is not None and not process.handle.is_placed
+        waits_for_room = self.elastic is not None and not process.handle.is_placed
         if process.kill_reason is not None or life.number in computing or waits_for_room:
             return math.inf
         is_awaited = not process.is_at_loop or process.invited is not None
-        return process.heard_at + self._timeout_s if is_awaited else math.inf
+        return process.heard_at + self.timeout_s if is_awaited else math.inf
 
     def _act(self, life: WorkerLife, now: float) -> None:
         """Do everything due about a worker."""
@@ -501,7 +493,7 @@ class Supervisor:
             self._restart(life)
         elif process.silent_since is None:
             stages = {"is_placed": process.handle.is_placed, "is_at_loop": process.is_at_loop}
-            self.kill(life.number, endings.overdue(self._timeout_s, **stages))
+            self.kill(life.number, endings.overdue(self.timeout_s, **stages))
         else:
             if process.kill_reason is None:
                 self.kill(life.number, endings.SOCKET_CLOSED)
@@ -518,9 +510,9 @@ class Supervisor:
     def _is_gathering(self, until: float) -> bool:
         """Return whether ready workers wait for the rest."""
         processes = self._processes()
-        if self._elastic is not None:
+        if self.elastic is not None:
             processes = [process for process in processes if process.handle.is_placed]
-        is_early = self._clock() < until and not all(process.ready for process in processes)
+        is_early = self.clock() < until and not all(process.ready for process in processes)
         return is_early or self._shortage() is not None
 
     def _shortage(self) -> tuple[int, int] | None:
@@ -528,16 +520,16 @@ class Supervisor:
 
         The start needs more workers than the rest of the run.
         """
-        if self._elastic is None or not self._open_jobs:
+        if self.elastic is None or not self._open_jobs:
             return None
         able = sum(life.given_up is None for life in self.workers)
-        enough = min(able, 1 if self._gather_until is None else self._elastic.least)
+        enough = min(able, 1 if self._gather_until is None else self.elastic.least)
         present = sum(bool(process.ready or process.joined) for process in self._processes())
         return (present, enough) if present < enough else None
 
     def _tick_group(self, now: float) -> None:
         shortage = self._shortage()
-        if self._elastic is None or shortage is None:
+        if self.elastic is None or shortage is None:
             self._report_shortage_at = None
             self._let_join()
         elif self._report_shortage_at is None:
@@ -545,4 +537,4 @@ class Supervisor:
         elif self._report_shortage_at <= now:
             self._report_shortage_at = math.inf
             pending = sum(not process.handle.is_placed for process in self._processes())
-            self._say(endings.too_few(*shortage, pending, self._elastic.room))
+            self.say(endings.too_few(*shortage, pending, self.elastic.room))
