@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.pool import Callback, WorkerHandle
-from quorate.engines.processes.supervisor import ElasticSize, RestartBudget, Supervisor
+from quorate.engines.processes.pool import Callback, ElasticSize, WorkerHandle
+from quorate.engines.processes.supervisor import RestartBudget, Supervisor
 from quorate.engines.worker_status import PHASES, Doing
 from quorate.errors import UserError, WorkerError
 from quorate.machine.limits import FIRST_WORKERS_S, WORKER_SILENCE_S
@@ -109,7 +109,7 @@ class Group:
         self.error: UserError | WorkerError | None = None
         self.supervisor = Supervisor(
             *(self, self, SelectSelector(), [f"cpu:{n}" for n in range(workers)], TIMEOUT_S),
-            *(lambda _: None, lambda: None, self.elastic, lambda: self.now),
+            *(lambda _: None, lambda: None, lambda: self.now),
         )
         self.supervisor.start()
 

@@ -57,8 +57,7 @@ def run_detached(script: Script, settings: Mapping[str, Any]) -> int:
     from quorate.engines.ray.pool import folder_of
 
     run_dir = str(Path(settings["run_dir"]).absolute())
-    working_dir = settings.get("working_dir")
-    folder = None if working_dir is None else folder_of(script, working_dir)
+    folder = folder_of(script, settings.get("working_dir"))
     elsewhere = {"address": None, "working_dir": None, "engine": RAY, "run_dir": run_dir}
     with started(address, script, folder, as_typed({**settings, **elsewhere}), run_dir) as run:
         print(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from selectors import EVENT_READ, BaseSelector
 from typing import IO, Protocol
 
@@ -184,10 +185,19 @@ class WorkerHandle:
         return text[-_TAIL:] or "it printed nothing"
 
 
+@dataclass(frozen=True)
+class ElasticSize:
+    """The size of a group of workers: begins with a few, and takes the rest as they come."""
+
+    least: int  # how many workers a run begins with
+    room: str  # what the rest waits for, in words: "the Ray cluster has room for CPU=1"
+
+
 class WorkerPool(Protocol):
     """A starter of workers' processes."""
 
     takes_runs: bool  # whether ``Compute`` may have several shards
+    elastic: ElasticSize | None  # of a growing group; None: all workers are started at once
 
     @property
     def servers(self) -> Servers | None:
@@ -225,6 +235,7 @@ class LocalPool:
 
     servers = None
     takes_runs = True
+    elastic: ElasticSize | None = None
 
     def __init__(self, script: Script, workers: int, threads: int) -> None:
         require_for_workers(workers)

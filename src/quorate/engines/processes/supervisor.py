@@ -161,14 +161,6 @@ class WorkerLife:
     given_up: str | None = None  # why no process is started any more
 
 
-@dataclass(frozen=True)
-class ElasticSize:
-    """The size of a group of workers: begins with a few, and takes the rest as they come."""
-
-    least: int  # how many workers a run begins with
-    room: str  # what the rest waits for, in words: "the Ray cluster has room for CPU=1"
-
-
 @dataclass(eq=False)
 class Supervisor:
     """All workers of a run, with their invitations to jobs.
@@ -181,7 +173,6 @@ class Supervisor:
         timeout_s: the time for a worker to reach the training loop, and to answer there.
         say: shows a line to the user.
         edited_file: returns a file of the script edited during the run; None: no file.
-        elastic: the size of a growing group; None: all workers are started at once.
         clock: returns the time in seconds.
     """
 
@@ -192,7 +183,6 @@ class Supervisor:
     timeout_s: float
     say: Callable[[str], None]
     edited_file: Callable[[], str | None]
-    elastic: ElasticSize | None = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self, devices: Sequence[str]) -> None:
@@ -358,7 +348,7 @@ class Supervisor:
             return  # the job is over
         process.ready.add(job)
         is_new = life.budget.computed_in_all == 0 and not process.joined
-        is_late = self.elastic is not None and self._gather_until is None
+        is_late = self.pool.elastic is not None and self._gather_until is None
         self._let_join()
         if life.lost_at is not None:
             away_s, life.lost_at = self.clock() - life.lost_at, None
@@ -466,7 +456,7 @@ class Supervisor:
             return
         now, computing = self.clock(), self.jobs.computing()
         has_limits = any(self._due(life, frozenset()) < math.inf for life in self.workers)
-        is_group_complete = self.elastic is None and self._gather_until is None
+        is_group_complete = self.pool.elastic is None and self._gather_until is None
         self._is_calm = is_group_complete and not has_limits and len(self._open_jobs) < 2
         self._tick_group(now)
         for life in self.workers:
@@ -480,7 +470,7 @@ class Supervisor:
             return math.inf if life.restart_at is None else life.restart_at
         if process.silent_since is not None:
             return process.silent_since + limits.WORKER_SILENCE_S
-        waits_for_room = self.elastic is not None and not process.handle.is_placed
+        waits_for_room = self.pool.elastic is not None and not process.handle.is_placed
         if process.kill_reason is not None or life.number in computing or waits_for_room:
             return math.inf
         is_awaited = not process.is_at_loop or process.invited is not None
@@ -510,7 +500,7 @@ class Supervisor:
     def _is_gathering(self, until: float) -> bool:
         """Return whether ready workers wait for the rest."""
         processes = self._processes()
-        if self.elastic is not None:
+        if self.pool.elastic is not None:
             processes = [process for process in processes if process.handle.is_placed]
         is_early = self.clock() < until and not all(process.ready for process in processes)
         return is_early or self._shortage() is not None
@@ -520,16 +510,16 @@ class Supervisor:
 
         The start needs more workers than the rest of the run.
         """
-        if self.elastic is None or not self._open_jobs:
+        if self.pool.elastic is None or not self._open_jobs:
             return None
         able = sum(life.given_up is None for life in self.workers)
-        enough = min(able, 1 if self._gather_until is None else self.elastic.least)
+        enough = min(able, 1 if self._gather_until is None else self.pool.elastic.least)
         present = sum(bool(process.ready or process.joined) for process in self._processes())
         return (present, enough) if present < enough else None
 
     def _tick_group(self, now: float) -> None:
         shortage = self._shortage()
-        if self.elastic is None or shortage is None:
+        if self.pool.elastic is None or shortage is None:
             self._report_shortage_at = None
             self._let_join()
         elif self._report_shortage_at is None:
@@ -537,4 +527,4 @@ class Supervisor:
         elif self._report_shortage_at <= now:
             self._report_shortage_at = math.inf
             pending = sum(not process.handle.is_placed for process in self._processes())
-            self.say(endings.too_few(*shortage, pending, self.elastic.room))
+            self.say(endings.too_few(*shortage, pending, self.pool.elastic.room))

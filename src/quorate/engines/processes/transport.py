@@ -24,8 +24,7 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.pool import LocalPool, WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
-from quorate.engines.processes.supervisor import ElasticSize, Supervisor
-from quorate.engines.ray.demand import demanded
+from quorate.engines.processes.supervisor import Supervisor
 from quorate.engines.servers import Servers
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.engines.workers import Workers
@@ -92,7 +91,12 @@ class Processes:
             try:
                 selector = opened.enter_context(DefaultSelector())
                 self._alarm = opened.enter_context(closing(Alarm(selector)))
-                pool = _pool(script, arena, workers, len(groups), handler, self.wake)
+                if workers.engine == selection.RAY:
+                    from quorate.engines.ray.pool import RayPool  # imports Ray, which is an extra
+
+                    pool: WorkerPool = RayPool(script, arena, workers, self.wake, handler)
+                else:
+                    pool = LocalPool(script, len(groups), workers.threads)
                 opened.callback(pool.close)
                 if (servers := pool.servers) is not None:
                     places = enumerate(servers.where)
@@ -102,7 +106,7 @@ class Processes:
                 self.takes_runs = pool.takes_runs and arena.takes_runs
                 devices = [str(group) for group in groups]
                 edited_file = partial(script.changed, script.sources())
-                told = (devices, timeout_s, say, edited_file, _elastic_size(workers))
+                told = (devices, timeout_s, say, edited_file)
                 self.supervisor = Supervisor(pool, self, selector, *told)
                 opened.enter_context(closing(self.supervisor)).start()
             except OSError as error:
@@ -250,28 +254,3 @@ class Processes:
 def servers_of(workers: Transport) -> Servers | None:
     """Return the servers with the parameters of workers; None: the coordinator has them."""
     return workers.servers if isinstance(workers, Processes) else None
-
-
-def _elastic_size(workers: Workers) -> ElasticSize | None:
-    if workers.engine != selection.RAY or (demand := demanded(workers)).least is None:
-        return None
-    return ElasticSize(demand.least, f"the Ray cluster has room for {demand.text()} each")
-
-
-def _pool(
-    script: Script,
-    arena: Arena,
-    workers: Workers,
-    count: int,
-    handler: str | None,
-    wake: Callable[[], None],
-) -> WorkerPool:
-    if workers.engine != selection.RAY:
-        return LocalPool(script, count, workers.threads)
-    from quorate.engines.ray.pool import RayPool  # imports Ray, which is an extra
-
-    servers = None
-    if workers.servers is not None and handler is not None:
-        servers = (workers.servers, handler)
-    where = workers.address, workers.working_dir
-    return RayPool(script, arena, demanded(workers), *where, workers.threads, wake, servers)

@@ -11,16 +11,17 @@ from pathlib import Path
 import ray
 
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.pool import Callback, LocalPool
+from quorate.engines.processes.pool import Callback, ElasticSize, LocalPool
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.cluster import joined_cluster
-from quorate.engines.ray.demand import RayDemand
+from quorate.engines.ray.demand import demanded
 from quorate.engines.ray.images import same_everywhere
 from quorate.engines.ray.node_relay import NodeRelay, ParameterStore
 from quorate.engines.ray.notices import ClusterNotices
 from quorate.engines.ray.servers import RayServers
 from quorate.engines.ray.worker_handle import RayWorkerHandle
 from quorate.engines.ray.worker_lease import LIFE, PLACE, WorkerLease
+from quorate.engines.workers import Workers
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
 from quorate.machine.regular_file import is_folder
@@ -33,13 +34,9 @@ class RayPool:
     Args:
         script: the script to run.
         arena: the coordinator's.
-        demand: the resources of the run.
-        address: of the cluster; see ``joined_cluster``.
-        working_dir: a folder with the script, sent to every node. None: every node has the script
-            at the same path.
-        threads: intra-op threads of each worker.
+        workers: the settings.
         wake: has the coordinator's thread call ``flush``. Any thread may call it.
-        servers: the number of servers with the parameters, and their handler: see ``RayServers``.
+        handler: the ``class_name`` of a ``SliceHandler``, if servers may own the parameters.
 
     Raises:
         UserError: there is no such cluster, or the cluster lacks resources.
@@ -48,28 +45,29 @@ class RayPool:
     """
 
     takes_runs = False  # results travel one by one
+    elastic: ElasticSize | None = None
 
     def __init__(
         self,
         script: Script,
         arena: Arena,
-        demand: RayDemand,
-        address: str | None,
-        working_dir: str | None,
-        threads: int,
+        workers: Workers,
         wake: Callable[[], None],
-        servers: tuple[int, str] | None = None,
+        handler: str | None,
     ) -> None:
         if by_rows := arena.parameters.layout.by_rows:  # a result is the image of a slot, no more
             raise no_rows("engine", "ray", min(by_rows))
-        folder = None if working_dir is None else folder_of(script, working_dir)
+        demand, folder = demanded(workers), folder_of(script, workers.working_dir)
+        if demand.least is not None:
+            room = f"the Ray cluster has room for {demand.text()} each"
+            self.elastic = ElasticSize(demand.least, room)
         # As many versions of parameters as workers may read, and a result of each worker.
         store_bytes = (2 * demand.of_one_machine + 4) * arena.slot_bytes
         self.script = script
         self.folder = folder
         self.same = same_everywhere(script)
         self.arena = arena
-        self.threads = threads
+        self.threads = workers.threads
         self.wake = wake
         self.actions: deque[tuple[RayWorkerHandle, Callback]] = deque()  # for the next ``flush``
         self._lives = itertools.count()
@@ -77,11 +75,13 @@ class RayPool:
         self._relays: dict[str, NodeRelay] = {}  # by node; the newest
         self.servers: RayServers | None = None
         with ExitStack() as opened:
-            self.local = opened.enter_context(closing(LocalPool(script, 1, threads)))
-            self.node = opened.enter_context(joined_cluster(address, demand, store_bytes, folder))
+            self.local = opened.enter_context(closing(LocalPool(script, 1, workers.threads)))
+            self.node = opened.enter_context(
+                joined_cluster(workers.address, demand, store_bytes, folder)
+            )
             self._own_id = ray.get_runtime_context().get_node_id()
-            if servers is not None:
-                self.servers = RayServers(*servers, self.node, wake)
+            if workers.servers is not None and handler is not None:
+                self.servers = RayServers(workers.servers, handler, self.node, wake)
                 opened.callback(self.servers.close)
             self.store = ParameterStore(arena, self.node, self.servers)
             opened.callback(self._close_relays)
@@ -137,12 +137,14 @@ class RayPool:
         self._opened.close()
 
 
-def folder_of(script: Script, working_dir: str) -> Path:
-    """Return the folder to send to every node.
+def folder_of(script: Script, working_dir: str | None) -> Path | None:
+    """Return the folder to send to every node; None: every node has the script.
 
     Raises:
         SettingError: the script is not in the folder.
     """
+    if working_dir is None:
+        return None
     folder = Path(script.folder, working_dir).resolve()
     if not is_folder(folder) or not Path(script.path).resolve().is_relative_to(folder):
         expected = f"a folder that {script.path} is in"
