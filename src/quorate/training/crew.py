@@ -318,11 +318,12 @@ class Crew:
             changes=state.user_changes.original.changes,
         )
         return Processes(
-            *(self.script, self.recipe.workers, self.groups, arena, state.buffers, agreement),
+            self.script,
+            self.recipe.workers,
+            agreement,
             state.user_changes.original.model_changes,
             decided=self.replicas.computing.decided,
             timeout_s=self.timeout_s,
-            say=say,
             notes=self.replicas.notes,
             handler=HANDLER if isinstance(state.optimizer, ServedOptimizer) else None,
         )

@@ -192,9 +192,7 @@ class Supervisor:
         self._report_shortage_at: float | None = None  # infinity: the user knows
         self._raised: set[str] = set()  # by the script, in workers that were starting
         self._oom_kills = oom_kills()  # as far as they are explained
-        # While all workers compute or wait for a shard no limit is set for any of them, so that
-        # the answer to a shard does not cost a look at all workers.
-        self._is_calm = False
+        self._tick_at = 0.0  # an answer to a shard does not cost a look at all workers
 
     def start(self) -> None:
         """Start a process for each worker.
@@ -227,13 +225,13 @@ class Supervisor:
             WorkerError: no worker is left, and no more are started.
             UserError: workers cannot be started again from this script.
         """
-        if not self._is_calm:
-            limit_s = limits.SUPERVISOR_POLL_S
-            timeout_s = limit_s if timeout_s is None else min(limit_s, timeout_s)
+        limit_s = limits.SUPERVISOR_POLL_S
+        timeout_s = limit_s if timeout_s is None else min(limit_s, timeout_s)
         for key, _ in self.selector.select(timeout_s):
             key.data()
         self.pool.flush()
-        self.tick()
+        if self.clock() >= self._tick_at:
+            self.tick()
 
     # --- jobs -------------------------------------------------------------------------------------
 
@@ -243,7 +241,6 @@ class Supervisor:
         Args:
             gather_s: how long ready workers wait for the rest; None: not at all.
         """
-        self._is_calm = False
         self._open_jobs.append(job)
         if gather_s is not None:
             self._gather_until = self.clock() + gather_s
@@ -252,7 +249,6 @@ class Supervisor:
 
     def end(self, job: int) -> None:
         """End a job. A worker still busy with a further job hears of the end later."""
-        self._is_calm = False
         self._open_jobs.remove(job)
         for process in self._processes():
             if job in {process.invited, *process.ready, *process.joined}:
@@ -262,7 +258,6 @@ class Supervisor:
 
     def kill(self, number: int, reason: str) -> None:
         """Kill a worker's process, if there is any. A new process follows after the end."""
-        self._is_calm = False
         process = self.workers[number].process
         if process is not None:
             process.kill_reason = reason
@@ -285,7 +280,6 @@ class Supervisor:
             self._receive(life, process, message)
         if process.handle.is_cut:  # the process is about to end, and its exit code says why
             process.handle.deaf()
-            self._is_calm = False
             process.silent_since = self.clock()
 
     def look(self, life: WorkerLife) -> None:
@@ -297,8 +291,6 @@ class Supervisor:
         self, life: WorkerLife, process: ProcessLife, message: messages.WorkerMessage
     ) -> None:
         process.heard_at = self.clock()  # the worker is alive: the time to answer begins anew
-        if not isinstance(message, messages.ShardAnswer):
-            self._is_calm = False
         match message:
             case messages.ShardsDone():
                 for number in (life.number, *(other for other, _ in message.others)):
@@ -403,7 +395,6 @@ class Supervisor:
             self.jobs.released(life.number)
 
     def _ended(self, life: WorkerLife, process: ProcessLife) -> None:
-        self._is_calm = False
         for message in process.handle.arrived():  # messages sent before the end count
             self._receive(life, process, message)
         ending, now = process.handle.ending(), self.clock()
@@ -440,7 +431,7 @@ class Supervisor:
         elif delay_s is None and killed:
             what += f"; {endings.PROBABLY_MEMORY}"
         if delay_s is not None:
-            life.restart_at = now + delay_s
+            life.restart_at, self._tick_at = now + delay_s, now
         else:
             life.given_up = what
             if all(each.given_up is not None for each in self.workers):
@@ -452,12 +443,8 @@ class Supervisor:
 
     def tick(self) -> None:
         """Do everything due now."""
-        if self._is_calm:
-            return
         now, computing = self.clock(), self.jobs.computing()
-        has_limits = any(self._due(life, frozenset()) < math.inf for life in self.workers)
-        is_group_complete = self.pool.elastic is None and self._gather_until is None
-        self._is_calm = is_group_complete and not has_limits and len(self._open_jobs) < 2
+        self._tick_at = now + limits.SUPERVISOR_POLL_S
         self._tick_group(now)
         for life in self.workers:
             if self._due(life, computing) <= now:

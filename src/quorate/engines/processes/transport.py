@@ -8,7 +8,7 @@ Here are the jobs and the memory. The supervisor (``supervisor.py``) watches ove
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from selectors import DefaultSelector
@@ -20,7 +20,6 @@ from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.alarm import Alarm
-from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.pool import LocalPool, WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
@@ -29,9 +28,7 @@ from quorate.engines.servers import Servers
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.engines.workers import Workers
 from quorate.errors import WorkerError
-from quorate.machine.devices import Group
 from quorate.machine.limits import FIRST_WORKERS_S
-from quorate.replica.buffers import Buffers
 from quorate.replica.notes import Notes
 
 
@@ -41,14 +38,10 @@ class Processes:
     Args:
         script: the script that workers run.
         workers: the settings.
-        groups: the devices of each worker.
-        arena: the shared memory.
-        buffers: of the coordinator's model.
-        agreement: compares workers with the coordinator.
+        agreement: compares workers with the coordinator, and has the shared memory.
         model_changes: returns user code's changes of the model.
         decided: how workers compute, as far as the coordinator found out; see ``Computing``.
         timeout_s: how long a worker may take to reach the training loop, and to answer there.
-        say: shows a line to the user.
         notes: collects the workers' notes.
         handler: the ``class_name`` of a ``SliceHandler``, if servers may own the parameters.
 
@@ -63,20 +56,16 @@ class Processes:
         self,
         script: Script,
         workers: Workers,
-        groups: Sequence[Group],
-        arena: Arena,
-        buffers: Buffers,
         agreement: Agreement,
         model_changes: Callable[[], ModelChanges],
         *,
         decided: Mapping[str, Any],
         timeout_s: float,
-        say: Callable[[str], None],
         notes: Notes,
         handler: str | None = None,
     ) -> None:
-        self.arena = arena
-        self.buffers = buffers
+        self.arena = arena = agreement.arena
+        self.buffers = agreement.buffers
         self.tickets: Iterator[int] = itertools.count()
         self.channels: dict[int, ProcessesChannel] = {}  # by the job's number
         self.agreement = agreement
@@ -96,17 +85,17 @@ class Processes:
 
                     pool: WorkerPool = RayPool(script, arena, workers, self.wake, handler)
                 else:
-                    pool = LocalPool(script, len(groups), workers.threads)
+                    pool = LocalPool(script, len(agreement.groups), workers.threads)
                 opened.callback(pool.close)
                 if (servers := pool.servers) is not None:
                     places = enumerate(servers.where)
                     each = ", ".join(f"server {n} on {where}" for n, where in places)
-                    say(f"{servers.count} slices of the parameters: {each}")
+                    agreement.say(f"{servers.count} slices of the parameters: {each}")
                 self.servers = servers
                 self.takes_runs = pool.takes_runs and arena.takes_runs
-                devices = [str(group) for group in groups]
+                devices = [str(group) for group in agreement.groups]
                 edited_file = partial(script.changed, script.sources())
-                told = (devices, timeout_s, say, edited_file)
+                told = (devices, timeout_s, agreement.say, edited_file)
                 self.supervisor = Supervisor(pool, self, selector, *told)
                 opened.enter_context(closing(self.supervisor)).start()
             except OSError as error:
