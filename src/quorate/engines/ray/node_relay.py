@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.messages import pack
 from quorate.engines.processes import worker_messages as messages
-from quorate.engines.processes.arena import Arena, ArenaPart
+from quorate.engines.processes.arena import ArenaPart
 from quorate.engines.processes.endings import Ending
 from quorate.engines.ray.images import (
     NEWS_READER,
@@ -95,8 +95,8 @@ class NodeRelay:
                 store.frozen = message.model_changes["frozen"]
                 self._add(images, store.frozen, ArenaPart.FROZEN)
             if message.shared is not None and message.shared["tensors"] is not None:
-                refs = store.shared(message.shared["stored"], descriptors.pop(0))
-                images[ArenaPart.SHARED, None] = refs
+                version, image = message.shared["stored"], partial(image_in, descriptors.pop(0))
+                images[ArenaPart.SHARED, None] = store.refs(ArenaPart.SHARED, version, image)
         match message:
             case messages.ShareMemory():
                 self._add(images, store.frozen, ArenaPart.FROZEN)
@@ -111,7 +111,7 @@ class NodeRelay:
                 is_averaged = message.job in self._averaged
                 parameters = ArenaPart.AVERAGE if is_averaged else store.parameters
                 for part in (parameters, ArenaPart.BUFFERS):
-                    self._add(images, store.arena.published, part)
+                    self._add(images, self._pool.arena.published, part)
         parts = [part for part, refs in images.items() for _ in refs]
         values = [ref for refs in images.values() for ref in refs]
         number, self._ordered = self._ordered, self._ordered + 1
@@ -143,7 +143,8 @@ class NodeRelay:
         key = ArenaPart.PARAMETERS if name == ArenaPart.SLICES else name, slot
         if self._sent.get(key) != (name, version):
             self._sent[key] = name, version
-            images[name, slot] = self._pool.store.refs(name, slot, version)
+            image = partial(self._pool.arena.image, name, slot)
+            images[name, slot] = self._pool.store.refs(name, version, image)
 
     # --- what comes: in the listener's thread -----------------------------------------------------
 
@@ -203,13 +204,11 @@ class ParameterStore:
     The coordinator's thread calls all methods, while the values do not change.
 
     Args:
-        arena: the coordinator's, with the values.
         node: the coordinator's own.
         servers: the owners of the parameters, unless the coordinator is the owner.
     """
 
-    def __init__(self, arena: Arena, node: OwnNode, servers: RayServers | None = None) -> None:
-        self.arena = arena
+    def __init__(self, node: OwnNode, servers: RayServers | None) -> None:
         self.frozen = 0  # counts changes of frozen parameters
         self.put = node.put
         self._servers = servers
@@ -221,21 +220,14 @@ class ParameterStore:
         is_there = self._servers is not None and self._servers.have_newest
         return ArenaPart.SLICES if is_there else ArenaPart.PARAMETERS
 
-    def refs(self, name: ArenaPart, slot: int | None, version: int) -> list[Ref]:
-        """Return the objects of a part of the arena; a new version is put into the store first."""
-        if self._servers is not None and name == ArenaPart.SLICES:
-            return self._servers.refs
-        return self._put(name, version, lambda: self.arena.image(name, slot))
-
-    def shared(self, version: int, fd: int) -> list[Ref]:
-        """Return the object of the tensors of ``Shared``; a new version is put first.
+    def refs(self, name: ArenaPart, version: int, image: Callable[[], Image]) -> list[Ref]:
+        """Return the objects of values; a new version is put into the store first.
 
         Args:
-            fd: of the memory with the tensors.
+            image: returns the bytes of the values.
         """
-        return self._put(ArenaPart.SHARED, version, lambda: image_in(fd))
-
-    def _put(self, name: ArenaPart, version: int, image: Callable[[], Image]) -> list[Ref]:
+        if self._servers is not None and name == ArenaPart.SLICES:
+            return self._servers.refs
         if (known := self._newest.get(name)) is None or known[0] != version:
             self._newest[name] = version, [self.put(image())]
         return self._newest[name][1]

@@ -83,7 +83,7 @@ class RayPool:
             if workers.servers is not None and handler is not None:
                 self.servers = RayServers(workers.servers, handler, self.node, wake)
                 opened.callback(self.servers.close)
-            self.store = ParameterStore(arena, self.node, self.servers)
+            self.store = ParameterStore(self.node, self.servers)
             opened.callback(self._close_relays)
             opened.callback(self._handles.clear)
             self._notices = ClusterNotices(lambda: list(self._handles.values()), self.node)
