@@ -22,9 +22,9 @@ from quorate.engines.local.towers import Towers
 from quorate.engines.processes.agreement import Agreement
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.process_start import end_standby, fork_server_starting
-from quorate.engines.processes.program import Program
 from quorate.engines.processes.transport import Processes
 from quorate.engines.processes.worker import here
+from quorate.engines.processes.worker_loop import Program
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.engines.spot_check import Ask, SpotChecks
 from quorate.errors import CopyError, SettingError

@@ -13,8 +13,7 @@ process_start   starts a process: a new interpreter, or a fork of the fork serve
 On the worker's side:
 fork_server     imports torch, and forks into workers
 worker          runs the script up to the training loop (script_as_worker), and computes from there
-program         model, loss and data, as built by the script
-worker_loop     carries out the coordinator's messages
+worker_loop     carries out the coordinator's messages, with the program that the script built
 
 On both:
 arena           the shared memory

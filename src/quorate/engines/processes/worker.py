@@ -17,10 +17,9 @@ from typing import NoReturn
 from quorate.engines.collective.rank_place import take
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.program import Program
 from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
 from quorate.engines.processes.wire import Wire
-from quorate.engines.processes.worker_loop import WorkerLoop
+from quorate.engines.processes.worker_loop import Program, WorkerLoop
 from quorate.engines.stages.new_replica import new_replica
 from quorate.errors import UserError
 from quorate.machine.freed_memory import keep_freed_memory

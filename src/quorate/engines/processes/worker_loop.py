@@ -7,30 +7,61 @@ the ticket of its request.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quorate.coordination.plan import from_json
+import torch
+
+from quorate.coordination.plan import Order, from_json
+from quorate.coordination.sampling import EpochRows
+from quorate.data.draws import Augment
 from quorate.data.feed import Feed
-from quorate.data.source import Source, Ticket, length
+from quorate.data.source import Collate, Source, Ticket, length
 from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
 from quorate.engines.job import Job, class_of
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.program import Program
 from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
+from quorate.engines.stages.new_replica import Split, Spread
 from quorate.errors import UserError
+from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.values import NO_VALUES
+from quorate.replica.computing import Computing
+from quorate.replica.loss import Loss
 from quorate.replica.outputs import parcel
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, Vectors
 from quorate.replica.streams import Stream
+from quorate.replica.totals import Wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Everything of a worker process from the script instead of the coordinator.
+
+    Functions and datasets cannot travel between processes, so each worker makes its own by running
+    the script. Parameters, the order of rows and requests come from the coordinator.
+    """
+
+    model: torch.nn.Module
+    loss: Loss
+    totals: Wanted
+    group: Group  # the worker's devices
+    datasets: Mapping[str, Any]  # by the coordinator's names
+    spread: Spread | Split | None
+    collates: Mapping[str, Collate | None]  # by the same names
+    augment: Augment | None
+    order: Order | None
+    sampling: EpochRows | None
+    threads: int  # intra-op
+    computing: Computing
 
 
 @dataclass

@@ -19,10 +19,9 @@ detached         runs whose coordinator is on the cluster
 
 On a node:
 worker_lease     an actor: holds the resources of a worker
-relay_actor      an actor: starts the node's workers, and has their shared memory
+relay_actor      an actor: starts the node's workers, has their memory, brings servers gradients
 relayed_worker   a worker's process: passes messages on, and begins shards ahead of orders
 node_sums        adds results of the node's workers
-gradient_pusher  gradients on their way from a relay to the servers
 
 On both sides:
 images           contents of calls
