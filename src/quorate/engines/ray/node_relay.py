@@ -183,7 +183,7 @@ class NodeRelay:
                 arena.sheets[worker.number].take(news.doing._replace(since=since))
                 arena.loads_ahead(worker.number, news.ahead)
             if news.image is not None:
-                arena.image(*news.image)[:] = values
+                self._copy(values, *news.image)
         if message is not None:
             worker.call(partial(worker.take, message))
 
@@ -196,6 +196,9 @@ class NodeRelay:
             workers = list(self._workers.values())
         for worker in workers:
             worker.call(partial(worker.refuse, differs))
+
+    def _copy(self, values: Any, part: ArenaPart, slot: int | None) -> None:
+        self._pool.arena.image(part, slot)[:] = values
 
 
 class ParameterStore:
