@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -59,6 +60,7 @@ class Original(NamedTuple):
     changes: Callable[[], int]  # a number for everything but trained parameters and buffers
 
 
+@dataclass(eq=False)
 class Job(ABC):
     """One pass over data, divided into steps and shards.
 
@@ -74,32 +76,26 @@ class Job(ABC):
             dealt by the plan, for an undisturbed run.
     """
 
-    name: str
+    name: ClassVar[str]
     is_compared = True  # whether workers with different results are refused at the start
     augments = False  # whether rows are augmented
     loads_ahead = True  # whether rows are loaded before a worker takes the rows
     interrupts_training = False  # whether the job computes gradients during a training's update
     has_own_steps = False  # whether the steps are batches of an evaluation instead of updates
     reuses_published_buffers = False  # whether buffers of the interrupted training are used
+    sent: ClassVar[Sequence[str]] = ("loader_workers", "threads")  # the fields of ``options``
 
-    def __init__(
-        self,
-        source: Source,
-        parameters: Flat,
-        steps: range,
-        *,
-        on_snapshots: bool = False,
-        loader_workers: int = 0,
-        threads: int = 1,
-        owned: Callable[[int], range] | None = None,
-    ) -> None:
-        self._owned = owned
-        self.source = source
-        self.plan = source.plan
-        self.parameters = parameters
-        self.steps = steps
-        self.on_snapshots = on_snapshots
-        self.loading = {"loader_workers": loader_workers, "threads": threads}
+    source: Source
+    parameters: Flat
+    steps: range
+    _: KW_ONLY
+    on_snapshots: bool = False
+    loader_workers: int = 0
+    threads: int = 1
+    owned: Callable[[int], range] | None = None
+
+    def __post_init__(self) -> None:
+        self.plan = self.source.plan
         self.trace_to(current())
 
     def trace_to(self, trace: Trace | None) -> None:
@@ -112,7 +108,7 @@ class Job(ABC):
 
         Data and parameters are not included.
         """
-        return self.loading
+        return {name: getattr(self, name) for name in self.sent}
 
     def feed(
         self,
@@ -130,7 +126,7 @@ class Job(ABC):
             told: receives the status of the prefetching.
         """
         if not self.loads_ahead:
-            return Feed(self.source, (), ahead=1, threads=self.loading["threads"])
+            return Feed(self.source, (), ahead=1, threads=self.threads)
 
         def covers(ticket: Ticket) -> bool:
             step, shard = ticket
@@ -155,12 +151,13 @@ class Job(ABC):
             covers=covers,
             moves_to=moves_to,
             told=told,
-            **self.loading,
+            loader_workers=self.loader_workers,
+            threads=self.threads,
         )
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the shards of a step that a worker computes in an undisturbed run."""
-        return self.plan.home_shards(rank_of, step) if self._owned is None else self._owned(step)
+        return self.plan.home_shards(rank_of, step) if self.owned is None else self.owned(step)
 
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:
         """Compute a shard on a replica. Blocks; called in the thread of the worker.

@@ -6,15 +6,15 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quorate.coordination.keys import key
-from quorate.data.source import Batch, Source
+from quorate.data.source import Batch
 from quorate.engines.job import Job, Task
 from quorate.errors import OutputError, UserError
-from quorate.replica.flat import Flat
 from quorate.replica.outputs.rows import Piece, checked
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
@@ -90,6 +90,7 @@ def model_of(model: torch.nn.Module, batch: Any) -> Any:
     return model(batch[0])
 
 
+@dataclass(eq=False, kw_only=True)
 class Prediction(Job):
     """The outputs of a function for the rows of each shard, in evaluation mode.
 
@@ -100,23 +101,20 @@ class Prediction(Job):
     name = "prediction"
     has_own_steps = True
 
-    def __init__(
-        self, source: Source, parameters: Flat, steps: range, *, function: str, **options: Any
-    ) -> None:
-        super().__init__(source, parameters, steps, **options)
-        self._name_of_function = function
+    sent = (*Job.sent, "function")
+
+    function: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         try:
-            self._function = named(function)
+            self._function = named(self.function)
         except (AttributeError, ImportError) as error:
             raise UserError(
                 "predict",
-                f"a worker does not find the function {function!r}: {error}",
+                f"a worker does not find the function {self.function!r}: {error}",
                 fix="define it in the script before the loop",
             ) from error
-
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments to construct the same job in a worker process."""
-        return {**self.loading, "function": self._name_of_function}
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the only shard of every N-th step, and no shards of further steps."""

@@ -78,6 +78,7 @@ class SpotCheckResult:
 # --- the workers ----------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, kw_only=True)
 class SpotCheck(Job):
     """The job of a spot check: all workers compute the same shard.
 
@@ -91,23 +92,14 @@ class SpotCheck(Job):
     augments = True
     loads_ahead = False  # each worker loads the rows twice
 
-    def __init__(
-        self,
-        source: Source,
-        parameters: Flat,
-        steps: range,
-        *,
-        ticket: Ticket,
-        closer: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(source, parameters, steps, **options)
-        self.ticket: Ticket = (ticket[0], ticket[1])
-        self._closer = closer
+    sent = (*Job.sent, "ticket", "closer")
 
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments to construct the same job in a worker process."""
-        return {**super().options(), "ticket": list(self.ticket), "closer": self._closer}
+    ticket: Ticket
+    closer: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ticket = (self.ticket[0], self.ticket[1])  # in a message it is a list
 
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:  # noqa: ARG002
         """Load and compute the shard twice. Blocks; called in the thread of the worker."""
@@ -150,7 +142,7 @@ class SpotCheck(Job):
         if through:
             found = [*found, *_doubts_of_stages(through, twice.result, has_doubts=bool(found))]
             result = replace(result, result=through[-1], doubts=found)
-        return self._looked_closer(replica, shards[0], result) if self._closer else result
+        return self._looked_closer(replica, shards[0], result) if self.closer else result
 
     def _looked_closer(
         self, replica: Replica, shard: Shard, result: SpotCheckResult

@@ -352,7 +352,7 @@ class Clock:
             cores=usable_cores(),
             shards=self._facts["shards"],
             batch_size=self._facts["batch_size"],
-            loader_workers=int(self.job.loading["loader_workers"]),
+            loader_workers=self.job.loader_workers,
             updates=spent.updates,
             rows=spent.rows,
             seconds=now - begun.at - spent.paused_s,

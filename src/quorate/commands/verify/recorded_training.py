@@ -13,19 +13,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from quorate.commands.verify.records import ShardRecord, TwiceRecord, note
 from quorate.commands.verify.twice import loaded_again, twice
 from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
-from quorate.data.source import Batch, Source
+from quorate.data.source import Batch
 from quorate.engines.job import Task, Training, shard_seed
 from quorate.engines.stages.pipelined_replica import PipelinedReplica, other_gradient, other_outcome
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
@@ -37,6 +35,7 @@ WORD_S = 0.5  # seconds until a worker receives the cancellation of a shard
 MOST_TWICE = 4  # shards computed twice per worker: each takes as long as some updates
 
 
+@dataclass(eq=False, kw_only=True)
 class RecordedTraining(Training):
     """A ``Training`` that also records, with the same bits.
 
@@ -47,19 +46,17 @@ class RecordedTraining(Training):
     name = "recorded training"
     is_compared = False  # model changes must be explained, not refused
 
-    def __init__(
-        self, source: Source, parameters: Flat, steps: range, *, folder: str, **options: Any
-    ) -> None:
-        super().__init__(source, parameters, steps, **options)
-        source.hashes_samples = True
-        self._folder = Path(folder)
-        self._tried: Counter[int] = Counter()  # number of shards computed twice, by replica
-        self._twice_in = steps.start
-        self._again_in: dict[int, int] = {}  # the last step with a repeated load, by replica
+    sent = (*Training.sent, "folder")
 
-    def options(self) -> dict[str, Any]:
-        """Return the options for making the same job in a worker process, with the folder."""
-        return {**super().options(), "folder": str(self._folder)}
+    folder: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.source.hashes_samples = True
+        self._folder = Path(self.folder)
+        self._tried: Counter[int] = Counter()  # number of shards computed twice, by replica
+        self._twice_in = self.steps.start
+        self._again_in: dict[int, int] = {}  # the last step with a repeated load, by replica
 
     def _in_stages(
         self,
@@ -179,6 +176,7 @@ class RecordedRepresenting(Representing):
     is_compared = False
 
 
+@dataclass(eq=False, kw_only=True)
 class RecordedBackThrough(RecordedTraining, BackThrough):
     """The recorded second pass of a step with a loss over the whole batch.
 
@@ -187,15 +185,13 @@ class RecordedBackThrough(RecordedTraining, BackThrough):
         options: see ``RecordedTraining`` and ``BackThrough``.
     """
 
-    def __init__(
-        self, source: Source, parameters: Flat, steps: range, *, first: int, **options: Any
-    ) -> None:
-        super().__init__(source, parameters, steps, **options)
-        self._twice_in = first
+    sent = (*RecordedTraining.sent, "first")
 
-    def options(self) -> dict[str, Any]:
-        """Return the options with which a worker process makes the same job."""
-        return {**super().options(), "first": self._twice_in}
+    first: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._twice_in = self.first
 
     def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
         replica.transfers.kept.clear()  # load again: the first pass has hashed no samples

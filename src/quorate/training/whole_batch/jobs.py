@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from quorate.coordination.keys import key
 from quorate.data.feed import Feed
-from quorate.data.source import Batch, Source
+from quorate.data.source import Batch
 from quorate.engines.job import Evaluation, Task, Training, TrainingAgain, shard_seed
-from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
@@ -37,6 +36,7 @@ class Representing(Training):
         return result
 
 
+@dataclass(eq=False, kw_only=True)
 class BackThrough(TrainingAgain):
     """A job for a step's gradients, from gradients with respect to the representations of shards.
 
@@ -48,17 +48,7 @@ class BackThrough(TrainingAgain):
     reuses_published_buffers = True
     loads_ahead = False  # a worker usually has a shard's rows from the first pass
 
-    def __init__(
-        self,
-        source: Source,
-        parameters: Flat,
-        steps: range,
-        *,
-        gradients: Mapping[int, Tensors] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(source, parameters, steps, **options)
-        self.gradients = gradients or {}
+    gradients: Mapping[int, Tensors] = field(default_factory=dict)
 
     def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
         """Return the gradient with respect to the representations of a shard."""
