@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from selectors import EVENT_READ, BaseSelector
 from typing import IO, Protocol
@@ -81,12 +81,10 @@ class WorkerHandle:
         with ExitStack() as undo:
             # The script's output up to its training loop.
             self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
-            ours, theirs = Wire.pair()
-            undo.enter_context(closing(ours))
-            with closing(theirs):
+            with Wire.handed_over() as (ours, theirs):
                 self._process = starter.start(theirs, self._output, environment)
-            undo.callback(self._end_process)
-            ours.post(messages.StartWorker(self.number, script, place, facts_of_own_process()))
+                undo.callback(self._end_process)
+                ours.post(messages.StartWorker(self.number, script, place, facts_of_own_process()))
             self.line = ours
             undo.pop_all()
 

@@ -75,18 +75,12 @@ class ProcessStarter:
             self.close()
             self.server = _new_server(self.script, spins=self.spins)
         server = self.server
-        report, theirs = Wire.pair()
-        try:
+        with Wire.handed_over() as (report, theirs):
             # If the server dies now, the sent descriptors are closed, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # The server may be stopped, or have a hundred requests to serve.
             own = _environment(environment, spins=self.spins)
             server.wire.post(ForkWorker(_path(), own), *fds)
-        except BaseException:
-            report.close()
-            raise
-        finally:
-            theirs.close()
         return ForkedProcess(server.process, report)
 
     def flush(self) -> None:
@@ -333,15 +327,9 @@ def _become_server(end: socket.socket, coordinator: int) -> None:
 
 
 def _new_server(script: Script, *, spins: bool) -> ForkServer:
-    ours, theirs = Wire.pair()
-    try:
+    with Wire.handed_over() as (ours, theirs):
         fds = {"wire": theirs.socket.fileno()}
         return ForkServer(_spawn(fork_server.__name__, fds, script, spins=spins), ours)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
 
 
 # --- new interpreters -----------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 
@@ -58,6 +58,19 @@ class Wire:
         """Return the two ends of a new wire."""
         ours, theirs = socket.socketpair()
         return cls(ours), cls(theirs)
+
+    @classmethod
+    @contextmanager
+    def handed_over(cls) -> Iterator[tuple[Wire, Wire]]:
+        """Yield the two ends of a new wire; after the block a further process has the second.
+
+        After an exception both are closed.
+        """
+        ours, theirs = cls.pair()
+        with closing(theirs), ExitStack() as undo:
+            undo.callback(ours.close)
+            yield ours, theirs
+            undo.pop_all()
 
     def send(self, message: WorkerMessage, fds: Sequence[int] = ()) -> None:
         """Send a message. Blocks while the other end has some 100 kB to read.
