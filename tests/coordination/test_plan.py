@@ -123,7 +123,6 @@ def test_an_epoch_is_its_order_cut_into_batches_and_these_evenly_into_shards(
     for made in (plan, single):  # in a worker process
         again = from_json(json.loads(json.dumps(made.to_json())), made.order, made.sampling)
         assert (type(again), again.to_json()) == (type(made), made.to_json())
-        assert made.to_json()["dealt_rows"] == made.dealt_rows  # relays of Ray read the number
         for step in (epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch):
             assert np.array_equal(again.batch(step), made.batch(step))
         if made.sampling is not None:

@@ -136,7 +136,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the argument of ``from_json``, without order and sampling."""
-        plain = ("rows", "dealt_rows", "batch_size", "shards", "seed", "shuffle", "last")
+        plain = ("rows", "batch_size", "shards", "seed", "shuffle", "last")
         return {name: getattr(self, name) for name in plain} | {
             "is_apart": self.by_shard,
             "is_ordered": self.order is not None,
@@ -316,7 +316,6 @@ def from_json(
         SettingError: rows are sampled differently from the plan's.
     """
     kind = PlanByShard if arguments.pop("is_apart") else Plan
-    del arguments["dealt_rows"]  # follows from the others; relays read the number
     is_ordered, drawn_by = arguments.pop("is_ordered"), arguments["sampling"]
     if drawn_by is not None and (sampling is None or sampling.sha256 != drawn_by):
         fix = "have the script make the same weights each time that it is run"
