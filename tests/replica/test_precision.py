@@ -65,7 +65,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 
 def state_of(model: nn.Module) -> State:
     optimize = quorate.Optimize(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
-    return State(model, CPU[0], shared=False, optimize=optimize)
+    return State(model, CPU[0], shared=False, optimize={None: optimize}, loss=cross_entropy)
 
 
 def replica_of(state: State, loss: Any, precision: str) -> Replica:

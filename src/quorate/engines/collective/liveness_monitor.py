@@ -119,6 +119,17 @@ class LivenessMonitor:
         """Tell rank 0 that this rank received a signal to end. Any thread; blocks for a moment."""
         self._publish(stop_signal=signal_name)
 
+    @property
+    def stop_signal(self) -> str | None:
+        """The signal that requested the end of this rank."""
+        return self._own.stop_signal
+
+    def hear_signal(self, rank: int, signal_name: str | None) -> None:
+        """Note on rank 0 the signal of a rank, if any, by a heartbeat or with a step's sums."""
+        if signal_name is not None and rank not in self._stopping:
+            self._stopping.add(rank)
+            self.on_stop(f"rank {rank}: {signal_name}")
+
     def farewell(self) -> str | None:
         """Return in words a rank that has left, and the reason; None if no rank has left."""
         for beat in self.store.read().beats:
@@ -179,8 +190,9 @@ class LivenessMonitor:
             elif end is not None:
                 self._end_all(end)
                 return
-            if self._place.rank == 0:
-                self._hear_of_signals(reading)
+            for beat in reading.beats if self._place.rank == 0 else ():
+                if beat is not None:
+                    self.hear_signal(beat.rank, beat.stop_signal)
             self._closed.wait(self._limits.beat_s / 2)
 
     def _end_all(self, end: EndReason) -> None:
@@ -221,12 +233,6 @@ class LivenessMonitor:
         """Return the newest heartbeat of this rank, with the activity at this moment."""
         doing, now = self.sheet.read(), time.monotonic()
         return structs.replace(self._own, doing=doing, is_late=doing.is_late, sent_at=now)
-
-    def _hear_of_signals(self, reading: HeartbeatReading) -> None:
-        for beat in reading.beats:
-            if beat is not None and beat.stop_signal and beat.rank not in self._stopping:
-                self._stopping.add(beat.rank)
-                self.on_stop(f"rank {beat.rank}: {beat.stop_signal}")
 
     def _kill_stopped(self, rank: int | None) -> None:
         """Kill a stopped rank of this host: torchrun would wait for the end of the rank."""

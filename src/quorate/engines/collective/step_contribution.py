@@ -25,6 +25,7 @@ class StepContribution(NamedTuple):
     node: Node | None = None
     sum: ShardSum | None = None  # without the gradient
     error: BaseException | None = None
+    stop: str | None = None  # the signal that requested the end of this rank
     is_finite: bool = True  # whether this rank's slices of the gradient are finite
     sends_again: bool = False  # whether the gradient changed after buckets were sent
     notes: Sequence[Note] = ()  # new notes of a rank other than 0

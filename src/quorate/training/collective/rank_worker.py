@@ -289,8 +289,11 @@ class RankWorker:
             is_finite=are_finite(gradient),
             sends_again=buckets.is_to_go_again,
             spans=self._spans(),
+            stop=ranks.monitor.stop_signal,  # a heartbeat may come some steps later
         )
         handed = exchange_contributions(ranks, own, self._written)
+        for rank, each in enumerate(handed if ranks.leads else ()):
+            ranks.monitor.hear_signal(rank, each.stop)
         self._take_notes(each.notes for each in handed)
         self._take_spans(handed)
         parts: list[Part] = []
