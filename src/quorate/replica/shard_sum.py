@@ -6,9 +6,9 @@ means. The division happens once, after the last addition. Totals are sums of in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import torch
 
 from quorate.coordination.tree import Node
@@ -29,8 +29,7 @@ class Share(NamedTuple):
     weight: float
 
 
-@dataclass
-class ShardSum:
+class ShardSum(msgspec.Struct, omit_defaults=True):
     """The weighted sums over one shard, or over the shards of a subtree."""
 
     weight: float
@@ -39,12 +38,12 @@ class ShardSum:
     buffers: torch.Tensor | None = None  # sums of ``Buffers.change``, float64
     integer_buffers: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
-    shares: list[Share] = field(default_factory=list)  # of all shards in the sum
-    totals: Counts = field(default_factory=dict)
+    shares: list[Share] = []  # of all shards in the sum
+    totals: Counts = {}
     written: Flat | None = None  # parameters written by forward, see ``writes``
     # Of each shard, in order, for a loss over the whole batch.
-    represented: list[Represented] = field(default_factory=list)
-    outputs: list[Piece] = field(default_factory=list)  # by row, of all shards in the sum
+    represented: list[Represented] = []
+    outputs: list[Piece] = []  # by row, of all shards in the sum
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""

@@ -12,7 +12,6 @@ descriptor of memory travels beside a message, in the order of the fields that n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -148,7 +147,6 @@ class JobReady(_Message):
     error: BaseException | None = None  # raised while the gradient was computed
 
 
-@dataclass
 class SlotSum(ShardSum):
     """A shard's result, or a sum of results, whose vectors lie in a slot of the arena.
 
@@ -156,7 +154,7 @@ class SlotSum(ShardSum):
     """
 
     slot: int | None = None
-    rows: dict[str, Rows] = field(default_factory=dict)  # of the gradient, in a message
+    rows: dict[str, Rows] = msgspec.field(default_factory=dict)  # of the gradient, in a message
 
 
 class ShardAnswer(_Message, kw_only=True):
