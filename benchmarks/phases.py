@@ -27,8 +27,8 @@ from quorate.replica.flat import Flat
 from quorate.replica.quick import torch_calls
 from quorate.replica.replica import Replica
 from quorate.replica.witness.witness import Witness
+from quorate.training.model_edits import ModelEdits
 from quorate.training.optimizing.update import Update
-from quorate.training.user_changes import UserChanges
 
 # (depth, label, owner, name)
 TIMED: list[tuple[int, str, Any, str]] = [
@@ -46,7 +46,7 @@ TIMED: list[tuple[int, str, Any, str]] = [
     (0, "the coordinator", Coordinator, "handle"),
     (0, "sums of shards", StepSums, "add_kept"),
     (0, "the update", Update, "apply"),
-    (0, "the look for changes of the model by user code", UserChanges, "look"),
+    (0, "the look for changes of the model by user code", ModelEdits, "look"),
 ]
 
 

@@ -15,8 +15,17 @@ from quorate.services.display.shown import Shown
 from quorate.services.display.straggler import Stragglers
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
-from quorate.training.crew import Crew
-from quorate.training.duration import Duration
+from quorate.training.config import (
+    ELSEWHERE,
+    Compute,
+    DatasetConfig,
+    Loading,
+    RunDir,
+    TrainerConfig,
+    Workers,
+    losses_of,
+    optimize_of,
+)
 from quorate.training.earlier_fits import begin_fit
 from quorate.training.ending import weights
 from quorate.training.evaluate import evaluate
@@ -25,21 +34,18 @@ from quorate.training.loop import Loop
 from quorate.training.model import Models, make_model
 from quorate.training.notices import once
 from quorate.training.predicting.predict import Function, predict
-from quorate.training.prepare import Prepared, planned, prepare, refuse_half_an_update, taken
-from quorate.training.probing.before_workers import looking
-from quorate.training.recipe import (
-    ELSEWHERE,
-    Compute,
-    Loading,
-    Recipe,
-    RunDir,
-    Taken,
-    Workers,
-    losses_of,
-    optimize_of,
+from quorate.training.prepare import (
+    TrainingSetup,
+    planned,
+    prepare,
+    read_dataset_config,
+    refuse_half_an_update,
 )
+from quorate.training.probing.before_workers import looking
 from quorate.training.stop import Stops
+from quorate.training.stop_after import StopAfter
 from quorate.training.validation import ELSEWHERE_IN_FIT, Validation
+from quorate.training.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +55,8 @@ if TYPE_CHECKING:
     from quorate.replica.phases.losses import Losses
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
+    from quorate.training.config import Devices
     from quorate.training.optimizing.choices import Optimizers
-    from quorate.training.recipe import Devices
 
 
 class Trainer:
@@ -139,7 +145,7 @@ class Trainer:
     ) -> None:
         fold_tracebacks()  # before any setting is refused, and before any user code runs
         losses = losses_of(loss, totals)
-        self._recipe = recipe = Recipe(
+        self._config = config = TrainerConfig(
             loss=losses,
             totals=totals,
             optimize=optimize_of(optimizer, losses),
@@ -155,11 +161,11 @@ class Trainer:
             run_dir=resolved(RunDir, run_dir),
         )
         self._say: Callable[[str], None] = showing(logging.getLogger("quorate").warning)
-        self._crew = Crew(recipe, lambda: make_model(model, recipe.seed, losses))
-        self.model = self._crew.given
-        if recipe.run_dir.init_from is not None:  # in workers too, for their frozen weights
-            weights.load_weights(self.model, recipe.run_dir.init_from, self._say)
-        self._prepared = Prepared.of(recipe)
+        self._workers = WorkerGroup(config, lambda: make_model(model, config.seed, losses))
+        self.model = self._workers.given
+        if config.run_dir.init_from is not None:  # in workers too, for their frozen weights
+            weights.load_weights(self.model, config.run_dir.init_from, self._say)
+        self._setup = TrainingSetup.of(config)
         self._stops: Stops | None = None  # of the current loop, evaluation or prediction
         self._loop: Loop | None = None  # the current loop
         self._fit: Fit | None = None  # the current fit
@@ -167,7 +173,7 @@ class Trainer:
     @property
     def run_dir(self) -> Path | None:
         """The run directory, or None if nothing is saved."""
-        path = self._recipe.run_dir.path
+        path = self._config.run_dir.path
         return None if path is None else Path(path)
 
     @property
@@ -179,7 +185,7 @@ class Trainer:
     @property
     def global_step(self) -> int:
         """Number of updates applied so far."""
-        return 0 if self._prepared.state is None else self._prepared.state.global_step
+        return 0 if self._setup.state is None else self._setup.state.global_step
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -187,12 +193,12 @@ class Trainer:
 
         You may change the groups between updates.
         """
-        return [] if self._prepared.state is None else self._prepared.state.phases.param_groups
+        return [] if self._setup.state is None else self._setup.state.phases.param_groups
 
     @property
     def averaged_model(self) -> torch.nn.Module | None:
         """A copy of the model with the averaged weights; None without ``Optimize(ema_decay=)``."""
-        return None if self._prepared.state is None else self._prepared.state.averaged_model()
+        return None if self._setup.state is None else self._setup.state.averaged_model()
 
     @property
     def summaries(self) -> SummaryWriter | None:
@@ -214,8 +220,8 @@ class Trainer:
             phase: count only the updates of this phase, as the schedule of the phase does. Default:
                 count all updates.
         """
-        data = taken(self._recipe, dataset)
-        return planned(self._crew, self._prepared, data).updates_of(phase)
+        data = read_dataset_config(self._config, dataset)
+        return planned(self._workers, self._setup, data).updates_of(phase)
 
     @named(ELSEWHERE_IN_FIT)
     def fit(
@@ -262,25 +268,27 @@ class Trainer:
             SystemExit: after SIGTERM or SIGHUP, with everything saved.
         """
         chosen = None if validation is None else resolved(Validation, validation)
-        data, rows = taken(self._recipe, dataset, shuffle=shuffle), None
+        data, rows = read_dataset_config(self._config, dataset, shuffle=shuffle), None
         if chosen is not None:
-            rows = taken(self._recipe, chosen.dataset, trains=False, name="validation")
+            rows = read_dataset_config(
+                self._config, chosen.dataset, trains=False, name="validation"
+            )
             if rows.line is None:  # a plain dataset: batches are made as in training
                 rows = rows._replace(loading=data.loading)
-        for optimize in self._recipe.optimize.values():
+        for optimize in self._config.optimize.values():
             optimize.require_validation(is_there=chosen is not None)
-        duration = resolved(Duration, Duration(epochs=epochs, steps=steps, max_time_s=max_time_s))
-        self._crew.begin_loop(data, rows)
-        self._crew.stragglers = stragglers = Stragglers.none()
+        duration = resolved(StopAfter, StopAfter(epochs=epochs, steps=steps, max_time_s=max_time_s))
+        self._workers.begin_loop(data, rows)
+        self._workers.stragglers = stragglers = Stragglers.none()
         services = Services(
-            self._recipe.run_dir,
-            self._prepared.lock.renew,
+            self._config.run_dir,
+            self._setup.lock.renew,
             duration.max_time_s,
             callbacks,
-            self._crew.replicas.totals,
+            self._workers.replicas.totals,
             chosen,
             partial(self._evaluated, rows, None, called="validation"),
-            looking(self._crew, chosen, rows, callbacks),
+            looking(self._workers, chosen, rows, callbacks),
             stragglers.slow_workers,
         )
         say = self._say
@@ -290,7 +298,7 @@ class Trainer:
                 look, at = services.look, fit.at
                 fit.train(lambda stops: self._looping(data, duration, stops, look, at))
             finally:
-                self._prepared.saved = fit.saved or self._prepared.saved
+                self._setup.saved = fit.saved or self._setup.saved
                 if (line := stragglers.summary()) is not None:
                     fit.mention(line)
                 self._fit, self._say = None, say
@@ -309,19 +317,19 @@ class Trainer:
         change the model there. Leaving the loop ends the workers; a later loop continues with the
         next update. Arguments and errors are the same as for ``fit``.
         """
-        for optimize in self._recipe.optimize.values():
+        for optimize in self._config.optimize.values():
             optimize.require_validation(is_there=False)
-        data = taken(self._recipe, dataset, shuffle=shuffle)
-        duration = Duration(epochs=epochs, steps=steps)
-        self._crew.begin_loop(data)
+        data = read_dataset_config(self._config, dataset, shuffle=shuffle)
+        duration = StopAfter(epochs=epochs, steps=steps)
+        self._workers.begin_loop(data)
         with self._naming_stragglers(), self._looping(data, duration, Stops()) as loop:
             yield from loop.reports
 
     @contextmanager
     def _looping(
         self,
-        data: Taken,
-        duration: Duration,
+        data: DatasetConfig,
+        duration: StopAfter,
         stops: Stops,
         look: Callable[..., None] = lambda *_: None,
         at: Callable[[str], None] = lambda _: None,
@@ -330,7 +338,7 @@ class Trainer:
             raise UserError(
                 "updates", "another loop over updates is still open", fix="close that loop first"
             )
-        begun = self._crew, self._prepared, data, duration
+        begun = self._workers, self._setup, data, duration
         preparing = prepare(*begun, stops=stops, say=self._say, look=look, at=at)
         self._stops = stops
         try:
@@ -353,7 +361,7 @@ class Trainer:
             UserError: the dataset is empty, its total weight is zero, ``averaged=True`` without
                 averaged weights, or ``stop`` was called during the evaluation.
         """
-        data = taken(self._recipe, dataset, trains=False)
+        data = read_dataset_config(self._config, dataset, trains=False)
         if data.line is not None:
             once(self._say)(data.line)
         with self._naming_stragglers(), self._stoppable() as stops:
@@ -371,7 +379,7 @@ class Trainer:
         if self._stops is not None:
             yield
             return
-        self._crew.stragglers = stragglers = Stragglers.none()
+        self._workers.stragglers = stragglers = Stragglers.none()
         try:
             yield
         finally:
@@ -393,14 +401,14 @@ class Trainer:
 
     def _evaluated(
         self,
-        data: Taken | None,
+        data: DatasetConfig | None,
         averaged: bool | None,
         stops: Stops,
         called: str = "evaluate()",
     ) -> dict[str, float] | None:
         assert data is not None
         return evaluate(
-            *(self._crew, self._prepared, data),
+            *(self._workers, self._setup, data),
             averaged=averaged,
             transport=None if self._loop is None else self._loop.transport,
             stops=stops,
@@ -438,10 +446,10 @@ class Trainer:
                 holds other files, or ``stop`` was called during the prediction.
             OSError: the outputs cannot be written (disk full); no partial output is left.
         """
-        data = taken(self._recipe, dataset, trains=False)
+        data = read_dataset_config(self._config, dataset, trains=False)
         with self._naming_stragglers(), self._stoppable() as stops:
             return predict(
-                *(self._crew, self._prepared, data, function),
+                *(self._workers, self._setup, data, function),
                 to=None if to is None else Path(to),
                 averaged=averaged,
                 transport=None if self._loop is None else self._loop.transport,
@@ -465,11 +473,11 @@ class Trainer:
         Raises:
             UserError: nothing was trained yet.
         """
-        return weights.copied(self._prepared.state)
+        return weights.copied(self._setup.state)
 
     def take_weights(self, copies: dict[str, torch.Tensor]) -> None:
         """Set the model, and the averaged weights, to copies that ``weights`` returned."""
-        weights.put_back(copies, self._prepared.state)
+        weights.put_back(copies, self._setup.state)
 
     def load(self, which: str | Path = "best") -> Path:
         """Load the weights of a checkpoint into the model, and return the path of the checkpoint.
@@ -484,7 +492,7 @@ class Trainer:
         Raises:
             CheckpointError: the checkpoint does not exist, is damaged or belongs to another model.
         """
-        return weights.load(which, self.run_dir, self.model, self._prepared, self._say)
+        return weights.load(which, self.run_dir, self.model, self._setup, self._say)
 
     def save(self) -> Path:
         """Write a checkpoint of the current state, and return the directory of the checkpoint.
@@ -493,16 +501,16 @@ class Trainer:
             UserError: ``run_dir`` is not set, or nothing was trained yet.
             SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
         """
-        prepared, run_dir = self._prepared, self._recipe.run_dir
-        if run_dir.path is None or prepared.state is None or prepared.plan is None:
+        setup, run_dir = self._setup, self._config.run_dir
+        if run_dir.path is None or setup.state is None or setup.plan is None:
             raise UserError("save", "there is nothing to save", fix="set run_dir, and train first")
-        refuse_half_an_update(prepared.state)
-        begin_fit(prepared)
-        with prepared.lock.held(self._say):
-            facts = self._facts(prepared.state)
-            path = save_now(run_dir, prepared.state, facts, prepared.lock.renew)
-        prepared.saved = (self.global_step, path)  # save again: the model may have changed since
+        refuse_half_an_update(setup.state)
+        begin_fit(setup)
+        with setup.lock.held(self._say):
+            facts = self._facts(setup.state)
+            path = save_now(run_dir, setup.state, facts, setup.lock.renew)
+        setup.saved = (self.global_step, path)  # save again: the model may have changed since
         return path
 
     def _facts(self, state: Any) -> dict[str, Any]:
-        return self._prepared.facts(self._crew, state)
+        return self._setup.facts(self._workers, state)

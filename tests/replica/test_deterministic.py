@@ -22,7 +22,7 @@ from quorate.errors import SameBitsError, UserError
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.deterministic import WORKSPACE, deterministic, remarks, repeatable
-from quorate.training.replicas import Replicas
+from quorate.training.replicas import ReplicaFactory
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CUDNN: Any = torch.backends.cudnn
@@ -131,11 +131,11 @@ def test_cublas_has_workspaces_of_one_size_if_cuda_has_not_started(
     assert f"{WORKSPACE}=:4096:8" in remarks(recurrent, [GPU])[0]
     assert remarks(recurrent, [CPU]) == remarks(nn.Linear(2, 2), [GPU]) == []
     strict = {"batch_size": 4, "optimizer": SGD, "compute": Compute(strict=True)}
-    recipe = Trainer(nn.Linear(2, 2), bag_loss, **strict)._recipe
+    recipe = Trainer(nn.Linear(2, 2), bag_loss, **strict)._config
 
-    Replicas(recipe, [Group([CPU])])
+    ReplicaFactory(recipe, [Group([CPU])])
     assert WORKSPACE not in os.environ
-    Replicas(recipe, [Group([GPU])]).tell(print)
+    ReplicaFactory(recipe, [Group([GPU])]).tell(print)
     assert os.environ[WORKSPACE] == ":4096:8"  # worker processes have the variable too
     assert remarks(recurrent, [GPU]) == []
     with repeatable(computing, [GPU]):
@@ -143,12 +143,12 @@ def test_cublas_has_workspaces_of_one_size_if_cuda_has_not_started(
         assert not torch.utils.deterministic.fill_uninitialized_memory
     monkeypatch.setenv(WORKSPACE, ":4096:2")
     with expect_error(SameBitsError, name="strict"):
-        Replicas(recipe, [Group([GPU])]).tell(print)
+        ReplicaFactory(recipe, [Group([GPU])]).tell(print)
     monkeypatch.delenv(WORKSPACE)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for _ in range(2):  # a second Trainer finds the variable, which CUDA has not read
         with expect_error(SameBitsError, name="strict"):
-            Replicas(recipe, [Group([GPU])]).tell(print)
+            ReplicaFactory(recipe, [Group([GPU])]).tell(print)
     assert os.environ[WORKSPACE] == ":4096:8"
     with repeatable(computing, [GPU]) as said:
         assert torch.get_deterministic_debug_mode() == 1

@@ -11,7 +11,7 @@ import click
 from quorate.commands.help_text import GroupedOption
 from quorate.services.display.shown import Shown
 from quorate.settings import NONE, Option, options
-from quorate.training.recipe import OPTIONS as OF_THE_TRAINER
+from quorate.training.config import OPTIONS as OF_THE_TRAINER
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -148,8 +148,8 @@ def command(
 
 def _uses() -> int:
     """Return how often a trainer of this process was used to train, evaluate or predict."""
-    crew = sys.modules.get("quorate.training.crew")  # None: no trainer was made
-    uses: int = 0 if crew is None else crew.uses()
+    group = sys.modules.get("quorate.training.worker_group")  # None: no trainer was made
+    uses: int = 0 if group is None else group.uses()
     return uses
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import (
 
 from quorate.coordination.epochs import DROP
 from quorate.coordination.sampling import EpochRows, Rows, Sampling
-from quorate.data.loading import Loading, Taken
+from quorate.data.loading import DatasetConfig, Loading
 from quorate.data.streams.stream import Stream
 from quorate.errors import SettingError
 
@@ -43,14 +43,14 @@ def dataset_of(given: Any) -> Any:
     return given.dataset if isinstance(given, DataLoader) else given
 
 
-def taken(
+def read_dataset_config(
     given: Any,
     loading: Loading,
     *,
     shuffle: bool | None = None,
     batch_size: int | None = None,
     name: str = "dataset",
-) -> Taken:
+) -> DatasetConfig:
     """Return the parts of a loader; treat any other object as a dataset.
 
     Args:
@@ -67,7 +67,7 @@ def taken(
     if batch_size is not None and loading.order is None and isinstance(dataset, Stream):
         loading = replace(loading, order=dataset.order)  # a Stream can be read in no other order
     if not isinstance(given, DataLoader):
-        return Taken(given, loading, shuffle is None or shuffle)
+        return DatasetConfig(given, loading, shuffle is None or shuffle)
     _require_plain(given, name)
     took: list[str] = ["its dataset"]
     left: list[str] = [known for known, usual in FETCHING.items() if getattr(given, known) != usual]
@@ -80,7 +80,7 @@ def taken(
         left += ["drop_last (every row is evaluated)"] if drops else []
         if given.num_workers not in (0, loading.processes):
             left.append(f"num_workers={given.num_workers} (processes={loading.processes} counts)")
-        return Taken(given.dataset, loading, False, _line(name, took, left))
+        return DatasetConfig(given.dataset, loading, False, _line(name, took, left))
     loading = _loaded_by(given, loading, took, left)
     if size != batch_size:
         left.append(f"batch_size={size} (Trainer's {batch_size} counts)")
@@ -94,16 +94,16 @@ def taken(
         if given_by != f"shuffle={_shuffles(sampler)}":
             left.append(f"{type(sampler).__name__} ({given_by} counts)")
         line = _line(name, took, left)
-        return Taken(given.dataset, loading, shuffle is None or shuffle, line)
+        return DatasetConfig(given.dataset, loading, shuffle is None or shuffle, line)
     if (shuffles := _shuffles(sampler)) is not None and _has_every_row(sampler, given.dataset):
         took.append(f"its order as shuffle={shuffles}")
         if isinstance(sampler, DistributedSampler):
             left.append("the shares of DistributedSampler (rows are dealt to workers here)")
-        return Taken(given.dataset, loading, shuffles, _line(name, took, left))
+        return DatasetConfig(given.dataset, loading, shuffles, _line(name, took, left))
     sampling = _sampling(sampler, len(given.dataset), name)  # type: ignore[arg-type]
     took.append(f"{type(sampler).__name__} as sampling={sampling!r}")
     loading = replace(loading, sampling=sampling)
-    return Taken(given.dataset, loading, True, _line(name, took, left))
+    return DatasetConfig(given.dataset, loading, True, _line(name, took, left))
 
 
 class SamplerOrder:

@@ -107,7 +107,7 @@ class Loading(Settings):
     )
 
 
-class Taken(NamedTuple):
+class DatasetConfig(NamedTuple):
     """The data to train on or evaluate, and the loading: see ``quorate.data.dataloader``."""
 
     dataset: Any

@@ -1,1 +1,1 @@
-"""Training: the state, the updates and the training loop, from a recipe to the last save."""
+"""Training: the state, the updates and the training loop, from the settings to the last save."""

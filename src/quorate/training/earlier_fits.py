@@ -14,13 +14,13 @@ from pathlib import Path
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files
 from quorate.training.ending.weights import copied, give_weights, put_back
-from quorate.training.prepared import Prepared
 from quorate.training.serving.served_optimizer import ServedOptimizer
+from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 
 
 def end_earlier_fit(
-    prepared: Prepared,
+    setup: TrainingSetup,
     state: State,
     run_dir: Path | None,
     last_step: int,
@@ -53,12 +53,12 @@ def end_earlier_fit(
             "results; keep more checkpoints with RunDir(keep=)"
         )
         return
-    prepared.newest_weights = newest
+    setup.newest_weights = newest
     say(f"{line}; until the next fit the model has the weights of update {last_step:,}")
 
 
-def begin_fit(prepared: Prepared) -> None:
+def begin_fit(setup: TrainingSetup) -> None:
     """Restore the newest weights of the state, set aside by an earlier fit."""
-    newest, prepared.newest_weights = prepared.newest_weights, None
+    newest, setup.newest_weights = setup.newest_weights, None
     if newest is not None:
-        put_back(newest, prepared.state)
+        put_back(newest, setup.state)

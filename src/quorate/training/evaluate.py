@@ -15,20 +15,20 @@ from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
-from quorate.training.crew import Crew
+from quorate.training.config import DatasetConfig
 from quorate.training.drive import Ready, run_job
 from quorate.training.predicting.evaluable import evaluable_state
 from quorate.training.predicting.gathered import Gathered
-from quorate.training.prepare import Prepared
-from quorate.training.recipe import Taken
+from quorate.training.prepare import TrainingSetup
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import kind_of_evaluation, made_whole
+from quorate.training.worker_group import WorkerGroup
 
 
 def evaluate(
-    crew: Crew,
-    prepared: Prepared,
-    data: Taken,
+    workers: WorkerGroup,
+    setup: TrainingSetup,
+    data: DatasetConfig,
     *,
     averaged: bool | None,
     transport: Transport | None,
@@ -47,30 +47,30 @@ def evaluate(
     Raises:
         UserError: the dataset is empty, its weight is zero, or there are no averaged weights.
     """
-    recipe, dataset = crew.recipe, data.dataset
+    config, dataset = workers.config, data.dataset
     rows = length(dataset)
     plan = Plan(
         rows=rows,
-        batch_size=min(recipe.batch_size, rows),
-        shards=prepared.shards or crew.least_workers,
-        seed=recipe.seed,
+        batch_size=min(config.batch_size, rows),
+        shards=setup.shards or workers.least_workers,
+        seed=config.seed,
         shuffle=False,
     )
     source = Source(dataset, plan, data.loading.collate)
-    gathered = Gathered(crew.replicas.totals.kept, plan)
+    gathered = Gathered(workers.replicas.totals.kept, plan)
     with ExitStack() as stack:
-        evaluated = evaluable_state(crew, prepared, source, averaged, say)
+        evaluated = evaluable_state(workers, setup, source, averaged, say)
         state, parameters = stack.enter_context(evaluated)
-        if transport is None or not transport.can_compute(dataset) or not crew.collates(data):
+        if transport is None or not transport.can_compute(dataset) or not workers.collates(data):
             stack.enter_context(unchanged(state.model))
-            transport = stack.enter_context(closing(crew.evaluators(state)))
-        whole = made_whole(crew, state, source, parameters)
-        total = _sum(source, parameters, whole, transport, stops, crew, say, gathered, called)
+            transport = stack.enter_context(closing(workers.evaluators(state)))
+        whole = made_whole(workers, state, source, parameters)
+        total = _sum(source, parameters, whole, transport, stops, workers, say, gathered, called)
     if total is None:
         return None
-    finished = joined(gathered.finished(), crew.replicas.totals.finished(total.totals))
+    finished = joined(gathered.finished(), workers.replicas.totals.finished(total.totals))
     means = total.means()
-    if recipe.has_phases:
+    if config.has_phases:
         del means["loss"]  # the sum over all phases has no meaning
     return joined(means, finished)
 
@@ -81,7 +81,7 @@ def _sum(
     whole: Callable[[int, ShardSum], ShardSum],
     transport: Transport,
     stops: Stops,
-    crew: Crew,
+    workers: WorkerGroup,
     say: Callable[[str], None],
     gathered: Gathered,
     called: str,
@@ -96,12 +96,12 @@ def _sum(
         LossError: the weight of the sum is zero.
     """
     plan = source.plan
-    job = kind_of_evaluation(crew)(
+    job = kind_of_evaluation(workers)(
         source,
         parameters,
         range(plan.steps_per_epoch),
-        loader_workers=crew.recipe.loading.processes,
-        threads=crew.recipe.workers.threads,
+        loader_workers=workers.config.loading.processes,
+        threads=workers.config.workers.threads,
     )
     total = TreeSum(plan.steps_per_epoch, ShardSum.add)
 
@@ -112,9 +112,9 @@ def _sum(
         total.put((0, ready.step), whole(ready.step, step_sum))
 
     done = run_job(
-        *(transport, job, add, rules.Sync(), crew.timeout_s, stops),
+        *(transport, job, add, rules.Sync(), workers.timeout_s, stops),
         say=say,
-        copied_shards=crew.stragglers.copied_shards,
+        copied_shards=workers.stragglers.copied_shards,
         called=called,
         begun=stops.begin,
     )

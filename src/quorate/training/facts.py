@@ -10,12 +10,12 @@ import torch
 
 from quorate.coordination.plan import Plan
 from quorate.machine.processor import processors
-from quorate.training.crew import Crew
 from quorate.training.state import State
+from quorate.training.worker_group import WorkerGroup
 
 
 def facts_of(
-    crew: Crew, state: State, plan: Plan, row_sample: Mapping[str, str | None] | None
+    workers: WorkerGroup, state: State, plan: Plan, row_sample: Mapping[str, str | None] | None
 ) -> dict[str, Any]:
     """Return the facts, for JSON.
 
@@ -24,7 +24,7 @@ def facts_of(
     """
     return {
         "epoch": state.global_step // plan.steps_per_epoch,
-        **crew.recipe.facts(),
+        **workers.config.facts(),
         # Facts found at run time: no settings, or settings that were adjusted.
         "shards": plan.shards,
         "rows": plan.rows,
@@ -34,19 +34,19 @@ def facts_of(
         "last_step": plan.course.last_step,
         "progress": "progress" in plan.course.asked,
         "row_sample": row_sample,
-        "compile": crew.replicas.computing.compile,
-        "deterministic": crew.replicas.computing.deterministic,
-        "kernels": crew.replicas.computing.kernels,
-        "random": crew.replicas.computing.random,
+        "compile": workers.replicas.computing.compile,
+        "deterministic": workers.replicas.computing.deterministic,
+        "kernels": workers.replicas.computing.kernels,
+        "random": workers.replicas.computing.random,
         **({} if plan.round is None else {"round": plan.round.to_json()}),
         **state.phases.facts(),
-        "engine": crew.engine,
-        "devices": sorted({str(group) for group in crew.groups}),
-        "device_types": sorted({device.type for device in crew.devices}),
-        "processors": processors(crew.devices),
-        "workers": len(crew.groups),
+        "engine": workers.engine,
+        "devices": sorted({str(group) for group in workers.groups}),
+        "device_types": sorted({device.type for device in workers.devices}),
+        "processors": processors(workers.devices),
+        "workers": len(workers.groups),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "account": state.account(),
-        "doubts": crew.replicas.notes.doubts,
+        "doubts": workers.replicas.notes.doubts,
     }

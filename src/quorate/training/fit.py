@@ -156,7 +156,7 @@ class Fit:
         """The TensorBoard writer for images and text of callbacks."""
         return None if self._summaries is None else self._summaries.writer
 
-    def train(self, prepared: Callable[[Stops], AbstractContextManager[Loop]]) -> None:
+    def train(self, setup: Callable[[Stops], AbstractContextManager[Loop]]) -> None:
         """Train to the end, or until a stop is requested. Raises the errors of ``Trainer.fit``."""
         limit_s = self._services.max_time_s
         with ExitStack() as stack:
@@ -169,7 +169,7 @@ class Fit:
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
             # 2. The loop; and the services that end before the loop, in this order.
-            loop = stack.enter_context(prepared(self._stops))
+            loop = stack.enter_context(setup(self._stops))
             self.saved = loop.saved
             give_back(self._services.callbacks, loop.state.callbacks_saved)
             if self._has_nothing_to_do(loop):  # and no file is written

@@ -33,17 +33,17 @@ from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import Totals, joined
 from quorate.services.report import Report
-from quorate.training.blame import not_made
-from quorate.training.crew import Crew
 from quorate.training.drive import Ready, drive
+from quorate.training.not_finite_shard import not_made
 from quorate.training.observer import observed
 from quorate.training.optimizing.step_again import StepAgain, step_again
 from quorate.training.optimizing.update import Applied
-from quorate.training.pace import Pace
 from quorate.training.serving.turns import Turns, turns_of
+from quorate.training.speed_meter import SpeedMeter
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import WholeBatch, kind_of_training, whole_batch
+from quorate.training.worker_group import WorkerGroup
 
 RUN_S = 4e-3  # seconds of shards dealt at once: about fifty times the cost of dealing a shard
 WHOLE_S = 1e6  # the same for shards that flow through stages: all shards of a worker
@@ -64,7 +64,7 @@ class Loop(NamedTuple):
 @contextmanager
 def looping(
     loop: Loop,
-    crew: Crew,
+    workers: WorkerGroup,
     source: Source,
     *,
     facts: Mapping[str, Any],
@@ -79,47 +79,47 @@ def looping(
         say: shows a line to the user.
     """
     state, plan = loop.state, loop.plan
-    changes = state.user_changes
-    changes.look()  # since the last loop
-    changes.refuse()
+    edits = state.model_edits
+    edits.detect()  # since the last loop
+    edits.raise_if_unsupported()
     with ExitStack() as stack:
         stack.callback(state.end_parts)
-        workers = crew.workers(state, source, say)
-        known = {**facts, "pipeline": crew.replicas.pipeline}
-        transport = stack.enter_context(closing(observed(workers, state, known)))
+        own = workers.new_transport(state, source, say)
+        known = {**facts, "pipeline": workers.replicas.pipeline}
+        transport = stack.enter_context(closing(observed(own, state, known)))
         # An observer of the loop, or another route to its workers, makes comparisons of its own.
-        ask = partial(ask_workers, transport, len(crew.groups))
-        checks = crew.spot_checks(state, source, ask) if transport is workers else None
-        job = kind_of_training(crew)(
+        ask = partial(ask_workers, transport, len(workers.groups))
+        checks = workers.spot_checks(state, source, ask) if transport is own else None
+        job = kind_of_training(workers)(
             source,
             state.parameters,
             range(min([state.global_step, *state.left_open]), loop.last_step),
-            on_snapshots=crew.on_snapshots,
-            loader_workers=crew.recipe.loading.processes,
-            threads=crew.recipe.workers.threads,
+            on_snapshots=workers.on_snapshots,
+            loader_workers=workers.config.loading.processes,
+            threads=workers.config.workers.threads,
         )
         again = step_again(
             transport,
             source,
             state.optimizer,
-            crew.rule,
-            threads=crew.recipe.workers.threads,
-            timeout_s=crew.timeout_s if transport.can_replace else None,
+            workers.rule,
+            threads=workers.config.workers.threads,
+            timeout_s=workers.timeout_s if transport.can_replace else None,
             say=say,
         )
         if again is None and state.optimizer.takes_closure:
-            crew.replicas.notes.add(
+            workers.replicas.notes.add(
                 f"{state.phases.kind}.step() accepts a closure and receives none under "
-                f"{crew.rule.name}, because workers compute while the optimizer steps"
+                f"{workers.rule.name}, because workers compute while the optimizer steps"
             )
-        whole = whole_batch(crew, state, transport, source, say)
-        turns = turns_of(state, workers)
+        whole = whole_batch(workers, state, transport, source, say)
+        turns = turns_of(state, own)
         if turns is not None:
             stack.enter_context(closing(turns))
         channel = stack.enter_context(closing(transport.open(job)))
-        changes.settle()
+        edits.set_baseline()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
-        between = crew.replicas.between(state)
+        between = workers.replicas.between(state)
         coordinator = Coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
@@ -129,28 +129,28 @@ def looping(
             last_step=loop.last_step,
             left_open=state.left_open,
             tally=state.tally,
-            rule=crew.rule,
-            most_open=crew.most_open,
-            timeout_s=crew.timeout_s if transport.can_replace else None,
-            run_s=_run_s(crew) if transport.takes_runs else 0.0,
+            rule=workers.rule,
+            most_open=workers.most_open,
+            timeout_s=workers.timeout_s if transport.can_replace else None,
+            run_s=_run_s(workers) if transport.takes_runs else 0.0,
         )
         rests = between.begin, between.end
         updates = Updates(
-            *(state, source, crew, loop.last_step, say, rests, checks),
+            *(state, source, workers, loop.last_step, say, rests, checks),
             again=again if whole is None else None,
             turns=turns,
             whole_batch=whole,
         )
         apply = updates.applying()
         told: Any = {"stopping": lambda: stops.reason, "begun": stops.begin}
-        copied = crew.stragglers.copied_shards
+        copied = workers.stragglers.copied_shards
         made = drive(coordinator, channel, apply, say=say, copied_shards=copied, **told)
         with closing(updates.reports(made, coordinator)) as reports:
             yield loop._replace(transport=transport, reports=reports)
 
 
-def _run_s(crew: Crew) -> float:
-    return WHOLE_S if crew.replicas.are_in_stages else RUN_S
+def _run_s(workers: WorkerGroup) -> float:
+    return WHOLE_S if workers.replicas.are_in_stages else RUN_S
 
 
 class Progress(Protocol):
@@ -169,7 +169,7 @@ class Updates(NamedTuple):
 
     state: State
     source: Source
-    crew: Crew
+    workers: WorkerGroup
     last_step: int
     say: Callable[[str], None]
     rests: tuple[Callable[[], None], Callable[[], None]]  # called where a rest begins and ends
@@ -208,7 +208,7 @@ class Updates(NamedTuple):
         """
         state = self.state
         if applied.not_finite is not None:
-            make_replica = partial(self.crew.probe_replica, state)
+            make_replica = partial(self.workers.probe_replica, state)
             state.bring_home()
             not_made(ready.step, applied, state, self.source, make_replica, self.say)
         state.count_update(ready.step)
@@ -226,12 +226,12 @@ class Updates(NamedTuple):
             NotFiniteError: a loss or gradient was not finite; that update was not made.
         """
         state, plan = self.state, self.source.plan
-        state.tally.include(len(self.crew.groups) - 1)
+        state.tally.include(len(self.workers.groups) - 1)
         self._take_changes()  # made by callbacks when training started
-        pace = Pace()
+        pace = SpeedMeter()
         begun = time.monotonic()
         named: frozenset[str] = frozenset()
-        state.user_changes.look_at_draws(first=True)
+        state.model_edits.detect_draws(first=True)
         for ready, applied in made:
             step, n = ready.step, state.global_step
             checked_s = self._spot_check(n, time.monotonic() - begun)
@@ -241,11 +241,11 @@ class Updates(NamedTuple):
             dropped_rows = batch_rows - rows
             state.dropped_rows += dropped_rows
             for remark in applied.remarks:
-                self.crew.replicas.notes.add(remark)
+                self.workers.replicas.notes.add(remark)
             for question in applied.questions:
-                self.crew.replicas.notes.question_values(question)
-            self.crew.replicas.tell(self.say)
-            switched_off = state.user_changes.model_changes.switched_off
+                self.workers.replicas.notes.question_values(question)
+            self.workers.replicas.tell(self.say)
+            switched_off = state.model_edits.model_changes.switched_off
             if new := applied.missing - named - switched_off:
                 named |= new
                 self.say(f"no gradient in step {step}, so unchanged: {', '.join(sorted(new))}")
@@ -267,7 +267,7 @@ class Updates(NamedTuple):
                 rows=rows,
                 dropped_rows=dropped_rows,
                 weight=applied.weight,
-                metrics=_named(applied, self.crew.replicas.totals, phase := plan.phase(step)),
+                metrics=_named(applied, self.workers.replicas.totals, phase := plan.phase(step)),
                 worker_losses=applied.worker_losses(),
                 staleness=ready.staleness,
                 fresh=counts["fresh"],
@@ -281,19 +281,19 @@ class Updates(NamedTuple):
                 epochs=-(-self.last_step // plan.steps_per_epoch),
                 ends_epoch=ends_epoch,
                 eta_s=pace.eta_s(self.last_step - n),
-                doubts=self.crew.replicas.notes.take_doubts(),
+                doubts=self.workers.replicas.notes.take_doubts(),
                 totals=applied.totals,
                 phase=phase,
             )
             with self._looking(), drawing("between", plan, n):
                 yield report
             self._take_changes()
-            state.user_changes.look_at_draws()
+            state.model_edits.detect_draws()
             begun = time.monotonic()  # excludes the caller's time on a report
-        self.crew.replicas.tell(self.say)
-        if not self.crew.keeps_bits(plan.shards):
+        self.workers.replicas.tell(self.say)
+        if not self.workers.keeps_bits(plan.shards):
             self.say(RunEvent(state.tally.summary(), NOTE))
-        elif doubts := self.crew.replicas.notes.doubts:  # doubts may have been shown long ago
+        elif doubts := self.workers.replicas.notes.doubts:  # doubts may have been shown long ago
             reasons = "1 reason" if len(doubts) == 1 else f"{len(doubts)} reasons, the first"
             self.say(f"the weights may have different bits in another run ({reasons}): {doubts[0]}")
         if state.global_step < self.last_step:
@@ -302,8 +302,8 @@ class Updates(NamedTuple):
 
     def _take_changes(self) -> None:
         """Record the changes that user code made to the model, before the next shard is dealt."""
-        self.state.user_changes.look()
-        self.state.user_changes.refuse()
+        self.state.model_edits.detect()
+        self.state.model_edits.raise_if_unsupported()
         if self.turns is not None:
             self.turns.end()
         begin_rest, _ = self.rests

@@ -18,43 +18,53 @@ from quorate.replica.deterministic import repeatable
 from quorate.training import resume
 from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import leading
-from quorate.training.crew import Crew
-from quorate.training.duration import Duration
 from quorate.training.earlier_fits import begin_fit, end_earlier_fit
 from quorate.training.loop import Loop, looping
 from quorate.training.notices import is_new, once
 from quorate.training.observer import refuse_ranks
 from quorate.training.opening import opening, whence
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.prepared import Prepared, Taken, planned, taken
 from quorate.training.probing.ahead import look_ahead
 from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
+from quorate.training.setup import DatasetConfig, TrainingSetup, planned, read_dataset_config
 from quorate.training.state import State
 from quorate.training.stop import Stops
+from quorate.training.stop_after import StopAfter
+from quorate.training.worker_group import WorkerGroup
 
-__all__ = ["Prepared", "evaluable", "planned", "prepare", "refuse_half_an_update", "taken"]
+__all__ = [
+    "TrainingSetup",
+    "evaluable",
+    "planned",
+    "prepare",
+    "read_dataset_config",
+    "refuse_half_an_update",
+]
 
 Say = Callable[[str], None]
 
 
-def evaluable(crew: Crew, prepared: Prepared, source: Source, say: Say) -> State:
+def evaluable(workers: WorkerGroup, setup: TrainingSetup, source: Source, say: Say) -> State:
     """Return the state for an evaluation; before any training, the state of the run directory."""
-    if prepared.state is None:
-        state, path = _probed(crew, source, say, training=False), crew.recipe.run_dir.path
+    if setup.state is None:
+        state, path = (
+            _probed(workers, source, say, training=False),
+            workers.config.run_dir.path,
+        )
         newest = None
-        if prepared.put_loaded is not None:
-            prepared.put_loaded(state)
-        elif path is not None and not prepared.is_fresh:
+        if setup.put_loaded is not None:
+            setup.put_loaded(state)
+        elif path is not None and not setup.is_fresh:
             newest = resume.go_to_newest(Path(path), state, {}, say)
             if newest is not None:
-                prepared.course = resume.course_of(newest.record)
-                prepared.saved_shards = int(newest.record["shards"])
+                setup.course = resume.course_of(newest.record)
+                setup.saved_shards = int(newest.record["shards"])
                 evaluating = f"evaluating step {state.global_step:,} from {newest.path}"
                 say(RunEvent(evaluating, NOTE))
-        crew.replicas.choose_kernels(state.model, resume.kernels_of(newest))
-        prepared.state = state
-    return prepared.state
+        workers.replicas.choose_kernels(state.model, resume.kernels_of(newest))
+        setup.state = state
+    return setup.state
 
 
 def refuse_half_an_update(state: State) -> None:
@@ -73,10 +83,10 @@ def refuse_half_an_update(state: State) -> None:
 
 @contextmanager
 def prepare(
-    crew: Crew,
-    prepared: Prepared,
-    data: Taken,
-    duration: Duration,
+    workers: WorkerGroup,
+    setup: TrainingSetup,
+    data: DatasetConfig,
+    duration: StopAfter,
     *,
     stops: Stops,
     say: Say,
@@ -93,78 +103,82 @@ def prepare(
     Raises:
         UserError: something cannot work; no worker was started.
     """
-    recipe, dataset = crew.recipe, data.dataset
-    if crew.follows:
+    config, dataset = workers.config, data.dataset
+    if workers.follows:
         # Threads as on rank 0. With more threads, OpenMP's threads spin between two operations of
         # an exchange on cores where other ranks compute; if such a thread loses its core, all ranks
         # wait. Computing is repeatable from the first shard on: ranks compare the bits.
-        computing = repeatable(crew.replicas.computing, crew.devices)
-        with intra_op_threads(recipe.workers.threads), computing:
-            follow(crew, dataset, partial(_probed, crew, note=lambda _: None, training=True))
+        computing = repeatable(workers.replicas.computing, workers.devices)
+        with intra_op_threads(config.workers.threads), computing:
+            follow(
+                workers,
+                dataset,
+                partial(_probed, workers, note=lambda _: None, training=True),
+            )
     with ExitStack() as stack:
         # 1. The run directory, locked from here on; the plan.
-        stack.enter_context(prepared.lock.held(say))
-        if recipe.run_dir.path is not None:
-            prepared.begin(Path(recipe.run_dir.path), say)
+        stack.enter_context(setup.lock.held(say))
+        if config.run_dir.path is not None:
+            setup.begin(Path(config.run_dir.path), say)
         at("checking the newest checkpoint")
-        plan = planned(crew, prepared, data)
-        prepared.plan, prepared.shards = plan, plan.shards
+        plan = planned(workers, setup, data)
+        setup.plan, setup.shards = plan, plan.shards
         last_step = duration.last_step(plan)
         plan.course = replace(plan.course, last_step=last_step)
-        stack.enter_context(intra_op_threads(recipe.workers.threads))
-        source = Source(dataset, plan, recipe.loading.collate, recipe.loading.augment)
-        notes = stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
-        stack.enter_context(crew.starting())
+        stack.enter_context(intra_op_threads(config.workers.threads))
+        source = Source(dataset, plan, config.loading.collate, config.loading.augment)
+        notes = stack.enter_context(repeatable(workers.replicas.computing, workers.devices))
+        stack.enter_context(workers.starting())
         # 2. The state, tried on one shard and restored.
-        if crew.rank_group is not None:
+        if workers.rank_group is not None:
             refuse_ranks()
-            stack.callback(crew.rank_group.leave)
+            stack.callback(workers.rank_group.leave)
             at("starting the other ranks: each runs the script up to its training loop")
-            crew.start_ranks()
-            crew.rank_group.meet(crew.master_device, crew.timeout_s)
-        is_first = not prepared.was_trained
+            workers.start_ranks()
+            workers.rank_group.meet(workers.master_device, workers.timeout_s)
+        is_first = not setup.was_trained
         reports: list[str] = []  # of this fit alone; notes are shown once for all fits
-        state = _trainable_state(crew, prepared, source, notes, reports, say, at)
+        state = _trainable_state(workers, setup, source, notes, reports, say, at)
         if not is_first:
-            begin_fit(prepared)
-            _compare_rows(crew, prepared, state, source, last_step)
-        crew.replicas.look_at_rows(state.model, dataset, recipe.loading)
-        is_cut = crew.replicas.are_in_stages
+            begin_fit(setup)
+            _compare_rows(workers, setup, state, source, last_step)
+        workers.replicas.look_at_rows(state.model, dataset, config.loading)
+        is_cut = workers.replicas.are_in_stages
         at("cutting the model into stages" if is_cut else "trying the smallest shard of an epoch")
         left = range(state.global_step, last_step)
-        notes += look_ahead(crew.replicas, state, crew.probe_replica, source, left)
+        notes += look_ahead(workers.replicas, state, workers.probe_replica, source, left)
         # 3. The lines before the first update.
         origin = ""
-        if recipe.shards is None:
-            least = crew.least_workers if state.global_step == 0 else None
-            origin = whence(plan, least, crew.rule)
+        if config.shards is None:
+            least = workers.least_workers if state.global_step == 0 else None
+            origin = whence(plan, least, workers.rule)
         first = opening(
             plan,
-            crew.groups,
-            crew.master_device,
+            workers.groups,
+            workers.master_device,
             state.model,
-            least_workers=crew.least_workers,
-            threads=recipe.workers.threads,
-            engine=crew.engine,
-            rule=crew.rule,
-            computing=crew.replicas.computing,
-            memory_fraction=crew.memory_fraction,
+            least_workers=workers.least_workers,
+            threads=config.workers.threads,
+            engine=workers.engine,
+            rule=workers.rule,
+            computing=workers.replicas.computing,
+            memory_fraction=workers.memory_fraction,
             whence=origin if is_new(origin) else "",
         )
-        if crew.why is not None:
-            first.append(crew.why)
-        if crew.rank_group is not None:
-            first.append(crew.rank_group.bound)
+        if workers.why is not None:
+            first.append(workers.why)
+        if workers.rank_group is not None:
+            first.append(workers.rank_group.bound)
         say(as_note(first.pop(0)))
-        for line in (*first, *crew.taken, *notes):
+        for line in (*first, *workers.loader_messages, *notes):
             once(say)(as_note(line))
         for line in reports:
             say(as_note(line))
-        crew.replicas.tell(say)
-        loop = Loop(state, plan, last_step, prepared.saved, None, iter(()))
+        workers.replicas.tell(say)
+        loop = Loop(state, plan, last_step, setup.saved, None, iter(()))
         if state.global_step >= last_step:
-            run_dir = None if recipe.run_dir.path is None else Path(recipe.run_dir.path)
-            end_earlier_fit(prepared, state, run_dir, last_step, say)
+            run_dir = None if config.run_dir.path is None else Path(config.run_dir.path)
+            end_earlier_fit(setup, state, run_dir, last_step, say)
             state.leave_ranks()
             yield loop
             return
@@ -176,14 +190,14 @@ def prepare(
         at("computing a shard once more, for the graph of the model and the names of metrics")
         look(state, source)
         # 4. The workers, and the updates.
-        facts = prepared.facts(crew, state)
-        begun = leading if crew.rank_group is not None else partial(looping, facts=facts)
-        yield stack.enter_context(begun(loop, crew, source, stops=stops, say=say))
+        facts = setup.facts(workers, state)
+        begun = leading if workers.rank_group is not None else partial(looping, facts=facts)
+        yield stack.enter_context(begun(loop, workers, source, stops=stops, say=say))
 
 
 def _trainable_state(
-    crew: Crew,
-    prepared: Prepared,
+    workers: WorkerGroup,
+    setup: TrainingSetup,
     source: Source,
     notes: list[str],
     reports: list[str],
@@ -196,120 +210,125 @@ def _trainable_state(
         notes: receives notes about the model and the settings.
         reports: receives lines about the checkpoint.
     """
-    if prepared.state is None or not prepared.was_trained:
-        if prepared.state is not None:
-            prepared.state.user_changes.undo()  # those of the run directory are loaded again
+    if setup.state is None or not setup.was_trained:
+        if setup.state is not None:
+            setup.state.model_edits.revert()  # those of the run directory are loaded again
         # A new state, if the former was only evaluated, or did not fit its checkpoint.
-        prepared.was_trained, prepared.state = False, None
+        setup.was_trained, setup.state = False, None
         at("loading a first shard and computing it, to check the model and the loss function")
-        state = _probed(crew, source, notes.append, training=True, announce=once(say))
-        if crew.has_processes:
-            free_cache(crew.devices)
-        was = _restore(crew, prepared, state, source, reports.append, at)
+        state = _probed(workers, source, notes.append, training=True, announce=once(say))
+        if workers.has_processes:
+            free_cache(workers.devices)
+        was = _restore(workers, setup, state, source, reports.append, at)
         at("timing the kernels of matrix products")
-        notes += crew.replicas.choose_kernels(state.model, was)
-        if (now := crew.replicas.computing.kernels) != (was or now):
+        notes += workers.replicas.choose_kernels(state.model, was)
+        if (now := workers.replicas.computing.kernels) != (was or now):
             since = f"since step {state.global_step:,}"
-            crew.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
+            workers.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
         at("computing parts of a shard, to find likely mistakes in the loss function")
-        look_for_mistakes(crew, state, source)
-        prepared.was_trained, prepared.state = True, state
-    refuse_half_an_update(prepared.state)
-    return prepared.state
+        look_for_mistakes(workers, state, source)
+        setup.was_trained, setup.state = True, state
+    refuse_half_an_update(setup.state)
+    return setup.state
 
 
 def _compare_rows(
-    crew: Crew, prepared: Prepared, state: State, source: Source, last_step: int
+    workers: WorkerGroup, setup: TrainingSetup, state: State, source: Source, last_step: int
 ) -> None:
     """Sample the rows of a later fit; compare them if the fit was interrupted.
 
     Raises:
         MisfitError: the interrupted fit had different rows.
     """
-    path, plan = crew.recipe.run_dir.path, source.plan
+    path, plan = workers.config.run_dir.path, source.plan
     if path is None:
         return
-    prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
-    was, n = prepared.resumed, state.global_step
+    setup.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+    was, n = setup.resumed, state.global_step
     if was is None or n >= last_step:
         return
-    prepared.resumed = None
-    facts = prepared.facts(crew, state)
+    setup.resumed = None
+    facts = setup.facts(workers, state)
     resume.require_same_run(Path(path), was, facts)
     for difference in resume.differences(was, facts):
-        crew.replicas.notes.doubt(f"{difference} since step {n:,}")
+        workers.replicas.notes.doubt(f"{difference} since step {n:,}")
 
 
 def _probed(
-    crew: Crew, source: Source, note: Say, *, training: bool, announce: Say | None = None
+    workers: WorkerGroup,
+    source: Source,
+    note: Say,
+    *,
+    training: bool,
+    announce: Say | None = None,
 ) -> State:
-    crew.bound_memory()
-    recipe = crew.recipe
-    if crew.replicas.computing.compile:
+    workers.bound_memory()
+    config = workers.config
+    if workers.replicas.computing.compile:
         announce = announce or note
         announce("compiling: the first shard of each shape takes seconds to minutes longer")
     while True:
-        has_towers = crew.engine == selection.TOWERS
+        has_towers = workers.engine == selection.TOWERS
         make_state = partial(
             State,
-            crew.model,
-            crew.master_device,
-            shared=crew.shares_parameters,
-            optimize=recipe.optimize,
-            loss=recipe.loss,
-            notes=crew.replicas.notes,
-            exchanging=None if crew.rank_group is None else crew.rank_group.exchanging,
-            served=recipe.workers.servers is not None,
-            parts=crew.parts,
+            workers.model,
+            workers.master_device,
+            shared=workers.shares_parameters,
+            optimize=config.optimize,
+            loss=config.loss,
+            notes=workers.replicas.notes,
+            exchanging=None if workers.rank_group is None else workers.rank_group.exchanging,
+            served=config.workers.servers is not None,
+            parts=workers.parts,
         )
         try:
             return probed(
-                crew.model,
+                workers.model,
                 make_state,
-                crew.probe_replica,
+                workers.probe_replica,
                 source.load((0, 0)),
                 partial(source.load, (0, 1) if source.plan.shards_of(0) > 1 else (1, 0)),
-                loss=recipe.loss,
-                notes=crew.replicas.notes,
+                loss=config.loss,
+                notes=workers.replicas.notes,
                 plan=source.plan,
                 training=training,
-                watching=partial(crew.replicas.watching, towers=has_towers),
-                contents=crew.replicas.contents,
+                watching=partial(workers.replicas.watching, towers=has_towers),
+                contents=workers.replicas.contents,
                 say=note,
             )
         except CopyError as error:
             if not has_towers:
                 raise
-            crew.give_up_towers(error.reason)
+            workers.give_up_towers(error.reason)
         except CompileError as error:
             note(f"compile is off: {error.why}")
-            crew.replicas.give_up_compiling()
+            workers.replicas.give_up_compiling()
 
 
 def _restore(
-    crew: Crew, prepared: Prepared, state: State, source: Source, say: Say, at: Say
+    workers: WorkerGroup, setup: TrainingSetup, state: State, source: Source, say: Say, at: Say
 ) -> str | None:
     """Load the newest checkpoint into the state, if there is one.
 
     Returns:
         The kernels of matrix products in the resumed run; None: the run begins.
     """
-    run_dir, notes, plan = crew.recipe.run_dir, crew.replicas.notes, source.plan
+    run_dir, notes, plan = workers.config.run_dir, workers.replicas.notes, source.plan
     if run_dir.path is None:
         return None
     at("loading a few rows twice, to recognise the dataset when the run is resumed")
-    prepared.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
-    prepared.resumed = None
-    facts = prepared.facts(crew, state)
+    setup.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+    setup.resumed = None
+    facts = setup.facts(workers, state)
     at("loading the newest checkpoint")
     path, per_epoch = Path(run_dir.path), plan.steps_per_epoch
     newest = resume.restore(path, state, facts, per_epoch, say, notes.doubt)
     if newest is not None:
         notes.remember(resume.doubts_of(newest.record))
-        prepared.saved = (state.global_step, newest.path)
+        setup.saved = (state.global_step, newest.path)
         if plan.course.last_step < state.global_step < newest.record.get("last_step", 0):
-            prepared.resumed = newest.record  # a later fit goes on from this record
-        if prepared.put_loaded is not None:
+            setup.resumed = newest.record  # a later fit goes on from this record
+        if setup.put_loaded is not None:
             say("the loaded weights are not used: the run resumes with the checkpoint's weights")
         if run_dir.init_from is not None:
             say(

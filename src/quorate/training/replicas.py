@@ -28,49 +28,49 @@ from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.replica.witness.between import Between
+from quorate.training.config import Loading, TrainerConfig
 from quorate.training.notices import once
-from quorate.training.recipe import Loading, Recipe
 from quorate.training.state import State
 
 MOST_WRAPPED = 8  # largest number of nested datasets, such as subsets, to look at
 
 
-def _deterministic(recipe: Recipe, devices: Sequence[torch.device]) -> bool:
+def _deterministic(config: TrainerConfig, devices: Sequence[torch.device]) -> bool:
     """Return the user's choice; by default, whether threads would add in varying order."""
-    if recipe.compute.deterministic is not None:
-        return recipe.compute.deterministic
-    keeps_bits = rules.keeps_bits(rules.parse(recipe.update), recipe.shards or 0)
-    return keeps_bits and (are_any_nvidia(devices) or recipe.workers.threads > 1)
+    if config.compute.deterministic is not None:
+        return config.compute.deterministic
+    keeps_bits = rules.keeps_bits(rules.parse(config.update), config.shards or 0)
+    return keeps_bits and (are_any_nvidia(devices) or config.workers.threads > 1)
 
 
-class Replicas:
+class ReplicaFactory:
     """A factory for replicas of one model.
 
     Args:
-        recipe: settings of the computation.
+        config: settings of the computation.
         groups: the devices of each worker.
 
     Raises:
-        SettingError: the devices cannot compute as the recipe says.
+        SettingError: the devices cannot compute as the settings say.
     """
 
-    def __init__(self, recipe: Recipe, groups: Sequence[Group]) -> None:
+    def __init__(self, config: TrainerConfig, groups: Sequence[Group]) -> None:
         devices = [device for group in groups for device in group]
         self.computing = Computing(
-            precision.parse(recipe.precision, devices),
-            compile=recipe.compute.compile,
-            soft_placement=recipe.compute.soft_placement,
-            log_placement=recipe.compute.log_placement,
-            deterministic=_deterministic(recipe, devices),
+            precision.parse(config.precision, devices),
+            compile=config.compute.compile,
+            soft_placement=config.compute.soft_placement,
+            log_placement=config.compute.log_placement,
+            deterministic=_deterministic(config, devices),
             # CPUs have no choice: the bits are the same.
-            random=recipe.compute.random if any(d.type != "cpu" for d in devices) else DEVICE,
+            random=config.compute.random if any(d.type != "cpu" for d in devices) else DEVICE,
         )
         placement.check(self.computing, devices)
         host_draws.check(self.computing)
-        self.totals = Totals(recipe.totals)
+        self.totals = Totals(config.totals)
         self.notes = Notes()
         self.spread: Spread | Split | None = None
-        self._recipe = recipe
+        self._config = config
         self._groups = groups
         self._turns = Turns(side_by_side=True)
         self._sharing: Sharing | None = None
@@ -80,7 +80,7 @@ class Replicas:
 
     def obstacle(self, model: torch.nn.Module) -> str | None:
         """Inspect model and loss function; return why towers cannot copy them, None if they can."""
-        self._sharing = Sharing(model, self._recipe.loss)
+        self._sharing = Sharing(model, self._config.loss)
         self._sharing.tell(self._turns)
         self._obstacle = self._sharing.obstacle
         return self._obstacle
@@ -117,7 +117,7 @@ class Replicas:
         """Return the watcher of parameters between updates."""
         return Between(
             state.model,
-            self._recipe.loss,
+            self._config.loss,
             self.notes,
             trained=state.parameters.views.keys(),
             written=state.written,
@@ -137,9 +137,9 @@ class Replicas:
         self.spread = parts_of(
             model,
             self._groups,
-            self._recipe.compute,
+            self._config.compute,
             engine=engine,
-            threads=self._recipe.workers.threads,
+            threads=self._config.workers.threads,
         )
 
     @property
@@ -165,7 +165,7 @@ class Replicas:
         Returns:
             Lines for the user.
         """
-        asked, devices = self._recipe.compute.kernels, [d for group in self._groups for d in group]
+        asked, devices = self._config.compute.kernels, [d for group in self._groups for d in group]
         kernels, said = choice.chosen(asked, was, self.computing, model, devices)
         self.computing = replace(self.computing, kernels=kernels)
         return said
@@ -186,7 +186,7 @@ class Replicas:
         for note in notes:
             is_warning = note.is_doubt or note.questions_values
             once(say)(RunEvent(str(note), WARNING if is_warning else NOTE))
-        if not self._recipe.compute.strict:
+        if not self._config.compute.strict:
             return
         for note in notes:
             about = note.text.partition("\n")[0]
@@ -251,7 +251,7 @@ class Replicas:
             written=state.written,
             own=own,
             set_buffers=set_buffers,
-            loss=self._recipe.loss,
+            loss=self._config.loss,
             totals=self.totals.wanted,
             turns=self._turns,
             computing=replace(self.computing, log_placement=logs),

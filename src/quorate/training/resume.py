@@ -12,11 +12,11 @@ from quorate.errors import MisfitError
 from quorate.machine.text import printable
 from quorate.replica.kernels import TORCH
 from quorate.services.checkpoints import files
-from quorate.services.checkpoints.files import Sound
+from quorate.services.checkpoints.files import ValidCheckpoint
 from quorate.services.run_contents import require_usable, set_aside
 from quorate.settings import AtResume
-from quorate.training.recipe import OPTIONS
-from quorate.training.saved_state import Loadable, load, loadable
+from quorate.training.config import OPTIONS
+from quorate.training.saved_state import ParsedCheckpoint, load, loadable
 from quorate.training.state import State
 
 # Facts compared beside settings: they follow from the data and the machine.
@@ -49,7 +49,7 @@ def restore(
     steps_per_epoch: int,
     say: Callable[[str], None],
     doubt: Callable[[str], None],
-) -> Sound | None:
+) -> ValidCheckpoint | None:
     """Bring a state to the newest sound checkpoint, and return the checkpoint; None if none.
 
     Args:
@@ -71,13 +71,13 @@ def restore(
 
 def go_to_newest(
     run_dir: Path, state: State, facts: dict[str, Any], say: Callable[[str], None]
-) -> Sound | None:
+) -> ValidCheckpoint | None:
     """Bring a state to the newest sound checkpoint, and report skipped ones; see ``restore``.
 
     Args:
         facts: facts about the run; facts not known yet are left out.
     """
-    fitting: list[Loadable] = []
+    fitting: list[ParsedCheckpoint] = []
 
     def fits(path: Path, record: dict[str, Any]) -> None:
         require_same_run(path, record, facts)
@@ -181,7 +181,7 @@ def _other_values(was: Mapping[str, Any], now: Mapping[str, Any], of: str) -> li
     return found
 
 
-def kernels_of(newest: Sound | None) -> str | None:
+def kernels_of(newest: ValidCheckpoint | None) -> str | None:
     """Return the kernels of matrix products in a checkpoint's run; None without a checkpoint."""
     if newest is None:
         return None

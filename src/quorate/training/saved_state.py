@@ -11,10 +11,10 @@ import torch
 from quorate.errors import CheckpointError, MisfitError
 from quorate.machine.text import printable
 from quorate.services.checkpoints import shared_values
-from quorate.services.checkpoints.draft import Contents
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.services.checkpoints.trees import Decoder, Encoder
+from quorate.services.checkpoints.writer import Contents
 from quorate.training.collective.state_file import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
@@ -23,7 +23,7 @@ from quorate.training.state import State
 __all__ = [
     "CALLBACKS",
     "Contents",
-    "Loadable",
+    "ParsedCheckpoint",
     "Weights",
     "contents",
     "load",
@@ -72,7 +72,7 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
 
 def _files(state: State) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors of a state by file, except for the optimizer's."""
-    state.user_changes.look()
+    state.model_edits.detect()
     with state.optimizer.evaluating():
         files = {"model.safetensors": state.tensors()}
         if state.optimizer.has_modes:  # these values exist inside the block alone
@@ -81,7 +81,7 @@ def _files(state: State) -> dict[str, dict[str, torch.Tensor]]:
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     if rest := _rest(state):
         files["rest.safetensors"] = rest
-    if beside := state.user_changes.model_changes.shared.tensors.views:
+    if beside := state.model_edits.model_changes.shared.tensors.views:
         files[shared_values.FILE] = beside
     return files
 
@@ -94,8 +94,8 @@ def _record(
         **facts,
         "order": list(files["model.safetensors"]),
         **kept,
-        "amendments": state.user_changes.model_changes.to_json(),
-        "shared": state.user_changes.model_changes.shared.plain,
+        "amendments": state.model_edits.model_changes.to_json(),
+        "shared": state.model_edits.model_changes.shared.plain,
     }
 
 
@@ -153,7 +153,7 @@ def weights_in(path: Path, record: dict[str, Any], state: State) -> Weights:
     return Weights(read["model.safetensors"], read.get("averaged.safetensors", {}), rest)
 
 
-class Loadable(NamedTuple):
+class ParsedCheckpoint(NamedTuple):
     """A checkpoint read and compared with a state: loading can no longer fail half-way."""
 
     model: dict[str, torch.Tensor]
@@ -167,7 +167,7 @@ class Loadable(NamedTuple):
     callbacks: dict[str, dict[str, Any]] | None = None
 
 
-def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
+def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoint:
     """Read a sound checkpoint, and compare all of it with a state. Nothing is changed.
 
     Raises:
@@ -199,7 +199,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
     rest, lines = _fitting(rest, _rest(state), state.parameters.views, path)
     if (amendments := record.get("amendments")) is not None:
         try:
-            state.user_changes.require_fitting(amendments)
+            state.model_edits.require_fitting(amendments)
         except CheckpointError as error:
             raise MisfitError(path, error) from error
     beside, more = shared_values.read(path, record)
@@ -207,7 +207,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
         moments = tensors(path, OPTIMIZER, state.optimizer.is_by_element)  # ranks read these
     else:
         moments = tensors(path, OPTIMIZER)
-    return Loadable(
+    return ParsedCheckpoint(
         read["model.safetensors"],
         read.get("averaged.safetensors", {}),
         rest,
@@ -221,14 +221,14 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> Loadable:
 
 
 @torch.no_grad()
-def load(saved: Loadable, state: State) -> None:
+def load(saved: ParsedCheckpoint, state: State) -> None:
     """Bring a state to a checkpoint."""
     take_weights(Weights(saved.model, saved.averaged, saved.rest), state)
     state.phases.load(saved.optimizer)
     if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
         state.optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:
-        state.user_changes.load(amendments)
+        state.model_edits.load(amendments)
     saved.shared.load()
     state.load_account(saved.record["account"])
     state.callbacks = state.callbacks_saved = saved.callbacks or {}

@@ -20,13 +20,13 @@ from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
 from quorate.training.collective.visits import Visits
+from quorate.training.model_edits import ModelEdits
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.phases import Phases
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.serving.served_optimizer import ServedOptimizer
-from quorate.training.user_changes import UserChanges
 
 
 class State:
@@ -101,7 +101,7 @@ class State:
         self.update = next(iter(self.phases.updates.values()))  # of the phase under way
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
         self.visits = Visits()
-        self.user_changes = UserChanges(model, self.parameters, mutable_frozen, notes)
+        self.model_edits = ModelEdits(model, self.parameters, mutable_frozen, notes)
 
     @property
     def optimizer(self) -> FlatOptimizer:

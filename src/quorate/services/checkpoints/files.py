@@ -53,7 +53,7 @@ RECORD, MARKER = "state.json", "complete"
 RECORD_SHA256 = "record_sha256"
 
 
-class Sound(NamedTuple):
+class ValidCheckpoint(NamedTuple):
     """A sound checkpoint, found by ``find``."""
 
     path: Path
@@ -112,7 +112,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(temporary)
 
 
-def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = None) -> Sound | None:
+def find(
+    run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = None
+) -> ValidCheckpoint | None:
     """Return the newest sound checkpoint; None if there is no checkpoint.
 
     Args:
@@ -140,7 +142,7 @@ def find(run_dir: Path, fits: Callable[[Path, dict[str, Any]], None] | None = No
             misfit = misfit or error
             wrong.append(str(error))
             continue
-        return Sound(path, record, wrong)
+        return ValidCheckpoint(path, record, wrong)
     if misfit is not None:
         raise misfit
     if wrong:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from quorate.engines.tracing import current
 from quorate.errors import SaveError, UserError
 from quorate.services.checkpoints import files
-from quorate.services.checkpoints.draft import Contents, Draft, write
 from quorate.services.checkpoints.retention import Saved, surplus
+from quorate.services.checkpoints.writer import CheckpointWriter, Contents, write
 from quorate.services.run_contents import NO_ROOM
 
 
@@ -63,7 +63,7 @@ class Checkpoints:
         self._last: Contents | None = None
         self._asked = False
         # With the draft already begun, where the tensors may change from now on.
-        self._waiting: SimpleQueue[tuple[Contents, Draft | None] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Contents, CheckpointWriter | None] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -104,7 +104,7 @@ class Checkpoints:
         if contents.fill is not None:
             try:
                 self._renew()
-                draft = Draft(self._run_dir, contents)
+                draft = CheckpointWriter(self._run_dir, contents)
             except (OSError, ValueError) as error:
                 self._outcomes.put(Outcome(contents.global_step, None, str(error)))
                 return
@@ -186,13 +186,13 @@ class Checkpoints:
             self._write_one(*waiting)
             self._idle.set()
 
-    def _write_one(self, contents: Contents, draft: Draft | None) -> None:
+    def _write_one(self, contents: Contents, draft: CheckpointWriter | None) -> None:
         """Write a checkpoint, and queue its outcome for the loop."""
         try:
             with self._spanning("writing a checkpoint", "checkpoints"):
                 if draft is None:
                     self._renew()
-                    draft = Draft(self._run_dir, contents)
+                    draft = CheckpointWriter(self._run_dir, contents)
                 path = draft.finish()
                 self._tidy(contents)
             self._took_s = time.monotonic() - self._copied_at

@@ -24,22 +24,22 @@ from quorate.training.collective import share
 from quorate.training.collective.asked import end_by_signals, watch_for_sigterm
 from quorate.training.collective.identity import identity
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.crew import Crew
 from quorate.training.state import State
+from quorate.training.worker_group import WorkerGroup
 
 MakeState = Callable[[Source], State]
 
 
-def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
+def follow(workers: WorkerGroup, dataset: Any, make_state: MakeState) -> NoReturn:
     """Carry out the calls of rank 0, and end this process after the last call.
 
     Nothing of the script runs afterwards: code after a training loop runs on rank 0 alone.
     """
-    assert crew.rank_group is not None
+    assert workers.rank_group is not None
     code, why = 1, "its loop is over"
     try:
         end_by_signals()
-        code = _follow(crew, dataset, make_state)
+        code = _follow(workers, dataset, make_state)
     except RankError as error:
         if here() is None:  # else rank 0 has started this process, and prints the line
             print(error.line, file=Steady(sys.stderr))
@@ -59,23 +59,23 @@ def follow(crew: Crew, dataset: Any, make_state: MakeState) -> NoReturn:
         else:
             sys.excepthook(*sys.exc_info())
             why = type(error).__name__
-    crew.rank_group.part(why)
+    workers.rank_group.part(why)
     flush_standard_streams()
     os._exit(code)
 
 
-def _follow(crew: Crew, dataset: Any, make_state: MakeState) -> int:
+def _follow(workers: WorkerGroup, dataset: Any, make_state: MakeState) -> int:
     """Follow rank 0 until the last call, and return the exit code for this process."""
-    assert crew.rank_group is not None
-    ranks = crew.rank_group.meet(crew.master_device, crew.timeout_s)
+    assert workers.rank_group is not None
+    ranks = workers.rank_group.meet(workers.master_device, workers.timeout_s)
     watch_for_sigterm(ranks.monitor.request_stop)
     with ExitStack() as stack:
-        follower = _Follower(crew, dataset, make_state, ranks, stack)
+        follower = _Follower(workers, dataset, make_state, ranks, stack)
         ranks.methods = {"open": follower.open, "take": follower.take, "join": follower.join}
         code = ranks.obey()
-    if has_streams(crew.master_device):
+    if has_streams(workers.master_device):
         # Transfers from this rank to rank 0 may not have run yet, and would end with this process.
-        torch.accelerator.synchronize(crew.master_device)
+        torch.accelerator.synchronize(workers.master_device)
     return code
 
 
@@ -83,7 +83,7 @@ class _Follower:
     """The methods that rank 0 calls on another rank before the first step, and for each update.
 
     Args:
-        crew: the workers of the trainer.
+        workers: the workers of the trainer.
         dataset: the data of this rank.
         make_state: makes the state of this rank.
         ranks: the connections to all ranks.
@@ -92,13 +92,13 @@ class _Follower:
 
     def __init__(
         self,
-        crew: Crew,
+        workers: WorkerGroup,
         dataset: Any,
         make_state: MakeState,
         ranks: RankControl,
         stack: ExitStack,
     ) -> None:
-        self._crew, self._dataset, self._make_state = crew, dataset, make_state
+        self._workers, self._dataset, self._make_state = workers, dataset, make_state
         self._ranks, self._stack = ranks, stack
 
     def open(
@@ -110,7 +110,11 @@ class _Follower:
             UserError: the data or the environment differ from rank 0's.
             SystemExit: some rank's model differs from rank 0's; rank 0 prints the difference.
         """
-        crew, loading, rank = self._crew, self._crew.recipe.loading, self._ranks.rank
+        workers, loading, rank = (
+            self._workers,
+            self._workers.config.loading,
+            self._ranks.rank,
+        )
         own_plan = from_json(plan, loading.order, loading.sampling)
         if (rows := length(self._dataset)) != own_plan.rows:
             raise UserError(
@@ -121,14 +125,14 @@ class _Follower:
             )
         self._source = Source(self._dataset, own_plan, loading.collate, loading.augment)
         self._state = state = self._make_state(self._source)
-        if decided["compile"] != crew.replicas.computing.compile:
+        if decided["compile"] != workers.replicas.computing.compile:
             raise UserError(
                 "compile",
-                got=f"{crew.replicas.computing.compile} on this rank",
+                got=f"{workers.replicas.computing.compile} on this rank",
                 expected=f"{decided['compile']} as on rank 0",
                 fix="install a compiler on every host, or on none",
             )
-        crew.replicas.compute_as(decided)
+        workers.replicas.compute_as(decided)
         state.average = None  # rank 0 alone averages parameters
         for update in state.phases.updates.values():
             update.leave_average()
@@ -142,17 +146,17 @@ class _Follower:
 
     def join(self, steps: tuple[int, int], values: dict[str, Any] | None) -> None:
         """Become a worker for the steps of the loop, and let rank 0 compare all ranks."""
-        crew, ranks = self._crew, self._ranks
-        made = RankWorker(ranks, crew, self._state, self._source, range(*steps))
+        workers, ranks = self._workers, self._ranks
+        made = RankWorker(ranks, workers, self._state, self._source, range(*steps))
         self._worker = worker = self._stack.enter_context(closing(made))
         ranks.methods["update"] = self._update
         ranks.monitor.sheet = worker.sheet
         worker.take_values(values)
-        ranks.gather(identity(worker, self._source, crew))
+        ranks.gather(identity(worker, self._source, workers))
         self._state.save_with(ranks)
         if (process := here()) is not None:
             for line in warnings_of_script():
-                crew.replicas.notes.add(line)
+                workers.replicas.notes.add(line)
             process.show()  # so far rank 0 shows the output only if this process fails
         worker.settle()
 

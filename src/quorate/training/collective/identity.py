@@ -10,26 +10,26 @@ from quorate.engines.collective.rank_facts import require_same
 from quorate.engines.fingerprints import data_fingerprint
 from quorate.replica.witness.kept import changed, kept
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.crew import Crew
+from quorate.training.worker_group import WorkerGroup
 
 _KEPT = "kept"  # not compared: explains a difference in a compared fact
 MOST_NAMED = 3
 
 
-def identity(worker: RankWorker, source: Source, crew: Crew) -> dict[str, Any]:
+def identity(worker: RankWorker, source: Source, workers: WorkerGroup) -> dict[str, Any]:
     """Return the facts that must be equal on all ranks, as text and hashes."""
-    workers, optimize = crew.recipe.workers, crew.recipe.optimize
+    settings, optimize = workers.config.workers, workers.config.optimize
     facts = {
-        **crew.recipe.facts(),
-        "exchange": workers.exchange,
-        "bucket_mb": workers.bucket_mb,
+        **workers.config.facts(),
+        "exchange": settings.exchange,
+        "bucket_mb": settings.bucket_mb,
         "shard_optimizer": None in optimize and optimize[None].shard_optimizer,
     }
     return {
         **{name: repr(value) for name, value in facts.items()},
         "the first rows of the dataset": data_fingerprint(source),
         "the gradient of the first shard": worker.fingerprint(),
-        _KEPT: kept(crew.model, crew.recipe.loss),
+        _KEPT: kept(workers.model, workers.config.loss),
     }
 
 

@@ -19,18 +19,18 @@ from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.collective.status import Status
-from quorate.training.crew import Crew
 from quorate.training.drive import Ready
 from quorate.training.loop import Loop, Updates
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
 from quorate.training.stop import Stops
+from quorate.training.worker_group import WorkerGroup
 
 
 @contextmanager
 def leading(
     loop: Loop,
-    crew: Crew,
+    workers: WorkerGroup,
     source: Source,
     *,
     stops: Stops,
@@ -44,36 +44,36 @@ def leading(
         UserError: a rank computes different gradients, or has different settings or data.
         RankError: a rank is lost.
     """
-    state, plan, rank_group = loop.state, loop.plan, crew.rank_group
+    state, plan, rank_group = loop.state, loop.plan, workers.rank_group
     assert rank_group is not None
-    ranks = rank_group.meet(crew.master_device, crew.timeout_s)
-    state.user_changes.look()
-    state.user_changes.refuse()
+    ranks = rank_group.meet(workers.master_device, workers.timeout_s)
+    state.model_edits.detect()
+    state.model_edits.raise_if_unsupported()
     with ExitStack() as stack:
-        stack.callback(_leave, crew, rank_group, state, stops, say)
+        stack.callback(_leave, workers, rank_group, state, stops, say)
         ranks.monitor.on_stop = partial(_ask, stops)
         with ranks.in_step():
-            worker = stack.enter_context(closing(_opened(loop, crew, source, ranks)))
+            worker = stack.enter_context(closing(_opened(loop, workers, source, ranks)))
             ranks.monitor.sheet = worker.sheet
             ranks.monitor.on_lost = partial(_lost, stops, worker)
-            identities = ranks.gather(identity(worker, source, crew))
+            identities = ranks.gather(identity(worker, source, workers))
             saves = state.save_with(ranks, say)
-            if (path := crew.recipe.run_dir.path) and saves is not None and saves.are_by_all:
+            if (path := workers.config.run_dir.path) and saves is not None and saves.are_by_all:
                 saves.rehearse(Path(path))
         rank_group.have_met()
         places: list[str] = []
         if rank_group.is_of_torchrun:
-            places = place_doubts(state.model, crew.recipe.loss)
+            places = place_doubts(state.model, workers.config.loss)
         compare(identities, places)
         for doubt in places:
-            crew.replicas.notes.doubt(doubt)
+            workers.replicas.notes.doubt(doubt)
         if (factor := worker.slowest_factor(plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest rank computes "
                 f"{factor:.2f} times an equal share; a power of two for shards or ranks gives 1"
             )
         if (order := rank_group.native_order) is not None:
-            crew.replicas.notes.doubt(order)
+            workers.replicas.notes.doubt(order)
         worker.settle()
         rests = worker.between.begin, worker.between.end
 
@@ -82,15 +82,15 @@ def leading(
                 found: Mapping[int, SpotCheckResult] = ranks.call("check", job.options())
                 return found
 
-        spot_checks = crew.spot_checks(state, source, ask)
-        updates = Updates(state, source, crew, loop.last_step, say, rests, spot_checks)
+        spot_checks = workers.spot_checks(state, source, ask)
+        updates = Updates(state, source, workers, loop.last_step, say, rests, spot_checks)
         lead = _Lead(worker, updates, stops)
         stops.begin()
         with closing(updates.reports(lead.updates(), lead)) as reports:
             yield loop._replace(transport=Status(ranks.monitor), reports=reports)
 
 
-def _opened(loop: Loop, crew: Crew, source: Source, ranks: RankControl) -> RankWorker:
+def _opened(loop: Loop, workers: WorkerGroup, source: Source, ranks: RankControl) -> RankWorker:
     """Send the state to all ranks, and return the worker of rank 0.
 
     Raises:
@@ -98,7 +98,7 @@ def _opened(loop: Loop, crew: Crew, source: Source, ranks: RankControl) -> RankW
     """
     state, steps = loop.state, (loop.state.global_step, loop.last_step)
     optimizer = state.optimizer_of_ranks
-    decided = crew.replicas.computing.decided
+    decided = workers.replicas.computing.decided
     ranks.tell("open", loop.plan.to_json(), decided, share.described(state))
     if misfits := [text for text in ranks.gather("") if text]:
         raise UserError(misfits[0])
@@ -107,7 +107,7 @@ def _opened(loop: Loop, crew: Crew, source: Source, ranks: RankControl) -> RankW
         optimizer.scatter()
     values = share.news_of_values(state, NO_VALUES)
     ranks.tell("join", steps, values)
-    worker = RankWorker(ranks, crew, state, source, range(*steps))
+    worker = RankWorker(ranks, workers, state, source, range(*steps))
     worker.take_values(values)
     return worker
 
@@ -126,7 +126,11 @@ def _lost(stops: Stops, worker: RankWorker, why: str) -> None:
 
 
 def _leave(
-    crew: Crew, rank_group: RankGroup, state: State, stops: Stops, say: Callable[[str], None]
+    workers: WorkerGroup,
+    rank_group: RankGroup,
+    state: State,
+    stops: Stops,
+    say: Callable[[str], None],
 ) -> None:
     """Gather the state on rank 0, and end all other ranks."""
     is_whole = False
@@ -147,7 +151,7 @@ def _leave(
     state.saves = None
     if not is_whole:
         state.update.under_way = True  # the state of the lost ranks is missing
-    crew.stay_alone(
+    workers.stay_alone(
         "this training loop computes on towers (threads), because the ranks ended with the first "
         "loop"
     )
@@ -168,7 +172,7 @@ class _Lead:
         self._mark = share.mark(state)
         self._optimizer = state.optimizer_of_ranks
         self._note_state()
-        self._sent_changes = state.user_changes.model_changes.number
+        self._sent_changes = state.model_edits.model_changes.number
 
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
         """Yield the updates up to the last step, or up to a request to stop."""
@@ -215,7 +219,7 @@ class _Lead:
 
     def _news(self) -> tuple[Any, ...]:
         """Return the arguments of the next update besides the step: changes since the last one."""
-        state, changes = self._state, self._state.user_changes.model_changes
+        state, changes = self._state, self._state.model_edits.model_changes
         groups = share.groups(state)
         is_same, self._groups = groups == self._groups, groups
         is_changed = state.visits.has_come and share.mark(state) != self._mark

@@ -44,12 +44,12 @@ from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.replica.witness import writes
 from quorate.training.collective import share
 from quorate.training.collective.contrasting import Contrasting, Through
-from quorate.training.crew import Crew
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import Applied
 from quorate.training.state import State
 from quorate.training.whole_batch.jobs import BackThrough
 from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
+from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RankWorker:
 
     Args:
         ranks: the connections to all ranks.
-        crew: the workers of the trainer.
+        workers: the workers of the trainer.
         state: the state on this rank.
         source: the source of the rows.
         steps: all steps that the loop may make.
@@ -75,33 +75,44 @@ class RankWorker:
     """
 
     def __init__(
-        self, ranks: RankControl, crew: Crew, state: State, source: Source, steps: range
+        self,
+        ranks: RankControl,
+        workers: WorkerGroup,
+        state: State,
+        source: Source,
+        steps: range,
     ) -> None:
         assert state.exchange is not None
         self.ranks, self.state, self.exchange = ranks, state, state.exchange
         self.values = NO_VALUES
         self.raised: Exception | None = None
-        self._source, self._crew, self._notes = source, crew, crew.replicas.notes
-        contrast = contrast_of(crew, state, source)
+        self._source, self._workers, self._notes = (
+            source,
+            workers,
+            workers.replicas.notes,
+        )
+        contrast = contrast_of(workers, state, source)
         self._contrasting: Contrasting | None = None
         if contrast is not None:
             self._contrasting = Contrasting(ranks, source.plan, contrast)
-        self._replica = replica = crew.replicas.alone(state, crew.master_device, self._set_buffers)
+        self._replica = replica = workers.replicas.alone(
+            state, workers.master_device, self._set_buffers
+        )
         self._keep_buffers()
         # Ranks write the slices of all owners if forward writes parameters, or if each rank has the
         # whole state of the optimizer.
         by_owners = state.optimizer_of_ranks.is_sharded and not state.written
         self.exchange.open(state.parameters, by_owners=by_owners)
         self._written = writes.layout(state.parameters.views, state.written)
-        threads = crew.recipe.workers.threads
+        threads = workers.config.workers.threads
         self._thread = _ComputeThread(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self.sheet = Timesheet()
         self._runner = ShardRunner(ranks.rank, replica, self.sheet)
         self._make_job = partial(
-            kind_of_training(crew),
+            kind_of_training(workers),
             *(source, state.parameters, steps),
             owned=self._own_shards,
-            loader_workers=crew.recipe.loading.processes,
+            loader_workers=workers.config.loading.processes,
             threads=threads,
         )
         self._job: Training = self._make_job()
@@ -122,8 +133,8 @@ class RankWorker:
 
     def settle(self) -> None:
         """Begin to watch user code for changes of the model. The ranks have been compared."""
-        self.state.user_changes.settle()
-        self.between = self._crew.replicas.between(self.state)
+        self.state.model_edits.set_baseline()
+        self.between = self._workers.replicas.between(self.state)
 
     def leave(self, error: BaseException) -> None:
         """Raise an error in the thread that waits for a shard. Any thread may call."""
@@ -161,7 +172,7 @@ class RankWorker:
             ranks.spread(share.values(state))
             if not ranks.leads:
                 sent = ModelChanges.from_json(changes)
-                sent.apply(state.model, state.user_changes.trained())
+                sent.apply(state.model, state.model_edits.trained())
         self.take_values(values)
         if not ranks.leads:
             self.between.begin()
@@ -172,7 +183,7 @@ class RankWorker:
         if sent is None:
             return
         if self.ranks.leads:
-            self.values = self.state.user_changes.model_changes.shared
+            self.values = self.state.model_edits.model_changes.shared
         else:
             self.values = self.values.from_json(sent)
         if sent["tensors"] is not None:
@@ -358,12 +369,12 @@ class RankWorker:
     def restore(self) -> None:
         """Restore the model after forward passes: buffers and parameters are the state's again."""
         self._set_buffers(self.state.buffers)
-        trained = self.state.user_changes.trained()
+        trained = self.state.model_edits.trained()
         # Forward has left private copies of written parameters in the model; a replica in another
         # dtype has replaced all parameters.
         for name in trained if self._replica.moves_parameters else self.state.written:
             trained[name].data = self.state.parameters.views[name]
-        self.state.user_changes.overlook()
+        self.state.model_edits.ignore_attributes()
 
     def _keep_buffers(self) -> None:
         buffers = self.state.buffers
@@ -426,7 +437,7 @@ class RankWorker:
         """
         job, buckets = self._job, self.exchange.gradient_buckets
         if gradients is not None:
-            steps, threads = range(step, step + 1), self._crew.recipe.workers.threads
+            steps, threads = range(step, step + 1), self._workers.config.workers.threads
             source, parameters = self._source, self.state.parameters
             job = BackThrough(source, parameters, steps, gradients=gradients, threads=threads)
         replica, self._before = self._replica, []

@@ -26,8 +26,8 @@ from typing import Any
 
 from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
-from quorate.services.checkpoints.draft import Draft, Flush
 from quorate.services.checkpoints.files import TEMPORARY
+from quorate.services.checkpoints.writer import CheckpointWriter, Flush
 from quorate.training.collective import state_file
 from quorate.training.collective.state_file import Row, Rows, StateFile, Trouble
 from quorate.training.optimizing.entries import Listing, listed
@@ -113,7 +113,7 @@ class Saves:
         return writes
 
     @contextmanager
-    def outlined(self) -> Iterator[Callable[[Draft], Callable[[Flush], None]]]:
+    def outlined(self) -> Iterator[Callable[[CheckpointWriter], Callable[[Flush], None]]]:
         """Put the state of all ranks into the optimizer inside the block; large entries on "meta".
 
         Yields:
@@ -123,7 +123,7 @@ class Saves:
         with self._optimizer.outlined(entries):
             yield partial(self._fill, listed(entries))
 
-    def _fill(self, listing: Listing, draft: Draft) -> Callable[[Flush], None]:
+    def _fill(self, listing: Listing, draft: CheckpointWriter) -> Callable[[Flush], None]:
         rows = state_file.rows_of(draft.stored[state_file.OPTIMIZER], listing)
         folder = draft.folder.resolve()
         writes = self._writes or self._rehearse(folder)

@@ -57,7 +57,7 @@ def send(ranks: RankControl, state: State) -> None:
             **kept,
             "global_step": state.global_step,
             "account": state.account(),
-            "amendments": state.user_changes.model_changes.to_json(),
+            "amendments": state.model_edits.model_changes.to_json(),
         },
     )
     ranks.spread(value.to(ranks.device) for value in tensors.values())
@@ -77,7 +77,7 @@ def take(
     ranks.spread(_all_tensors(state))
     tensors = {key: value.cpu() for key, value in tensors.items()}
     state.phases.load(state.phases.loadable(tensors, record, Path("rank 0")))
-    state.user_changes.load(record["amendments"])
+    state.model_edits.load(record["amendments"])
     state.load_account(record["account"])
     state.global_step = record["global_step"]
 
@@ -97,7 +97,7 @@ def values(state: State) -> list[torch.Tensor]:
     """
     is_one = state.exchange is not None and state.exchange.has_one_copy
     vectors = [] if is_one else state.parameters.vectors
-    named = [*state.user_changes.frozen().values(), *vectors]
+    named = [*state.model_edits.frozen().values(), *vectors]
     return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
 
 
@@ -112,7 +112,7 @@ def news_of_values(state: State, known: Values) -> dict[str, Any] | None:
     Args:
         known: the values on all ranks.
     """
-    values = state.user_changes.model_changes.shared
+    values = state.model_edits.model_changes.shared
     is_stored = values.stored != known.stored
     return None if values.number == known.number else values.to_json(stored=is_stored)
 

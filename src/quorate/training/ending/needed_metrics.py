@@ -16,15 +16,18 @@ from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.streams import Stream
 from quorate.training.callbacks import VALIDATION, Callback, checked, metrics_of
-from quorate.training.crew import Crew
+from quorate.training.config import DatasetConfig
 from quorate.training.predicting.gathered import Gathered
-from quorate.training.recipe import Taken
 from quorate.training.state import State
 from quorate.training.validation import Best, Validation
+from quorate.training.worker_group import WorkerGroup
 
 
 def looking(
-    crew: Crew, validation: Validation | None, rows: Taken | None, callbacks: Sequence[Callback]
+    workers: WorkerGroup,
+    validation: Validation | None,
+    rows: DatasetConfig | None,
+    callbacks: Sequence[Callback],
 ) -> Callable[[State], None]:
     """Return a function that checks whether the validation set gives all needed metrics.
 
@@ -46,7 +49,7 @@ def looking(
         needed.append(("best", Best(validation.best).name))
     needed += [
         ("schedule_metric", metric.removeprefix(VALIDATION))
-        for optimize in crew.recipe.optimize.values()
+        for optimize in workers.config.optimize.values()
         if (metric := optimize.schedule_metric or "").startswith(VALIDATION)
     ]
     if not needed:
@@ -54,7 +57,7 @@ def looking(
     data = rows
 
     def look(state: State) -> None:
-        names, are_all = _tried(crew, state, data)
+        names, are_all = _tried(workers, state, data)
         for who, name in needed:
             if name not in names and are_all:
                 where = who if who in ("best", "schedule_metric") else f"the metric of {who}"
@@ -64,21 +67,21 @@ def looking(
     return look
 
 
-def _tried(crew: Crew, state: State, data: Taken) -> tuple[set[str], bool]:
+def _tried(workers: WorkerGroup, state: State, data: DatasetConfig) -> tuple[set[str], bool]:
     """Return the metrics of a first shard, and whether the list is complete.
 
     Finished totals may need more rows than a shard has: then their names are unknown. The same
     holds for a loss over whole batches.
     """
-    recipe, rows = crew.recipe, length(data.dataset)
-    if recipe.gather is not None:
+    config, rows = workers.config, length(data.dataset)
+    if config.gather is not None:
         return set(), False
-    batch = min(recipe.batch_size, rows)
-    shards = min(recipe.shards or len(crew.groups), batch)
-    plan = Plan(rows=rows, batch_size=batch, shards=shards, seed=recipe.seed, shuffle=False)
+    batch = min(config.batch_size, rows)
+    shards = min(config.shards or len(workers.groups), batch)
+    plan = Plan(rows=rows, batch_size=batch, shards=shards, seed=config.seed, shuffle=False)
     first = Source(data.dataset, plan, data.loading.collate).load((0, 0))
     with unchanged(state.model), state.optimizer.evaluating():
-        replica = crew.probe_replica(state)
+        replica = workers.probe_replica(state)
         with current(replica.device), Stream() as stream:
             replica.pull(state.parameters, version=object())
             seed = key("evaluation", plan.seed, 0, 0)
@@ -87,7 +90,7 @@ def _tried(crew: Crew, state: State, data: Taken) -> tuple[set[str], bool]:
             with replica.watched(lambda loss: loss):
                 total = replica.evaluation(first.data, len(first.rows), stream, seed)
     names = set(total.metrics)
-    totals = crew.replicas.totals
+    totals = workers.replicas.totals
     try:
         names |= totals.finished(total.totals).keys()
         few = Plan(rows=len(first.rows), batch_size=len(first.rows), shards=1, shuffle=False)

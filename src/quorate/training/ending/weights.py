@@ -12,8 +12,8 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.machine.regular_file import exists, is_folder
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.weights import load_weights
-from quorate.training.prepared import Prepared
 from quorate.training.saved_state import Weights, take_weights, weights, weights_in
+from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 
 __all__ = ["copied", "give_weights", "load", "load_weights", "put_back"]
@@ -59,7 +59,7 @@ def load(
     which: str | Path,
     run_dir: Path | None,
     model: torch.nn.Module,
-    prepared: Prepared,
+    setup: TrainingSetup,
     say: Say,
 ) -> Path:
     """Load a checkpoint's weights, plain and averaged, and return the path of the weights.
@@ -74,10 +74,10 @@ def load(
         SettingError: there is no run directory.
     """
     path = _found(run_dir, str(which), say) if which in (BEST, NEWEST) else Path(which)
-    if (state := prepared.state) is None:
+    if (state := setup.state) is None:
         load_weights(model, path, say)
         # The state is made later, and has averaged weights too.
-        prepared.put_loaded = partial(give_weights, path, say)
+        setup.put_loaded = partial(give_weights, path, say)
     else:
         give_weights(path, say, state)
     say(f"loaded the weights from {path}")

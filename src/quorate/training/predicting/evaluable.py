@@ -10,11 +10,11 @@ from quorate.data.source import Source
 from quorate.errors import SettingError
 from quorate.replica.deterministic import repeatable
 from quorate.replica.flat import Flat
-from quorate.training.crew import Crew
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.prepare import evaluable
-from quorate.training.prepared import Prepared
+from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
+from quorate.training.worker_group import WorkerGroup
 
 
 class Evaluated(NamedTuple):
@@ -26,8 +26,8 @@ class Evaluated(NamedTuple):
 
 @contextmanager
 def evaluable_state(
-    crew: Crew,
-    prepared: Prepared,
+    workers: WorkerGroup,
+    setup: TrainingSetup,
     source: Source,
     averaged: bool | None,
     say: Callable[[str], None],
@@ -37,15 +37,15 @@ def evaluable_state(
     Raises:
         SettingError: there are no averaged weights.
     """
-    crew.note_use()
+    workers.note_use()
     with ExitStack() as stack:
-        stack.enter_context(intra_op_threads(crew.recipe.workers.threads))
-        stack.enter_context(repeatable(crew.replicas.computing, crew.devices))
+        stack.enter_context(intra_op_threads(workers.config.workers.threads))
+        stack.enter_context(repeatable(workers.replicas.computing, workers.devices))
         plan = source.plan
-        plan.course = prepared.course_between(0)
-        state = evaluable(crew, prepared, source, say)
-        plan.course = prepared.course_between(state.global_step)
-        state.user_changes.look()
+        plan.course = setup.course_between(0)
+        state = evaluable(workers, setup, source, say)
+        plan.course = setup.course_between(state.global_step)
+        state.model_edits.detect()
         parameters = state.parameters
         if averaged or (averaged is None and state.average is not None):
             if state.average is None:
@@ -55,5 +55,5 @@ def evaluable_state(
         if parameters is state.parameters:
             stack.enter_context(state.optimizer.evaluating())
         yield Evaluated(state, parameters)
-    state.user_changes.settle()
-    crew.replicas.tell(say)
+    state.model_edits.set_baseline()
+    workers.replicas.tell(say)

@@ -21,14 +21,14 @@ from quorate.errors import OutputError, UserError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
-from quorate.training.crew import Crew
+from quorate.training.config import DatasetConfig
 from quorate.training.drive import Ready, run_job
 from quorate.training.predicting.columns import Sink, in_memory
 from quorate.training.predicting.evaluable import evaluable_state
 from quorate.training.predicting.files import Files
-from quorate.training.prepared import Prepared
-from quorate.training.recipe import Taken
+from quorate.training.setup import TrainingSetup
 from quorate.training.stop import Stops
+from quorate.training.worker_group import WorkerGroup
 
 __all__ = ["Function", "predict"]
 
@@ -36,9 +36,9 @@ AHEAD = 4  # shards per worker that may be done before an earlier shard is
 
 
 def predict(
-    crew: Crew,
-    prepared: Prepared,
-    data: Taken,
+    workers: WorkerGroup,
+    setup: TrainingSetup,
+    data: DatasetConfig,
     function: Function | None,
     *,
     to: Path | None,
@@ -73,51 +73,50 @@ def predict(
             expected="function(model, batch)",
             fix="leave the argument out, because a prediction belongs to no step",
         )
-    if to is not None and crew.follows:
+    if to is not None and workers.follows:
         return to  # rank 0 writes the folder
     dataset, collate = data.dataset, data.loading.collate
     rows = length(dataset)
-    recipe, shards = crew.recipe, prepared.shards or prepared.saved_shards or 1
+    config, shards = workers.config, setup.shards or setup.saved_shards or 1
     note_own(function)
     if transport is None:
-        crew.begin_prediction(data)  # never returns in a worker process
+        workers.begin_prediction(data)  # never returns in a worker process
     with ExitStack() as stack:
         if transport is None:
-            stack.enter_context(crew.starting())
+            stack.enter_context(workers.starting())
         sink: Sink = in_memory(rows)
         if to is not None:
             sink = stack.enter_context(Files(to, rows))
         # 1. The state; the number of shards may depend on it.
-        source = Source(dataset, _plan(rows, recipe.batch_size, shards, recipe.seed), collate)
+        source = Source(dataset, _plan(rows, config.batch_size, shards, config.seed), collate)
         state, parameters = stack.enter_context(
-            evaluable_state(crew, prepared, source, averaged, say)
+            evaluable_state(workers, setup, source, averaged, say)
         )
-        if shards != (now := prepared.shards or prepared.saved_shards or 1):
-            source = Source(dataset, _plan(rows, recipe.batch_size, now, recipe.seed), collate)
+        if shards != (now := setup.shards or setup.saved_shards or 1):
+            source = Source(dataset, _plan(rows, config.batch_size, now, config.seed), collate)
         # 2. The workers.
         called = name_of(function)
         if (
             transport is None
             or called is None
             or not transport.can_compute(dataset)
-            or not crew.collates(data)
+            or not workers.collates(data)
         ):
             stack.enter_context(unchanged(state.model))
-            transport = stack.enter_context(closing(crew.predictors(state, source, say)))
+            transport = stack.enter_context(closing(workers.predictors(state, source, say)))
             called = OWN
         plan = source.plan
-        workers = len(crew.groups)
-        plan.lookahead = 2 * workers
+        plan.lookahead = 2 * len(workers.groups)
         job = Prediction(
             source,
             parameters,
             range(plan.steps_per_epoch),
             function=called,
-            loader_workers=recipe.loading.processes,
-            threads=recipe.workers.threads,
+            loader_workers=config.loading.processes,
+            threads=config.workers.threads,
         )
         # 3. The shards, in order of completion; and their outputs, in the order of rows.
-        _drive(job, transport, crew, workers, sink, stops, say)
+        _drive(job, transport, workers, sink, stops, say)
         about = {
             "global_step": state.global_step,
             "averaged": parameters is not state.parameters,
@@ -137,8 +136,7 @@ def _plan(rows: int, batch_size: int, shards: int, seed: int) -> PlanByShard:
 def _drive(
     job: Prediction,
     transport: Transport,
-    crew: Crew,
-    workers: int,
+    workers: WorkerGroup,
     sink: Sink,
     stops: Stops,
     say: Callable[[str], None],
@@ -152,6 +150,8 @@ def _drive(
     waiting: dict[int, Piece] = {}
     taken = 0
 
+    rule = rules.Bounded(AHEAD * len(workers.groups))
+
     def take(ready: Ready) -> None:
         nonlocal taken
         for _, total in ready.parts:
@@ -161,9 +161,9 @@ def _drive(
             taken += 1
 
     run_job(
-        *(transport, job, take, rules.Bounded(AHEAD * workers), crew.timeout_s, stops),
+        *(transport, job, take, rule, workers.timeout_s, stops),
         say=say,
-        copied_shards=crew.stragglers.copied_shards,
+        copied_shards=workers.stragglers.copied_shards,
         called="predict()",
     )
     if taken < plan.steps_per_epoch:

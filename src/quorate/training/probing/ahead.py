@@ -8,12 +8,12 @@ from quorate.data.source import Source
 from quorate.replica.replica import Replica
 from quorate.training.probing.cutting import cut_once
 from quorate.training.probing.row_alone import try_row_alone
-from quorate.training.replicas import Replicas
+from quorate.training.replicas import ReplicaFactory
 from quorate.training.state import State
 
 
 def look_ahead(
-    replicas: Replicas,
+    replicas: ReplicaFactory,
     state: State,
     make_replica: Callable[[State], Replica],
     source: Source,

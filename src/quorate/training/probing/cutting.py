@@ -12,12 +12,12 @@ from quorate.replica.pipeline.chosen import chosen, described
 from quorate.replica.pipeline.split import Split
 from quorate.replica.replica import Replica
 from quorate.training.probing.probe import on_shard
-from quorate.training.replicas import Replicas
+from quorate.training.replicas import ReplicaFactory
 from quorate.training.state import State
 
 
 def cut_once(
-    replicas: Replicas, state: State, make_replica: Callable[[State], Replica], source: Source
+    replicas: ReplicaFactory, state: State, make_replica: Callable[[State], Replica], source: Source
 ) -> list[str]:
     """Cut the model by the first shard of the first step, as the cut of all replicas.
 

@@ -22,13 +22,13 @@ from quorate.replica.shared.references import found
 from quorate.replica.witness.guard import abridged_names
 from quorate.replica.witness.history import forget_cached
 from quorate.replica.witness.scaled_loss import Scaled
-from quorate.training.crew import Crew
 from quorate.training.probing.loss_trial import LossTrial
 from quorate.training.probing.summed_loss import Summed
 from quorate.training.state import State
+from quorate.training.worker_group import WorkerGroup
 
 
-def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
+def look_for_mistakes(workers: WorkerGroup, state: State, source: Source) -> None:
     """Look for mistakes that raise no error, and note them as questions about the values.
 
     Args:
@@ -37,23 +37,23 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
     Raises:
         LossError: the loss is scaled by a ``GradScaler``.
     """
-    notes = crew.replicas.notes
+    notes = workers.replicas.notes
     if (line := _without_optimizer(state)) is not None:
         notes.question_values(line)
     if any(isinstance(module, torch.jit.ScriptModule) for module in state.model.modules()):
         return  # TorchScript specialises its kernels on the first shapes
     scaled: Scaled | None = None
-    contents = crew.replicas.contents()
+    contents = workers.replicas.contents()
     try:
         with unchanged(state.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # caused by few rows; training shows its own warnings
-            trial = LossTrial(crew.probe_replica(state), state.parameters, source)
+            trial = LossTrial(workers.probe_replica(state), state.parameters, source)
             scaled = trial.scaled()
             if scaled is None:
                 outside = trial.outside_leaves(state.model)
                 if outside:
-                    notes.question_values(_outside_text(crew, state, outside))
-                summed = trial.summed() if _depends_on_shards(crew) else None
+                    notes.question_values(_outside_text(workers, state, outside))
+                summed = trial.summed() if _depends_on_shards(workers) else None
                 if summed is not None:
                     notes.question_values(_sum_text(summed))
     except Exception:  # user code that fails with other rows: training goes on
@@ -61,8 +61,8 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
     finally:
         forget_cached(state.model)
         contents.restore()
-        if crew.has_processes:
-            free_cache(crew.devices)
+        if workers.has_processes:
+            free_cache(workers.devices)
     if scaled is not None:
         raise LossError(
             f"the loss is multiplied by {scaled.scale:,g}, as a GradScaler scales it "
@@ -72,12 +72,12 @@ def look_for_mistakes(crew: Crew, state: State, source: Source) -> None:
         )
 
 
-def _depends_on_shards(crew: Crew) -> bool:
+def _depends_on_shards(workers: WorkerGroup) -> bool:
     """Return whether a loss that is a sum would change with the number of shards.
 
     ``Gather`` computes the loss of the whole batch, and ``shards=1`` is a choice.
     """
-    return crew.recipe.gather is None and crew.recipe.shards != 1
+    return workers.config.gather is None and workers.config.shards != 1
 
 
 # --- parameters that no optimizer has -------------------------------------------------------------
@@ -117,9 +117,9 @@ def _optimizers_within(optimizer: Optimizer) -> Iterator[Optimizer]:
 # --- tensors outside of the model -----------------------------------------------------------------
 
 
-def _outside_text(crew: Crew, state: State, outside: Sequence[torch.Tensor]) -> str:
+def _outside_text(workers: WorkerGroup, state: State, outside: Sequence[torch.Tensor]) -> str:
     names = {id(t): f"tensor {number}" for number, t in enumerate(outside)}
-    roots = {"the loss function": crew.recipe.loss}
+    roots = {"the loss function": workers.config.loss}
     ways: dict[int, str] = {}
     for line in found({"the model": state.model}, roots, names).originals:
         way, _, number = line.rpartition(" is tensor ")

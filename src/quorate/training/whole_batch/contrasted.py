@@ -26,7 +26,7 @@ from quorate.replica.torch_internals import version
 from quorate.replica.transfer import move
 from quorate.replica.whole_batch.gather import Gather
 from quorate.replica.whole_batch.represented import Represented, Tensors, cut, joined
-from quorate.training.replicas import Replicas
+from quorate.training.replicas import ReplicaFactory
 
 
 class Contrasted(NamedTuple):
@@ -56,7 +56,7 @@ class Contrast:
         gather: Gather,
         model: torch.nn.Module,
         parameters: Flat,
-        replicas: Replicas,
+        replicas: ReplicaFactory,
         *,
         device: torch.device,
         threads: int,

@@ -27,13 +27,13 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.whole_batch.represented import Tensors
 from quorate.services.display.raised_shards import RaisedShards
-from quorate.training.crew import Crew
 from quorate.training.drive import Ready, run_job
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.step_again import WithoutCopies
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
 from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
+from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class WholeBatch:
     """The conversion of the representations of shards to the parts of an update.
 
     Args:
-        crew: the crew of the loop.
+        workers: the workers of the loop.
         state: the state of the loop.
         transport: the transport of the loop.
         source: the source of the loop.
@@ -52,7 +52,7 @@ class WholeBatch:
             another worker.
     """
 
-    crew: Crew
+    workers: WorkerGroup
     state: State
     transport: Transport
     source: Source
@@ -93,10 +93,10 @@ class WholeBatch:
             self.state.parameters,
             range(step, step + 1),
             gradients=gradients,
-            threads=self.crew.recipe.workers.threads,
+            threads=self.workers.config.workers.threads,
         )
         run_job(
-            *(self.transport, job, add, WithoutCopies(), self.crew.timeout_s),
+            *(self.transport, job, add, WithoutCopies(), self.workers.timeout_s),
             say=self.say,
             raised_shards=self._raised,
         )
@@ -151,18 +151,18 @@ def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     return with_loss(total, contrasted)
 
 
-def kind_of_training(crew: Crew) -> type[Training]:
+def kind_of_training(workers: WorkerGroup) -> type[Training]:
     """Return the kind of job that workers compute first for each shard."""
-    return Training if crew.recipe.gather is None else Representing
+    return Training if workers.config.gather is None else Representing
 
 
-def kind_of_evaluation(crew: Crew) -> type[Evaluation]:
+def kind_of_evaluation(workers: WorkerGroup) -> type[Evaluation]:
     """Return the kind of job that workers compute for each shard of an evaluation."""
-    return Evaluation if crew.recipe.gather is None else RepresentingInEvaluation
+    return Evaluation if workers.config.gather is None else RepresentingInEvaluation
 
 
 def whole_batch(
-    crew: Crew,
+    workers: WorkerGroup,
     state: State,
     transport: Transport,
     source: Source,
@@ -173,19 +173,19 @@ def whole_batch(
     Raises:
         SettingError: the optimizer needs a step's gradient again.
     """
-    contrast = contrast_of(crew, state, source)
+    contrast = contrast_of(workers, state, source)
     if contrast is None:
         return None
-    return WholeBatch(crew, state, transport, source, contrast, say)
+    return WholeBatch(workers, state, transport, source, contrast, say)
 
 
-def contrast_of(crew: Crew, state: State, source: Source) -> Contrast | None:
+def contrast_of(workers: WorkerGroup, state: State, source: Source) -> Contrast | None:
     """Return the computation of the loss over whole batches in training; None without such a loss.
 
     Raises:
         SettingError: the optimizer needs a step's gradient again.
     """
-    contrast = _contrast(crew, state, source, state.parameters)
+    contrast = _contrast(workers, state, source, state.parameters)
     if contrast is None:
         return None
     inner = state.optimizer.inner
@@ -200,14 +200,14 @@ def contrast_of(crew: Crew, state: State, source: Source) -> Contrast | None:
 
 
 def made_whole(
-    crew: Crew, state: State, source: Source, parameters: Flat
+    workers: WorkerGroup, state: State, source: Source, parameters: Flat
 ) -> Callable[[int, ShardSum], ShardSum]:
     """Return the function from a step and its sum to the sum of the batch as a whole.
 
     Args:
         parameters: the parameters to evaluate.
     """
-    contrast = _contrast(crew, state, source, parameters)
+    contrast = _contrast(workers, state, source, parameters)
     if contrast is None:
         return lambda _, total: total
 
@@ -219,19 +219,21 @@ def made_whole(
     return whole
 
 
-def _contrast(crew: Crew, state: State, source: Source, parameters: Flat) -> Contrast | None:
-    gather, recipe = crew.recipe.gather, crew.recipe
+def _contrast(
+    workers: WorkerGroup, state: State, source: Source, parameters: Flat
+) -> Contrast | None:
+    gather, config = workers.config.gather, workers.config
     if gather is None:
         return None
-    if kept := crew.replicas.totals.kept:
+    if kept := workers.replicas.totals.kept:
         got, expected = ", ".join(kept), "functions of counts, as the loss is a Gather"
         raise SettingError("totals", got, expected, "have contrast return them as metrics")
     return Contrast(
         gather,
         state.model,
         parameters,
-        crew.replicas,
-        device=crew.master_device,
-        threads=recipe.workers.threads,
+        workers.replicas,
+        device=workers.master_device,
+        threads=config.workers.threads,
         seed=source.plan.seed,
     )

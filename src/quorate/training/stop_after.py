@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duration(Settings):
+class StopAfter(Settings):
     """The arguments of ``Trainer.fit`` that decide when training ends; see ``Trainer.fit``."""
 
     epochs: int = field(default=1, metadata=about("passes over the dataset", check=at_least(1)))

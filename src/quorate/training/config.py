@@ -1,4 +1,4 @@
-"""Recipe: the settings of a trainer, each checked once. A recipe never changes."""
+"""The arguments of a trainer, each checked once. They never change afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quorate.coordination import rules
-from quorate.data.loading import Loading, Taken
+from quorate.data.loading import DatasetConfig, Loading
 from quorate.engines.workers import Workers
 from quorate.errors import SettingError
 from quorate.replica.beside.asks import asks_for_at
@@ -16,10 +16,10 @@ from quorate.replica.compute import Compute
 from quorate.replica.phases.losses import losses_of
 from quorate.services.run_dir import RunDir
 from quorate.settings import AtResume, Option, Settings, about, at_least, function, options
-from quorate.training.duration import Duration
 from quorate.training.optimizing.choices import optimize_of
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.other_trainers import ELSEWHERE_HERE
+from quorate.training.stop_after import StopAfter
 
 if TYPE_CHECKING:
     from quorate.machine.devices import Devices
@@ -30,12 +30,12 @@ __all__ = [
     "ELSEWHERE",
     "OPTIONS",
     "Compute",
+    "DatasetConfig",
     "Devices",
     "Loading",
     "Optimize",
-    "Recipe",
     "RunDir",
-    "Taken",
+    "TrainerConfig",
     "Workers",
     "losses_of",
     "optimize_of",
@@ -58,7 +58,7 @@ def _a_loss(name: str, value: Loss) -> Loss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(Settings):
+class TrainerConfig(Settings):
     """The arguments of ``Trainer``; see there. Options of the command line are included."""
 
     loss: Loss = field(metadata=about("loss function of a model and a batch", check=_a_loss))
@@ -176,8 +176,8 @@ class Recipe(Settings):
             expected = "none, as the loss is a Gather"
             raise SettingError("servers", self.workers.servers, expected, "leave them out")
 
-    def with_loading(self, loading: Loading) -> Recipe:
-        """Return a recipe with the loading settings of a ``DataLoader``."""
+    def with_loading(self, loading: Loading) -> TrainerConfig:
+        """Return a config with the loading settings of a ``DataLoader``."""
         return self if loading is self.loading else replace(self, loading=loading)
 
     def facts(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def too_many_shards(shards: int, rows: str) -> SettingError:
 
 
 def _listed() -> list[Option]:
-    direct = options(Recipe, "Trainer")
+    direct = options(TrainerConfig, "Trainer")
     groups = {
         "workers": options(Workers),
         "compute": options(Compute),
@@ -208,9 +208,9 @@ def _listed() -> list[Option]:
         "run_dir": options(RunDir),
     }
     listed = []
-    for name in Recipe.__dataclass_fields__:
+    for name in TrainerConfig.__dataclass_fields__:
         listed += [direct[name]] if name in direct else [*groups.get(name, {}).values()]
-    return [*listed, *options(Duration, "fit").values()]
+    return [*listed, *options(StopAfter, "fit").values()]
 
 
 # Every setting by its name on the command line, in the order of the help text.

@@ -58,7 +58,7 @@ class Contents(NamedTuple):
     # that flushes the files of all processes; its argument flushes the files of this process. The
     # returned function is called once, by any thread. Both functions raise OSError. None: ``files``
     # is complete and nobody changes the tensors.
-    fill: Callable[[Draft], Callable[[Flush], None]] | None = None
+    fill: Callable[[CheckpointWriter], Callable[[Flush], None]] | None = None
 
     @property
     def global_step(self) -> int:
@@ -80,10 +80,10 @@ def write(run_dir: Path, saved: Contents) -> Path:
             the number of bytes; the older checkpoints are unchanged.
         ValueError: the record could not be read back.
     """
-    return Draft(run_dir, saved).finish()
+    return CheckpointWriter(run_dir, saved).finish()
 
 
-class Draft:
+class CheckpointWriter:
     """A checkpoint that is being written. Call ``finish``. A second draft waits for the first.
 
     After the constructor, all tensors are written, though maybe not yet flushed to disk: the caller

@@ -54,7 +54,7 @@ class _Place(NamedTuple):
         return self.home.parameter
 
 
-class UserChanges:
+class ModelEdits:
     """The record of changes to the model, with the values to compare to.
 
     Args:
@@ -100,13 +100,13 @@ class UserChanges:
         self._attributes: dict[str, dict[str, Any]] = {}  # as known so far
         self._others: dict[str, dict[str, Any]] = {}
         self._objects = Attributes([module for _, module in self._modules], but=_INTERNAL)
-        self.settle()
+        self.set_baseline()
         self._drawn = drawn_outside()
         self._disturbances = disturbances()
 
     # --- around loops -----------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def set_baseline(self) -> None:
         """Accept the present model: frozen parameters may have moved, for workers to map them.
 
         Attributes left behind by quorate's forward passes are no changes of the user.
@@ -118,12 +118,12 @@ class UserChanges:
         self._at_home = None
         self._versions = {p.name: version(p.parameter) for p in self._frozen}
         self._objects.forget()  # also deleted attributes
-        self.overlook()
+        self.ignore_attributes()
         self._built = [built(module) for _, module in self._modules]
         self._tables = Tables(self._modules)
         self._outline = self._tables.outline()
 
-    def overlook(self) -> None:
+    def ignore_attributes(self) -> None:
         """Accept the present attributes: they were set by shards computed with the model itself."""
         for number in self._objects.changed():
             prefix, module = self._modules[number]
@@ -173,7 +173,7 @@ class UserChanges:
         for prefix, attributes in found.attributes.items():
             self._attributes[prefix].update(attributes)  # no new change
 
-    def undo(self) -> None:
+    def revert(self) -> None:
         """Restore the attributes and switches that the script gave the model."""
         ModelChanges().apply(self._model, self.trained())
         modules = dict(self._modules)
@@ -196,7 +196,7 @@ class UserChanges:
 
     # --- between two updates ----------------------------------------------------------------------
 
-    def refuse(self) -> None:
+    def raise_if_unsupported(self) -> None:
         """Raise the error for a change that cannot be sent to workers, if there is such a change.
 
         Raises:
@@ -206,7 +206,7 @@ class UserChanges:
         if refusal is not None:
             raise refusal
 
-    def look(self) -> None:
+    def detect(self) -> None:
         """Find the changes since the last call, and record them for all workers."""
         moved = self._bring_home()
         switched_off = self._look_at_trained()
@@ -228,7 +228,7 @@ class UserChanges:
         if (shared := self._shared.look()) is not self.model_changes.shared:
             self.model_changes = replace(self.model_changes, shared=shared)
 
-    def look_at_draws(self, *, first: bool = False) -> None:
+    def detect_draws(self, *, first: bool = False) -> None:
         """Report numbers drawn outside of shards since the last call as a doubt: they have no key.
 
         Args:

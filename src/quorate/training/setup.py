@@ -1,7 +1,7 @@
-"""The prepared parts of a trainer, and the resulting plan.
+"""The setup of a trainer from its construction on, and the resulting plan.
 
-A plan follows from the recipe, the workers and a number of rows: computing a plan changes nothing.
-Only a training loop fixes the number of shards, where the recipe leaves the number open.
+A plan follows from settings, workers and a number of rows: computing a plan changes nothing.
+Only a training loop fixes the number of shards, where the settings leave the number open.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from quorate.services.checkpoints import files
 from quorate.services.run_lock import RunLock
 from quorate.settings import switch
 from quorate.training import resume
-from quorate.training.crew import Crew
+from quorate.training.config import DatasetConfig, TrainerConfig, too_many_shards
 from quorate.training.facts import facts_of
-from quorate.training.recipe import Recipe, Taken, too_many_shards
 from quorate.training.state import State
+from quorate.training.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Prepared", "Taken", "newest_checkpoint", "planned", "taken"]
+__all__ = ["DatasetConfig", "TrainingSetup", "newest_checkpoint", "planned", "read_dataset_config"]
 
 
 @dataclass
-class Prepared:
-    """The prepared parts of a trainer, from construction on."""
+class TrainingSetup:
+    """The parts of a trainer that outlive a training loop, from construction on."""
 
     lock: RunLock  # lock of the run directory, held during a loop
-    shards: int | None  # V; None before the first loop, unless set by the recipe
+    shards: int | None  # V; None before the first loop, unless set by the user
     is_fresh: bool  # the content of the run directory is to be moved aside
     state: State | None = None
     was_trained: bool = False  # the state was tried on a training shard, and restored
@@ -56,14 +56,14 @@ class Prepared:
     row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Prepared:
-        """Return the prepared parts of a trainer that has only settings."""
-        path = recipe.run_dir.path
+    def of(cls, config: TrainerConfig) -> TrainingSetup:
+        """Return the setup of a trainer that has only settings."""
+        path = config.run_dir.path
         lock = RunLock(None if path is None else Path(path))
-        is_fresh = recipe.run_dir.fresh
+        is_fresh = config.run_dir.fresh
         if is_fresh and path is not None:
             is_fresh = not was_done_before(_moving_aside(Path(path)))
-        return cls(lock, recipe.shards, is_fresh)
+        return cls(lock, config.shards, is_fresh)
 
     def begin(self, run_dir: Path, say: Callable[[str], None]) -> None:
         """Check that a run can be trained in its directory, which is locked; see ``resume``.
@@ -83,24 +83,24 @@ class Prepared:
             return Course(self.plan.course.last_step, stands_at)
         return self.course or Course(0, (global_step, 0))
 
-    def facts(self, crew: Crew, state: State) -> dict[str, Any]:
+    def facts(self, workers: WorkerGroup, state: State) -> dict[str, Any]:
         """Return the facts about the run that a checkpoint saves beside tensors."""
         assert self.plan is not None
-        return facts_of(crew, state, self.plan, self.row_sample)
+        return facts_of(workers, state, self.plan, self.row_sample)
 
 
 def _moving_aside(run_dir: Path) -> str:
     return f"moving aside what is in {run_dir.absolute()}"
 
 
-def taken(
-    recipe: Recipe,
+def read_dataset_config(
+    config: TrainerConfig,
     given: Any,
     *,
     shuffle: bool | None = None,
     trains: bool = True,
     name: str = "dataset",
-) -> Taken:
+) -> DatasetConfig:
     """Return the dataset and settings in the user's argument, a dataset or a loader.
 
     Args:
@@ -112,18 +112,24 @@ def taken(
         SettingError: the loader cannot be read by position.
     """
     shuffle = None if shuffle is None else switch("shuffle", shuffle)
-    size = recipe.batch_size if trains else None
-    return dataloader.taken(given, recipe.loading, shuffle=shuffle, batch_size=size, name=name)
+    size = config.batch_size if trains else None
+    return dataloader.read_dataset_config(
+        given, config.loading, shuffle=shuffle, batch_size=size, name=name
+    )
 
 
-def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
+def planned(workers: WorkerGroup, setup: TrainingSetup, data: DatasetConfig) -> Plan:
     """Return the plan of a training loop over a dataset; changes nothing.
 
     Raises:
         DataError: the argument is no map-style dataset, or is empty.
         SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
     """
-    recipe, rule, rows = crew.recipe.with_loading(data.loading), crew.rule, length(data.dataset)
+    config, rule, rows = (
+        workers.config.with_loading(data.loading),
+        workers.rule,
+        length(data.dataset),
+    )
     sampling, dealt = data.loading.sampling, rows
     if sampling is not None:
         sampling.require_rows(rows)
@@ -131,14 +137,14 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
         if not data.shuffle:
             fix = "leave shuffle out: rows come as they are drawn"
             raise SettingError("shuffle", data.shuffle, "True with Loading(sampling=)", fix)
-    shards = prepared.shards
+    shards = setup.shards
     if shards is None:
-        newest = newest_checkpoint(recipe, prepared)
-        workers = min(crew.least_workers, recipe.batch_size, dealt)
-        if newest is None and recipe.compute.strict and crew.keeps_bits(workers):
+        newest = newest_checkpoint(config, setup)
+        count = min(workers.least_workers, config.batch_size, dealt)
+        if newest is None and config.compute.strict and workers.keeps_bits(count):
             expected = "a number: a strict run does not take it from the number of workers"
-            raise SettingError("shards", None, expected, f"pass shards={workers}")
-        shards = workers if newest is None else int(newest.record["shards"])
+            raise SettingError("shards", None, expected, f"pass shards={count}")
+        shards = count if newest is None else int(newest.record["shards"])
     if shards > dealt:
         of = "the dataset" if sampling is None else "an epoch"
         raise too_many_shards(shards, f"{dealt} rows of {of}")
@@ -148,22 +154,22 @@ def planned(crew: Crew, prepared: Prepared, data: Taken) -> Plan:
     kind = PlanByShard if rule.by_shard else Plan
     return kind(
         rows=rows,
-        batch_size=min(recipe.batch_size, dealt),
+        batch_size=min(config.batch_size, dealt),
         shards=shards,
-        seed=recipe.seed,
+        seed=config.seed,
         shuffle=data.shuffle,
-        order=recipe.loading.order,
-        last=recipe.loading.last or SHORT,
+        order=config.loading.order,
+        last=config.loading.last or SHORT,
         sampling=sampling,
-        round=recipe.loss.round if isinstance(recipe.loss, PhaseLosses) else None,
+        round=config.loss.round if isinstance(config.loss, PhaseLosses) else None,
     )
 
 
-def newest_checkpoint(recipe: Recipe, prepared: Prepared) -> files.Sound | None:
+def newest_checkpoint(config: TrainerConfig, setup: TrainingSetup) -> files.ValidCheckpoint | None:
     """Return the checkpoint to resume from."""
-    path, facts = recipe.run_dir.path, recipe.facts()
-    if path is None or prepared.is_fresh:
+    path, facts = config.run_dir.path, config.facts()
+    if path is None or setup.is_fresh:
         return None
-    if recipe.shards is None:
+    if config.shards is None:
         del facts["shards"]  # the run resumes with the shards of the checkpoint
     return files.find(Path(path), partial(resume.require_same_run, facts=facts))

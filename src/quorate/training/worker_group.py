@@ -1,7 +1,7 @@
-"""Crew: the workers of a trainer. Their devices, how they are reached, and the memory they share.
+"""The workers of a trainer: their devices, how they are reached, and the memory they share.
 
-A crew outlives its training loops. Workers are made for each loop and end with the loop; so do
-replicas.
+A worker group outlives its training loops. Workers are made for each loop and end with the loop;
+so do replicas.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from quorate.replica.compiling import as_given
 from quorate.replica.replica import Replica
 from quorate.replica.witness.places import reads_of_shards
 from quorate.services.display.straggler import Stragglers
+from quorate.training.config import DatasetConfig, TrainerConfig
 from quorate.training.notices import once
-from quorate.training.recipe import Recipe, Taken
-from quorate.training.replicas import Replicas
+from quorate.training.replicas import ReplicaFactory
 from quorate.training.serving.served_optimizer import HANDLER, ServedOptimizer
 from quorate.training.state import State
 
@@ -59,35 +59,35 @@ def uses() -> int:
     return _uses
 
 
-class Crew:
+class WorkerGroup:
     """The workers of a trainer.
 
     Args:
-        recipe: the settings of the trainer.
+        config: the settings of the trainer.
         make_model: returns the model; called last, after all settings are checked.
 
     Raises:
         SettingError: a device is missing, or settings do not go together.
     """
 
-    def __init__(self, recipe: Recipe, make_model: Callable[[], torch.nn.Module]) -> None:
+    def __init__(self, config: TrainerConfig, make_model: Callable[[], torch.nn.Module]) -> None:
         require_surroundings()
-        self.recipe = recipe
+        self.config = config
         self.groups = self._groups()
-        engine = selection.chosen(recipe.workers.engine, [d for g in self.groups for d in g])
-        self.rule = rules.parse(recipe.update)
-        require_servers_fit(recipe.workers, self.rule)
+        engine = selection.chosen(config.workers.engine, [d for g in self.groups for d in g])
+        self.rule = rules.parse(config.update)
+        require_servers_fit(config.workers, self.rule)
         self.rank_group: RankGroup | None = None
         if engine.name == selection.COLLECTIVE:
-            self.rank_group = RankGroup(self.groups, recipe.workers, self.rule)
+            self.rank_group = RankGroup(self.groups, config.workers, self.rule)
             self.groups = self.rank_group.groups
         self.devices = [device for group in self.groups for device in group]
-        self.memory_fraction = checked_fraction(recipe.workers.memory_fraction, self.devices)
-        self.replicas = Replicas(recipe, self.groups)
+        self.memory_fraction = checked_fraction(config.workers.memory_fraction, self.devices)
+        self.replicas = ReplicaFactory(config, self.groups)
         self.model = make_model()
         self.given = as_given(self.model)  # the script's torch.compile wrapper, or the model itself
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
-            engine = selection.suited(recipe.workers.engine, engine, obstacle)
+            engine = selection.suited(config.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine
         if self.script is None:
             end_standby()
@@ -95,11 +95,13 @@ class Crew:
         self._datasets: Mapping[str, Any] | None = None  # of the script's first loop
         self._collates: list[tuple[Any, Any]] = []  # by dataset: the collate function of workers
         self.stragglers = Stragglers.none()  # of the loop, evaluation or prediction under way
-        self.taken: list[str] = []  # lines on settings taken from each ``DataLoader`` of a loop
+        self.loader_messages: list[
+            str
+        ] = []  # lines on settings taken from each ``DataLoader`` of a loop
 
     def _groups(self) -> tuple[Group, ...]:
         """Return the devices of each worker, as seen by the worker's process."""
-        devices, workers = self.recipe.devices, self.recipe.workers
+        devices, workers = self.config.devices, self.config.workers
         if workers.engine == selection.RAY:
             return groups_of(demanded(workers), devices)
         for name in ("address", "working_dir"):
@@ -111,7 +113,7 @@ class Crew:
     @property
     def least_workers(self) -> int:
         """The number of workers needed to begin."""
-        bounds = self.recipe.workers.bounds()
+        bounds = self.config.workers.bounds()
         if self.engine != selection.RAY or bounds is None:
             return len(self.groups)
         return bounds[0]
@@ -148,7 +150,7 @@ class Crew:
     @property
     def timeout_s(self) -> float:
         """The time that a worker may be silent, in seconds; compiling a new shape is included."""
-        return self.recipe.workers.timeout_s + (
+        return self.config.workers.timeout_s + (
             COMPILE_S if self.replicas.computing.compile else 0.0
         )
 
@@ -177,13 +179,13 @@ class Crew:
             CopyError: the user asked for towers, or no engine is left.
         """
         engine = selection.EngineChoice(self.engine, self.script)
-        engine = selection.suited(self.recipe.workers.engine, engine, reason)
+        engine = selection.suited(self.config.workers.engine, engine, reason)
         self.engine, self.script, self.why = engine
         self.replicas.give_up_copies(reason)
 
     # --- worker processes -------------------------------------------------------------------------
 
-    def begin_loop(self, data: Taken, validated: Taken | None = None) -> None:
+    def begin_loop(self, data: DatasetConfig, validated: DatasetConfig | None = None) -> None:
         """Note the data of the first loop; in a worker process, compute shards and never return.
 
         A worker process runs the script up to the first training loop. The process does not have
@@ -193,12 +195,12 @@ class Crew:
         self.note_use()
         process_group.require_none()
         if self.rank_group is not None and self.rank_group.is_of_torchrun:
-            reads = reads_of_shards(self.model, self.recipe.loss, process_group.MAKERS)
+            reads = reads_of_shards(self.model, self.config.loss, process_group.MAKERS)
             process_group.require_none_made(reads)
-        self.recipe = self.recipe.with_loading(data.loading)
+        self.config = self.config.with_loading(data.loading)
         given = {"dataset": data, "validation": validated or data._replace(dataset=None)}
         datasets = {name: each.dataset for name, each in given.items()}
-        self.taken = [each.line for each in (data, validated) if each and each.line]
+        self.loader_messages = [each.line for each in (data, validated) if each and each.line]
         if self.rank_group is not None:
             if _loop_was_run:
                 why = (
@@ -207,11 +209,11 @@ class Crew:
                 )
                 self.stay_alone(why)
         elif (worker := here()) is not None:
-            group, loading = self.groups[worker.number], self.recipe.loading
+            group, loading = self.groups[worker.number], self.config.loading
             bound_memory(group, self.memory_fraction)
             program = Program(
                 model=self.model,
-                loss=self.recipe.loss,
+                loss=self.config.loss,
                 totals=self.replicas.totals.wanted,
                 group=group,
                 datasets=datasets,
@@ -220,7 +222,7 @@ class Crew:
                 augment=loading.augment,
                 order=loading.order,
                 sampling=loading.sampling,
-                threads=self.recipe.workers.threads,
+                threads=self.config.workers.threads,
                 computing=self.replicas.computing,
             )
             worker.serve(program)
@@ -236,7 +238,7 @@ class Crew:
         global _uses
         _uses += 1
 
-    def collates(self, data: Taken) -> bool:
+    def collates(self, data: DatasetConfig) -> bool:
         """Return whether workers of the current loop make batches with the collate of a dataset.
 
         Worker processes have the collate functions found in the script.
@@ -245,7 +247,7 @@ class Crew:
         collate = data.loading.collate
         return not self.has_processes or next(known, collate) is collate
 
-    def begin_prediction(self, data: Taken) -> None:
+    def begin_prediction(self, data: DatasetConfig) -> None:
         """Begin a prediction in the way of ``begin_loop``; ranks take no part in predictions."""
         if self.rank_group is None:
             self.begin_loop(data)
@@ -261,7 +263,7 @@ class Crew:
         global _loop_was_run
         if self.rank_group is not None:
             _loop_was_run = True
-            self.rank_group.begin(self.script, self.recipe.workers.threads)
+            self.rank_group.begin(self.script, self.config.workers.threads)
 
     @property
     def follows(self) -> bool:
@@ -277,10 +279,10 @@ class Crew:
     def starting(self) -> AbstractContextManager[None]:
         """Return a context in which worker processes start faster, if the loop uses processes."""
         are_processes = self.engine == selection.PROCESSES and self._datasets is not None
-        script, threads = self.script if are_processes else None, self.recipe.workers.threads
+        script, threads = self.script if are_processes else None, self.config.workers.threads
         return fork_server_starting(script, len(self.groups), threads)
 
-    def workers(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
+    def new_transport(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
         """Return new workers for a training loop; the caller closes them."""
         datasets, self._datasets = self._datasets, None
         if self.script is None:
@@ -301,7 +303,7 @@ class Crew:
             mutable_frozen=state.mutable_frozen,
             written=state.written,
             results=self.most_open if self.rule.by_shard else source.plan.shards,
-            again=state.optimizer.takes_closure or self.recipe.gather is not None,
+            again=state.optimizer.takes_closure or self.config.gather is not None,
             on_snapshots=self.on_snapshots,
             workers=len(self.groups),
             in_stages=self.replicas.are_in_stages,
@@ -313,15 +315,15 @@ class Crew:
             probe=partial(self.probe_replica, state),
             groups=self.groups,
             datasets=datasets,
-            threads=self.recipe.workers.threads,
+            threads=self.config.workers.threads,
             say=say,
-            changes=state.user_changes.original.changes,
+            changes=state.model_edits.original.changes,
         )
         return Processes(
             self.script,
-            self.recipe.workers,
+            self.config.workers,
             agreement,
-            state.user_changes.original.model_changes,
+            state.model_edits.original.model_changes,
             decided=self.replicas.computing.decided,
             timeout_s=self.timeout_s,
             notes=self.replicas.notes,
@@ -330,16 +332,16 @@ class Crew:
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:
         """Return the spot checks of a loop; None where bits differ for a known reason."""
-        every, plan = self.recipe.compute.spot_check_every, source.plan
+        every, plan = self.config.compute.spot_check_every, source.plan
         are_alike = self.keeps_bits(plan.shards) and len(kinds(self.groups)) == 1
         if every == 0 or not are_alike:
             return None
         return SpotChecks(
             ask,
-            (source, state.parameters, self.recipe.workers.threads),
+            (source, state.parameters, self.config.workers.threads),
             every,
             self.replicas.notes,
-            (state.model, self.recipe.loss),
+            (state.model, self.config.loss),
             alone=self.has_processes,
         )
 
@@ -356,15 +358,15 @@ class Crew:
                 [Group([self.master_device])],
                 lambda group: make(group[0]),
                 state.buffers,
-                threads=self.recipe.workers.threads,
-                original=state.user_changes.original,
+                threads=self.config.workers.threads,
+                original=state.model_edits.original,
             )
 
     def predictors(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
         """Return workers for a prediction: processes, if this is the first loop of the script."""
         datasets = self._datasets
         if datasets is not None and datasets["dataset"] is source.dataset:
-            return self.workers(state, source, say)
+            return self.new_transport(state, source, say)
         return self.evaluators(state)
 
     def probe_replica(self, state: State) -> Replica:
@@ -373,7 +375,7 @@ class Crew:
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 
     def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Transport:
-        make, threads = partial(self.replicas.tower, state), self.recipe.workers.threads
-        original = state.user_changes.original
+        make, threads = partial(self.replicas.tower, state), self.config.workers.threads
+        original = state.model_edits.original
         groups = self.groups[: self.least_workers]
         return Towers(groups, make, state.buffers, threads=threads, original=original, say=say)

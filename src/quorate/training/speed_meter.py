@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 
-class Pace:
+class SpeedMeter:
     """The pace over the last updates, without the time that a caller spent on reports."""
 
     LAST = 50
