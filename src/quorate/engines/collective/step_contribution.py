@@ -6,7 +6,6 @@ Floats arrive bit by bit as they were sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,7 +35,7 @@ def _packed(own: StepContribution) -> list[Any]:
     """Return a message about a contribution, with written parameters at the end."""
     if (total := own.sum) is None:
         return [own, None]
-    rest = replace(total, gradient=None, represented=[], outputs=[], written=None)
+    rest = msgspec.structs.replace(total, gradient=None, represented=[], outputs=[], written=None)
     return [own._replace(sum=rest), None if total.written is None else total.written.vectors]
 
 

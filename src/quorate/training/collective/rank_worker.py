@@ -5,12 +5,12 @@ Rank 0 calls ``update``, ``check`` and ``collect_notes`` on all ranks, see ``Ran
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -446,7 +446,7 @@ class RankWorker:
             is_last = shard == shards[-1]
             if is_last:  # the exchange adds the earlier sums, bucket by bucket
                 before = [part for _, part in sorted(tree.parts.items())]
-                self._before = [replace(part) for part in before]
+                self._before = [copy.copy(part) for part in before]
                 for part in before:
                     part.gradient = None
                 buckets.begin([part.gradient for part in self._before if part.gradient is not None])
