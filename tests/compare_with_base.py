@@ -21,8 +21,6 @@ each shows the command that repeats the difference; or a golden run fails. Exit 
 the options.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Every test leaves the process as before: no thread, child process, open file or segment."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -10,8 +10,6 @@ by kind and by room; ``--json`` writes all verdicts; ``--again`` tries the mutan
 once more, on another tree for example.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import queue

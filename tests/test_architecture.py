@@ -1,7 +1,5 @@
 """The architecture: nine rooms, a single direction; public modules; pure modules."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

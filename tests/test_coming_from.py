@@ -1,7 +1,5 @@
 """Pages for newcomers from other libraries: shown code is the run code, and our scripts train."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

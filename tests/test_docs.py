@@ -1,7 +1,5 @@
 """The documents: the map of files, the reference, links, paths and the first script."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

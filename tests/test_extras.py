@@ -1,7 +1,5 @@
 """A plain install: training needs no package of an extra; a missing package is named in a line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

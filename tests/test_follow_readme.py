@@ -1,7 +1,5 @@
 """README.md, followed to the letter: the comparison of output, and truths without data."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The page of mistakes in scripts: each mistake is made, and the output is the page's line."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The generator of mutants: the changes of each kind, and verdicts on a small package."""
 
-from __future__ import annotations
-
 import pytest
 from support.mutants.kinds import KINDS, mutations
 

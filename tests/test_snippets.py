@@ -1,7 +1,5 @@
 """Snippets of README and docs/: all Python snippets run, and every shown command exists."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib.util import find_spec

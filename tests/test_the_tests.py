@@ -1,7 +1,5 @@
 """The tests themselves: a folder for each room, shared code in support, no leak unseen."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

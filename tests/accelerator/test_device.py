@@ -6,8 +6,6 @@ a copy of the source, the test named by the patch fails. The head of a patch des
 and names the reporting test (a path from here) and the words of the report.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Streams run late, and accesses without the order of a wait raise: the digests are not equal by luck.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Bridges to loggers of others: a single run there for a single run here, despite resumes."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import os

@@ -1,7 +1,5 @@
 """Fixtures common to the tests of commands."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

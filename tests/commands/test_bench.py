@@ -1,7 +1,5 @@
 """``quorate bench``: real runs, and the conclusions from measurements."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The command line: our words and the script's words, exit codes, help, completion."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

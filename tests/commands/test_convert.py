@@ -1,7 +1,5 @@
 """``quorate convert``: images and labels, as IDX files or arrays, become records."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command ``doctor``: on this machine, with drivers that hang; verdicts on made facts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Keys of files and of ``--json`` outputs: other programs read the keys, so keys never change."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A user's mistake: one line with the got and the expected value, exit code 2, nothing started."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

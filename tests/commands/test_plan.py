@@ -1,7 +1,5 @@
 """``quorate plan``: from a bench to a table, and the measured run beside the prediction."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

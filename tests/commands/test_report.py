@@ -1,7 +1,5 @@
 """``quorate report``: one run or two as an HTML page."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

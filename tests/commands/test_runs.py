@@ -1,7 +1,5 @@
 """``quorate runs`` and ``inspect``: the outcomes of runs, torn runs too."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """quorate verify on real runs: each class of fault is named, and no sound script accused."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -188,4 +186,4 @@ def test_nobody_is_accused_where_the_promise_is_kept(name: str, verify: WarmRuns
     assert "same bits on 1 worker, 2 workers" in said or "same bits on 1 worker and 2" in said
     if name == "penalty_over_the_global_model":
         assert "note: it cannot be run on towers" in said
-        assert "'net.parameters' in loss (copies.py:24)" in said
+        assert "'net.parameters' in loss (copies.py:22)" in said

@@ -1,7 +1,5 @@
 """The first difference of recorded runs, the cause, and the verdict: over made records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

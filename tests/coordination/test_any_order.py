@@ -3,8 +3,6 @@
 The simulator runs each of many random histories, and checks its invariants after every event.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

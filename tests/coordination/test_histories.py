@@ -6,8 +6,6 @@ fault, and after ``w1 off`` w1 has left off. ``joined=2``: w0 and w1 joined at 0
 took 1 s for a shard of step 0 too, and step 1 begins at 10. ``count`` shows position and tally.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

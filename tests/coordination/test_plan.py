@@ -3,8 +3,6 @@
 Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The names of update rules, the rules as the coordinator sees them, and the tally of shards."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -3,8 +3,6 @@
 Legend: R rows of the dataset, D rows of an epoch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules of a pipeline: the constraints on each, closed forms, and the recorded orders."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 

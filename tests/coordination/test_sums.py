@@ -3,8 +3,6 @@
 An addition of words shows its order. Legend: V shards, N workers or ranks.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """torch's loaders in the place of a dataset: each part is used, reported, or refused."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draws: the numbers of an augmentation, each bound to a row."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

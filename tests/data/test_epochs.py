@@ -1,7 +1,5 @@
 """Runs whose epochs are not each row once in the shuffled order, or whose rows are augmented."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

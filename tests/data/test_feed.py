@@ -1,7 +1,5 @@
 """The feed: rows loaded by a waiting thread, and page-locked memory, which takes a GPU."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

@@ -1,7 +1,5 @@
 """IDX files: written arrays are read back, and every damage is a DataError with the file's name."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import struct

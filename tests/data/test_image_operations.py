@@ -1,7 +1,5 @@
 """Operations of an augmentation on images: as their formulas, alone as in a batch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tar, text and TFRecord files: any row by number, and indexes kept after the first use."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

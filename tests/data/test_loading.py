@@ -1,7 +1,5 @@
 """Loading: each row once, with the same bits and layout, whoever loads, and whatever fails."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

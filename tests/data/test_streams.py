@@ -1,7 +1,5 @@
 """Streams: rows, each by number, of files readable only from their beginnings."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -112,7 +110,7 @@ def decoded(n: int) -> tuple[int, torch.Tensor]:
 def test_a_training_takes_a_streams_own_order_and_draws_belong_to_row_and_epoch() -> None:
     """A loader of the stream too; the user's own order has priority."""
 
-    def stream(files: Files) -> Stream[Any]:
+    def stream(files: Files) -> Stream:
         return Stream(range(4), lambda f: files.rows(f), counts=COUNTS, window=8, decode=decoded)
 
     def drawn(make: Any = lambda rows: rows, **settings: Any) -> tuple[set[Any], int]:

@@ -1,7 +1,5 @@
 """Tar files: any row by number, a kept index, cut or damaged files."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

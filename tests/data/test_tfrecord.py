@@ -1,7 +1,5 @@
 """TFRecord: TensorFlow's files are read back equal; damage is an error with the place."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tokens: rows of any lengths in a file mapped by processes; damage; a worker's memory."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """State of user code beside the model: the same bits on all engines, after a kill, elsewhere."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks of a collective: the bits of a tower; meanwhile ranks may end and begin anew."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

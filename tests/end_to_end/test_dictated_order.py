@@ -3,8 +3,6 @@
 Shards of one row compute ``x * a * b``, with two scalars. Workers in memory follow a script.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

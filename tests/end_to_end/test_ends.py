@@ -1,7 +1,5 @@
 """The end of a run beside signals: no process outlives a run, nothing is left or delays the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

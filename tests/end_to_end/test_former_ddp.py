@@ -1,7 +1,5 @@
 """Former DDP scripts: the same bits everywhere, or a line with the name of the call."""
 
-from __future__ import annotations
-
 import os
 import sys
 

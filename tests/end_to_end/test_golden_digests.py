@@ -1,7 +1,5 @@
 """Golden digests: runs give the bits of commit 1ed5e4f, on processors of any kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 The simulated accelerator runs this file too, except for CUDA's parts: see ``tests/accelerator``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Ranks on several hosts: slow, cut off, lost and back again, with the same bits."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """A Keras model on worker processes: the same bits, and the model learns."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ranks fail in each phase: all end soon, with the reason, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

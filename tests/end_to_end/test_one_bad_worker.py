@@ -1,7 +1,5 @@
 """A worker in a worse state than the rest: the run goes on without the worker, and says so."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Closed, full or broken output, at any moment: the same bits, code 0, no traceback."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

@@ -1,7 +1,5 @@
 """Random configurations follow from a seed, cover all tables, and are read from their line."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

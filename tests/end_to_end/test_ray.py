@@ -1,7 +1,5 @@
 """Workers of a Ray cluster: the same bits, whoever is killed; the rules' books; nothing is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

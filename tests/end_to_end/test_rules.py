@@ -3,8 +3,6 @@
 The rules' books over a run with kills are in ``test_scenarios``.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The promise: one digest on any number of devices, after a resume, and with slow workers."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints written by all ranks: the bytes of a single process, whatever happens meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

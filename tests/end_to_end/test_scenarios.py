@@ -1,7 +1,5 @@
 """Scenarios: trainings with faults on every engine, a line each; see ``support/scenarios.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

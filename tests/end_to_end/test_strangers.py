@@ -1,7 +1,5 @@
 """Trainings as strangers write them: the same bits and the right values, or a stated reason."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ways of computing for the stages of a replica on CPUs: as on CPUs, and as on GPUs."""
 
-from __future__ import annotations
-
 import pytest
 
 from quorate.engines.stages.new_replica import REPLICA_CLASSES

@@ -1,7 +1,5 @@
 """A script run again by workers: the comparison, the input, the written files, the mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Their way to a run's user is in ``tests/end_to_end/test_scenarios.py``.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The address for gloo to listen on leads to all hosts."""
 
-from __future__ import annotations
-
 import pytest
 
 from quorate.engines.collective import gloo_address

@@ -1,7 +1,5 @@
 """Jobs: how a worker process finds the class of its work."""
 
-from __future__ import annotations
-
 import pytest
 
 from quorate.engines.job import Evaluation, Job, Training, class_name, class_of

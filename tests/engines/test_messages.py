@@ -1,7 +1,5 @@
 """Messages arrive as they were sent: plain values, tensors, exceptions of user code."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models in stages as people write them: the bits of one piece, or a line with the reason."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

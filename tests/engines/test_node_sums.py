@@ -1,7 +1,5 @@
 """Sums of the results of a node's workers: added results, waiting results, and no lost results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A run's demand on a Ray cluster, and refusals before there is a cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A replica in stages: the bits of a replica in one piece, and a line for each impossible case."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -3,8 +3,6 @@
 Processes of each kind are alike, run a script up to its first loop, and no further.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -121,7 +119,7 @@ def test_without_a_script_there_are_towers() -> None:
     pids: list[int | None] = []
 
     class Looks(quorate.Callback):
-        def started(self, run: quorate.Run) -> None:
+        def started(self, run: Any) -> None:
             pids.extend(worker.pid for worker in run.workers)
 
     fit(workers=2, steps=1, callbacks=[Looks()])

@@ -1,7 +1,5 @@
 """Towers: threads compute like the driving thread, end on request, and report their phase."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

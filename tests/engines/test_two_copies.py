@@ -3,8 +3,6 @@
 Memory shows the stores of another processor in any order (ARM), up to some point.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """examples/chatbot: exactness over shards, search, data, and conversations with runs."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

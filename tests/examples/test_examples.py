@@ -1,7 +1,5 @@
 """The examples as a user runs them: two updates on small files, on several numbers of workers."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -3,8 +3,6 @@
 Their own asserts compare digests, after a kill too. The notebooks train on Fashion-MNIST.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

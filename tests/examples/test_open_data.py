@@ -1,7 +1,5 @@
 """Open data: checksums, cache, sources in turn; real clients, archives made here, nothing run."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The ports: counts, faults, two trained ports, and the table of the page."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

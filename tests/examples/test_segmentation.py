@@ -1,7 +1,5 @@
 """examples/segmentation on small made images: tiles, folders, loss and metrics, programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Devices by name, their memory, and who they are; GPUs by stand-ins where there are none."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

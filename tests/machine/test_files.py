@@ -1,7 +1,5 @@
 """Files written whole or not at all, shared memory without a name, text for terminals."""
 
-from __future__ import annotations
-
 import os
 import sys
 import unicodedata

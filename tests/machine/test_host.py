@@ -1,7 +1,5 @@
 """A machine's resources for a run: limits of control groups, too few cores, too little memory."""
 
-from __future__ import annotations
-
 import resource
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes of this host: their signals, streams and folders, and their knowledge of each other."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import platform

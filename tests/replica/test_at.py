@@ -1,7 +1,5 @@
 """The position of a shard in a run: who receives it, and a pure function of plan and step."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Values collected in evaluations: outputs of all rows, and states of metrics, in their order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

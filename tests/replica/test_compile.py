@@ -1,7 +1,5 @@
 """``compile=True``: the same bits whoever computes, and the behaviour where compiling fails."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

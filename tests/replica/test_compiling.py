@@ -1,7 +1,5 @@
 """``torch.compile`` in the script itself; ``strangers`` has its bits and values on all engines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

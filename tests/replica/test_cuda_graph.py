@@ -1,7 +1,5 @@
 """Shards as CUDA graphs: on a GPU, the same bits; the state after a failed recording."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings for the same bits each time on a GPU; the effect is tested in test_gpu.py."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Iterator

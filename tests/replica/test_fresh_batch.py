@@ -3,8 +3,6 @@
 Losses that write their batch and draw, and so need repeated shards, are in ``strangers``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels: products of linear layers by oneDNN: their values, exceptions, and the choice."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches of any structure: visited parts, and parts left alone."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, UserDict, UserList, deque, namedtuple
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Precision: masters in float32, the dtypes of replicas, and a single digest within each."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

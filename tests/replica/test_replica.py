@@ -1,7 +1,5 @@
 """A replica's work: weights, metrics and failures of shards, and refusals."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from typing import Any

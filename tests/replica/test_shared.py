@@ -1,7 +1,5 @@
 """``Shared``: its contents, who reads and sets values at each time, and the same bits."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

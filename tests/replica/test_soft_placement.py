@@ -1,7 +1,5 @@
 """Soft placement and the placement log, also on a kind of device made for them: ``soft.py``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

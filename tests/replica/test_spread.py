@@ -1,7 +1,5 @@
 """A replica over several devices, as the script places its parts: misfits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A thread's own generator."""
 
-from __future__ import annotations
-
 import random
 import re
 import sys

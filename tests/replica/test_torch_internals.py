@@ -3,8 +3,6 @@
 And a torch without a part is named at import, with the promise broken by the lack.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Totals: counts summed over shards and finished once, the same on any workers to the last bit."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 There each misbehaviour is a case, named on towers and in all other ways.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

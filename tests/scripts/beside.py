@@ -4,8 +4,6 @@
 -KILL the run kills worker 0, and trains until the worker is back. Every fourth update is saved.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ broken.py trainer|fit SETTING VALUE: a setting. broken.py loss VALUE: the result
 ``out`` of the model and ``elsewhere``, another model. broken.py fine: none.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Arguments: a name of ``CHECKPOINTS``; a folder for files of the dataset. The las
 JSON: state outside of the model.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -33,7 +31,7 @@ NAME, FOLDER = sys.argv[1:]
 NOT_FINITE = (1, 6)  # updates of "skipped", on both sides of its checkpoint
 
 
-def not_finite(model: Any, batch: Batch, at: quorate.At) -> dict[str, Any]:
+def not_finite(model: Any, batch: Batch, at: Any) -> dict[str, Any]:
     """Return a loss that is infinite in the updates ``NOT_FINITE``."""
     found = classify(model, batch)
     return {**found, "loss": found["loss"] * (math.inf if at.step in NOT_FINITE else 1.0)}

@@ -4,8 +4,6 @@ Who forked, the signal handlers in a fork, and how forks ended are lines of JSON
 ``fit`` comes back although a fork of the callback is alive.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

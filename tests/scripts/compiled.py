@@ -6,8 +6,6 @@ A single shape of a shard, BatchNorm, draws of several kinds, a tensor as weight
 receives the step: two branches, and a number that changes in each step.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -7,8 +7,6 @@ Arguments: the configuration; the part of the run, 0 or 1: the event of the conf
 0; a folder for files of the dataset, and for marks of past events.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -9,8 +9,6 @@ Prints the tried clauses of the contract, as a line of JSON. Shard 0 of step 3 h
 that cannot be loaded; the training itself is given up.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

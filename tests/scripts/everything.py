@@ -7,8 +7,6 @@ weights, a schedule, an uneven last batch, weights other than row counts, and ra
 augmentation from torch's, NumPy's and Python's generators.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -5,8 +5,6 @@
 The measured ratio is replaced by 2.4, or TIMES: the test machine may be of either kind.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

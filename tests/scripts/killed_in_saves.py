@@ -11,8 +11,6 @@ After each kill all checkpoints are sound, and the newest is no older than after
 The resumed run ends with the undisturbed digest.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -14,8 +14,6 @@ printed. ``speaks=stdout,stderr``: all processes print a lot there, and from the
 nothing more can be written there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -7,8 +7,6 @@ straggler: the last of two workers sleeps in forward. input: rows sleep. loop: a
 with sleep in the body. evaluation: as much evaluation as training. even: nothing.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -6,8 +6,6 @@ Argument: clean, atomics (adds up in the threads' order of arrival), held (fails
 reserved more than the fraction ON_GPU_FRACTION), big (takes a fifth of the memory).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import OrderedDict

@@ -15,8 +15,6 @@ call). Or a rank differs: model, data, rows, shards, writes, other. Also without
 rank: nan, inf, around, one, more. ``folder`` gets the pids of ranks, and the time.
 """
 
-from __future__ import annotations
-
 import errno
 import math
 import os
@@ -286,7 +284,7 @@ def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 class Tells(quorate.Callback):
     """Prints each step and the crew; saves at once, so a rank can fail meanwhile."""
 
-    def started(self, run: quorate.Run) -> None:
+    def started(self, run: Any) -> None:
         self.run = run
 
     def updated(self, report: quorate.Report) -> None:
@@ -298,7 +296,7 @@ class Tells(quorate.Callback):
 class Change(quorate.Callback):
     """Writes weights past autograd, freezes a layer, sets the learning rate."""
 
-    def started(self, run: quorate.Run) -> None:
+    def started(self, run: Any) -> None:
         self.model: Any = run.model
 
     def updated(self, report: quorate.Report) -> None:

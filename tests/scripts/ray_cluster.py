@@ -8,8 +8,6 @@ commands, a line each, and prints "done": "kill N" kills node N, "add CPUS" adds
 remains of programs there: actors that are not dead, placement groups, and a line about objects.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ Each process that runs the script up to a loop leaves "about-PID.json" in FOLDER
 starting and its state; and lines in "notes": its progress. Prints JSON at the end.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

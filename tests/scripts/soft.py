@@ -8,8 +8,6 @@ the parameters and the loss, or the exception with its notes. The last line has 
 another result, or other memory, than on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

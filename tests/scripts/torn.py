@@ -7,8 +7,6 @@ at the beginning, and again in its backward pass. The metrics have the read valu
 compares the values with the result of a single update. Prints a line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -11,8 +11,6 @@ late: a number is read from a file that is written after two updates, in VERIFIE
 stage: once that file is there, the processes of stages compute something else.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints: each is whole or passed over, whatever the damage, and training goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The output of a run: plain lines without a viewer, a bar on a terminal, one line of an error."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Former checkpoints stay loadable, and a resumed run reaches the same bits."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import ExitStack

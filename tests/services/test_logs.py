@@ -1,7 +1,5 @@
 """metrics.jsonl and events.jsonl: training goes on whatever happens; resumes cut both."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

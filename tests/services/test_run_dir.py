@@ -1,7 +1,5 @@
 """Unreadable, unwritable or unmovable parts of a run directory: one line, before step 1."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One run trains in a run directory at a time, whoever tries; its death frees the directory."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Curves of runs, read back with TensorBoard's own reader; cut event files."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -105,7 +103,7 @@ def test_curves_are_what_the_log_says(tmp_path: Path) -> None:
 def test_each_update_is_in_one_point(tmp_path: Path) -> None:
     """Points come while updates are made; some shards are dropped, or old."""
 
-    def slowly(model: Any, batch: Any, at: quorate.At) -> torch.Tensor:
+    def slowly(model: Any, batch: Any, at: Any) -> torch.Tensor:
         time.sleep(0.002 * (int(at.rows[0]) % 3))
         return fits.squares(model, batch)
 

@@ -1,7 +1,5 @@
 """Traces of runs: under each engine, of good runs and of failures; and the bounds of traces."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

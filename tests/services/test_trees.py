@@ -1,7 +1,5 @@
 """Trees: state of optimizers and callbacks comes back unchanged, or is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

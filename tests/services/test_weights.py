@@ -1,7 +1,5 @@
 """Weights to begin from: files of torch, checkpoints, runs; hostile ones are a line, not a wait."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 White-box: no run of a test has GPUs, or lasts the minutes until a slow worker is named again.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """``quorate.simulate``: small cases by hand, and the laws of large cases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 from random import Random

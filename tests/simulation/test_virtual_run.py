@@ -1,7 +1,5 @@
 """Virtual runs and shared cores: by hand, and against closed forms."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A case: a training as a stranger would write it, and its expected outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

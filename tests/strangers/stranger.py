@@ -1,7 +1,5 @@
 """Train a case by name: ``stranger.py NAME [--steps N]``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The quorate command, in a separate process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

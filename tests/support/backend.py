@@ -8,8 +8,6 @@ so torch itself reports the lack. The device has no random numbers either.
 A process can have one such kind, for good: only scripts in separate processes use the module.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Collection
 from typing import Any

@@ -4,8 +4,6 @@ Row r adds 16**(r % 11) to metric r // 11, so the digits of the sums over up to 
 often each row was in an update.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Ray clusters for tests: nodes of this machine, reached with a token."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The means of comparing two trainings: SHA-256 over all bits of their weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Disks that fill up or become read-only, and a user without some rights: for tests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

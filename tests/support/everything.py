@@ -1,7 +1,5 @@
 """The training of ``tests/scripts/everything.py`` in this process: all influences on bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

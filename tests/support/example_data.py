@@ -1,7 +1,5 @@
 """Small files in the formats of the examples; the classes are easy to tell apart."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The files of an example, imported under their own names, which other examples use too."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Examples of hypothesis: the same in every run, so a failure comes from the change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ Models, losses and data for several tests are in ``support/small.py`` (all parts
 ``support/everything.py`` (all influences on bits) and ``support/trainings`` (by name).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

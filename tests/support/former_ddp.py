@@ -5,8 +5,6 @@ after ``fit``. The script has the same bits on every engine and number of worker
 the call.
 """
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping

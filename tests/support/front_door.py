@@ -1,7 +1,5 @@
 """Settings by their names at the command, put into their groups: for tests with a few changes."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

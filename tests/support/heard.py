@@ -1,7 +1,5 @@
 """The output of a run, read while the run lives."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import threading

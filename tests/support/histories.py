@@ -6,8 +6,6 @@ history has a timeout too, workers that hang, and crashes. ``History.simulation`
 from the beginning or from a position reached by an earlier part.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable

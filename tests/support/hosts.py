@@ -5,8 +5,6 @@ own name leads to 127.0.1.1, as in Debian, and the names of other hosts to their
 can be slowed and cut, and hosts lost. Root and the tools for namespaces are required.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Keys of JSON: read by other programs, and never changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

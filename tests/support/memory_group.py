@@ -1,7 +1,5 @@
 """A control group with a limit of memory, if the machine allows such a group."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Modules of the package: the public modules, and the modules imported by a Python file."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """NVML of a machine with two GPUs, the first with a slice, and with a lost GPU."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

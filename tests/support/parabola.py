@@ -1,7 +1,5 @@
 """A parabola over forty rows, and a line fitted to the parabola: tests of the choice of rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A loop of plain torch: the results of a training without shards, workers and resumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

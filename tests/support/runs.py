@@ -1,7 +1,5 @@
 """Runs of scripts in ``tests/scripts``: real processes, their ends, their files on disk."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

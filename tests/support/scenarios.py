@@ -7,8 +7,6 @@ printed words, the bits of the same training on one undisturbed worker, or each 
 often as required by the rule, and no process, shared memory or temporary file is left.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

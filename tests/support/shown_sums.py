@@ -1,7 +1,5 @@
 """Sums that show their order: strings, and an addition without associativity."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 

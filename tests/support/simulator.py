@@ -31,8 +31,6 @@ Whatever breaks a condition raises ``InvariantError`` with the last events and e
 Legend: V shards of a step, N workers, t step, s shard, w worker. Times are virtual seconds.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, deque

@@ -5,8 +5,6 @@ follow a schedule; the weights are averaged. An epoch has five updates, the last
 rows.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -12,8 +12,6 @@ A snippet that cannot run gives the reason instead: ``<!-- not run: TensorFlow 1
 that may be missing: ``<!-- needs: sklearn -->``; both may stand above a fence.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Strangers' trainings on several engines: the outcome of each, and whether a line reports it."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import random

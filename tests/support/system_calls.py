@@ -1,7 +1,5 @@
 """System calls of a thread: counted, and the process killed before a chosen call."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

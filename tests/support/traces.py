@@ -1,7 +1,5 @@
 """Traces as written: the common rules of all traces, and the contents."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from itertools import pairwise

@@ -4,8 +4,6 @@ The mistakes stand in `docs/messages.md`, and nowhere else: the test runs each i
 files of ``make``, and compares the line.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each is a training in a few lines, as people write it.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging

@@ -1,7 +1,5 @@
 """``quorate verify`` and ``bench`` in this process; their runs are forks with torch imported."""
 
-from __future__ import annotations
-
 import io
 import os
 import time

@@ -1,7 +1,5 @@
 """The contract of engines: kept by all present engines; broken clauses are found out."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers in memory: the bits of any other transport, and no events beyond the script's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -83,18 +83,18 @@ class Keeping(quorate.Callback):
     kept: Any = None
 
     def __init__(
-        self, make: Callable[[quorate.Run], Any], change: Callable[[Keeping, quorate.Report], Any]
+        self, make: Callable[[Any], Any], change: Callable[[Keeping, quorate.Report], Any]
     ) -> None:
         self.make, self.change = make, change
 
-    def started(self, trainer: quorate.Run) -> None:
+    def started(self, trainer: Any) -> None:
         self.run, self.kept = trainer, self.make(trainer)
 
     def updated(self, report: quorate.Report) -> None:
         self.change(self, report)
 
 
-def cosine(run: quorate.Run) -> torch.optim.lr_scheduler.LRScheduler:
+def cosine(run: Any) -> torch.optim.lr_scheduler.LRScheduler:
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     return torch.optim.lr_scheduler.CosineAnnealingLR(inner, 9)
 

@@ -1,7 +1,5 @@
 """Optimizers that need a step's gradient at other parameters too: LBFGS, sharpness-aware."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

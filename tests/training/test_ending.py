@@ -1,7 +1,5 @@
 """The end of training: early and immediate stops; best weights; names checked beforehand."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

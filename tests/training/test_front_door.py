@@ -1,7 +1,5 @@
 """The front door: groups of settings, their shorthands, overriding by the command, moved names."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Losses over the whole batch: equal to a batch in one piece, with the same bits on any workers."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

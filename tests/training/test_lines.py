@@ -1,7 +1,5 @@
 """Lines of a run: the origin of V, slow workers, evaluations, scarce resources."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Models whose tensors lie in memory in odd ways, or are of odd kinds."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The graph of a model in summaries, read back with TensorBoard's own reader and graph plugin."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """State of optimizers and schedules outlives a resume, wherever kept; or the state is named."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """torch's optimizers do the same in a trainer as in a plain loop, on any workers and resumed."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Closed forms: loss = x * A * B against a simulation in floats; non-finite updates."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several models in one training: a plain loop, rounds, refusals, checkpoints, resumes."""
 
-from __future__ import annotations
-
 import copy
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Predictions: every row once and in order, the same on any number of towers, as a plain loop."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Saving and resuming: the state is whole, or is not loaded; later changes are reported."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import partial

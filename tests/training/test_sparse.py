@@ -1,7 +1,5 @@
 """Gradients by rows: the effect of torch's optimizers, accepting optimizers, sums by row."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

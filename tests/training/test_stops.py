@@ -1,7 +1,5 @@
 """Stops: the first reason counts; limits, signals, callbacks and threads request stops."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -60,11 +58,11 @@ def test_a_run_ends_at_its_time_limit_and_the_next_goes_on(
 class Acts(quorate.Callback):
     """Acts after an update, and notes the saves and the reason for the end of the run."""
 
-    def __init__(self, at: int, act: Callable[[quorate.Run], object]) -> None:
+    def __init__(self, at: int, act: Callable[[Any], object]) -> None:
         self.at, self.act, self.updates = at, act, 0
         self.saves, self.reasons = list[int](), list[str]()
 
-    def started(self, trainer: quorate.Run) -> None:
+    def started(self, trainer: Any) -> None:
         self.trainer = trainer
         if self.at == 0:
             self.act(trainer)
@@ -96,7 +94,7 @@ def test_the_first_reason_counts_and_no_update_follows(
 ) -> None:
     """Under async each computed shard is an update."""
 
-    def ask_twice(trainer: quorate.Run) -> None:
+    def ask_twice(trainer: Any) -> None:
         trainer.stop("first")
         trainer.stop("second")
 

@@ -1,7 +1,5 @@
 """Changes by user code between two updates, against a loop of plain torch with the same changes."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

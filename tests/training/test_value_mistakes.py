@@ -1,7 +1,5 @@
 """Mistakes without an error: a line names each, and no sound script has such a line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

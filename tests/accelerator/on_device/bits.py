@@ -1,7 +1,5 @@
 """Operators have the CPU's bits, whatever is late; trainings: ``test_on_devices``."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

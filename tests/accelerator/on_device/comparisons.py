@@ -1,7 +1,5 @@
 """Tensors of an accelerator are compared there: the host waits once, and copies only changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

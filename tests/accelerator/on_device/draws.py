@@ -1,7 +1,5 @@
 """``Compute(random="host")``: a device gets the CPU's numbers, and draws none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

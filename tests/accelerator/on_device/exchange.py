@@ -1,7 +1,5 @@
 """The stream of an exchange waits for the writers of its vectors, and readers wait for it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

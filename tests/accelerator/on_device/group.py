@@ -1,7 +1,5 @@
 """The double of a process group: all ranks hear of calls that do not fit together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

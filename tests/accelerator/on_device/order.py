@@ -1,7 +1,5 @@
 """Dropped waits are found, by values or by clocks; code with its waits is never accused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

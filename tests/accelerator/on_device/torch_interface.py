@@ -1,7 +1,5 @@
 """The interface of torch for accelerators: memory, precision, errors, no forks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models hard for devices have the CPU's digest, on any number of devices."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A batch moved to the host is there when ``move`` returns; a message of a stage arrives whole."""
 
-from __future__ import annotations
-
 import torch
 
 from quorate.engines.stages.device_copier import DeviceCopier, received

@@ -1,7 +1,5 @@
 """A device without float64, such as MPS: sums of buffers, and norms, are made on the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures common to tests of a model in stages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

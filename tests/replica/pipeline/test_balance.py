@@ -1,7 +1,5 @@
 """The cut alone: the measured costs of stages, and the best-balanced runs of stages."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

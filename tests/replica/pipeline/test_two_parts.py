@@ -1,7 +1,5 @@
 """A backward pass in two parts: the bits of a single pass, and the work of the second part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

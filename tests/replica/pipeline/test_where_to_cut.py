@@ -1,7 +1,5 @@
 """Possible cuts of a model, and everything left unchanged by a cut."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

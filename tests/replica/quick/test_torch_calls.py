@@ -1,7 +1,5 @@
 """Calls around every shard in the place of torch's public functions have the same effect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

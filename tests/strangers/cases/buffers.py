@@ -3,8 +3,6 @@
 Frozen parameters written by forward are carried as buffers are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Changes by user code between two updates: parameters, buffers, attributes, the optimizer."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

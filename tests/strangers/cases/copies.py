@@ -1,7 +1,5 @@
 """Models whose copy is not a copy: something in them, or in the loss, holds the original."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from functools import partial

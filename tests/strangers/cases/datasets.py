@@ -1,7 +1,5 @@
 """Datasets: with memory, a clock, counters and generators of their own, and models in them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

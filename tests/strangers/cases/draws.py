@@ -1,7 +1,5 @@
 """Draws: late, seldom, or from generators without a key."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Gradients: missing, hooked, or different from plain torch's."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses: their results, and their effects on the batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Optimizers: those of packages and of one's own, and schedules."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trained parameters: written, replaced, or made outside of the update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

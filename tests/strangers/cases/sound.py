@@ -1,7 +1,5 @@
 """Sound models and losses: the same bits everywhere, and nobody is warned."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """State beside parameters and buffers: counters, histories, generators, caches, first batches."""
 
-from __future__ import annotations
-
 import functools
 import random
 import time

@@ -1,7 +1,5 @@
 """Switches of the whole process, turned inside of forward."""
 
-from __future__ import annotations
-
 import builtins
 from typing import Any
 

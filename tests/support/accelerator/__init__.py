@@ -8,8 +8,6 @@ A process with the folder of ``AUTOLOAD`` in the import path has the devices as 
 imported, as with the plug-in of a real accelerator: ``environment()`` is for such processes.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

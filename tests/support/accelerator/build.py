@@ -1,7 +1,5 @@
 """The library of the simulated accelerator, compiled once for each torch."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import shutil

@@ -6,8 +6,6 @@ not fit together, and so would hang or take wrong bytes, all ranks raise, with t
 ranks. After the loss of a rank, ranks waiting for the lost rank wait until ``abort()``.
 """
 
-from __future__ import annotations
-
 import atexit
 import zlib
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Runs of the command ``quorate`` on simulated devices, in forks of a process with devices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -11,8 +11,6 @@ The forger knows the format: all checksums are made anew, also the ties of tenso
 their record, unless the tie itself is forged.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

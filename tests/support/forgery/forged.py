@@ -1,7 +1,5 @@
 """A checkpoint in memory, changed and written with sound checksums; and odd values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

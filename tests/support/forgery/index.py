@@ -7,8 +7,6 @@ top       wrong sizes of header and body, cut, something behind, another magic
 file      a substitute in the place of the file, see ``in_place_of``
 """
 
-from __future__ import annotations
-
 import json
 import random
 import struct

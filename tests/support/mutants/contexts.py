@@ -8,8 +8,6 @@ fork of the warm process switches to the name, see ``warm``.
 coverage.py imports the plugin first: PYTEST_DONT_REWRITE.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

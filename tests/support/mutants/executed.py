@@ -3,8 +3,6 @@
 A recording is a folder with ``tests.json`` and the data of coverage.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A kind is a function from a node of the syntax tree to the new text of the node,
 the kind does not apply. Statements to leave out become ``pass``.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator
 from functools import partial

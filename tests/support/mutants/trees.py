@@ -1,7 +1,5 @@
 """Copies of a source tree, each with a changed file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

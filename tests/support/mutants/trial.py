@@ -1,7 +1,5 @@
 """Trials of mutants: the tests of a changed line run until the first failure."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

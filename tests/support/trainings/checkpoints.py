@@ -5,8 +5,6 @@ from the directory ends with the bits of a run without an interruption. ``digest
 the bits by kind of processor; ``tests/compare_with_base.py --record`` writes the digests.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

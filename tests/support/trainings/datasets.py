@@ -4,8 +4,6 @@ All values follow from a fixed seed. Legend: R rows, ``BATCH`` of them in a batc
 padding.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

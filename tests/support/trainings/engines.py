@@ -1,7 +1,5 @@
 """Engines of the configurations: name -> options of ``quorate run``."""
 
-from __future__ import annotations
-
 
 def _options(engine: str, workers: int) -> tuple[str, ...]:
     return ("--devices", "cpu", "--engine", engine, "--workers", str(workers))

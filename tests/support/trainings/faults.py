@@ -14,8 +14,6 @@
 run is over, and is resumed. Every fault leaves a file ``done-PART-NUMBER`` in the folder.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -5,8 +5,6 @@ the processor and on torch: a file ``tests/golden/<kind>.json`` has the results 
 ``tests/golden/changed.json`` has the runs whose bits changed on purpose since, with the reason.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

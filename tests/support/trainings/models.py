@@ -4,8 +4,6 @@ The models cover dropout, BatchNorm, buffers, tied and frozen weights, sparse gr
 a loss over all rows of a batch.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, fields
 from functools import partial

@@ -1,7 +1,5 @@
 """Optimizers of the configurations: name -> function from parameters to a torch optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

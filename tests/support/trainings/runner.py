@@ -1,7 +1,5 @@
 """Runs of a configuration: the outcome of a run, and the differences between two outcomes."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Collection, Mapping, Sequence

@@ -7,8 +7,6 @@ the tree's own warm process (``tests/support/warm.py``), because that file knows
 tree. The driver uses no name of the tree but ``WARM``, so any commit with that name can be a base.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
