@@ -46,7 +46,7 @@ TIMED: list[tuple[int, str, Any, str]] = [
     (0, "the coordinator", Coordinator, "handle"),
     (0, "sums of shards", StepSums, "add_kept"),
     (0, "the update", Update, "apply"),
-    (0, "the look for changes of the model by user code", ModelEdits, "look"),
+    (0, "the look for changes of the model by user code", ModelEdits, "detect"),
 ]
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.coordination.run_event import showing
 from quorate.errors import UserError
-from quorate.services.display.shown import Shown
-from quorate.services.display.straggler import Stragglers
 from quorate.services.display.uncaught import fold_tracebacks
 from quorate.settings import named, resolved, setting
+from quorate.training import weights
 from quorate.training.config import (
     ELSEWHERE,
     Compute,
-    DatasetConfig,
     Loading,
     RunDir,
     TrainerConfig,
@@ -26,22 +21,11 @@ from quorate.training.config import (
     losses_of,
     optimize_of,
 )
-from quorate.training.earlier_fits import begin_fit
-from quorate.training.ending import weights
-from quorate.training.evaluate import evaluate
-from quorate.training.fit import Fit, Services, save_now
-from quorate.training.loop import Loop
+from quorate.training.evaluation import Function, evaluate, predict
+from quorate.training.fit import Fit, save_now
 from quorate.training.model import Models, make_model
 from quorate.training.notices import once
-from quorate.training.predicting.predict import Function, predict
-from quorate.training.prepare import (
-    TrainingSetup,
-    planned,
-    prepare,
-    read_dataset_config,
-    refuse_half_an_update,
-)
-from quorate.training.probing.before_workers import looking
+from quorate.training.setup import TrainingSetup
 from quorate.training.stop import Stops
 from quorate.training.stop_after import StopAfter
 from quorate.training.validation import ELSEWHERE_IN_FIT, Validation
@@ -160,26 +144,22 @@ class Trainer:
             loading=resolved(Loading, loading),
             run_dir=resolved(RunDir, run_dir),
         )
-        self._say: Callable[[str], None] = showing(logging.getLogger("quorate").warning)
-        self._workers = WorkerGroup(config, lambda: make_model(model, config.seed, losses))
-        self.model = self._workers.given
+        group = WorkerGroup(config, lambda: make_model(model, config.seed, losses))
+        self.model = group.given
+        self._setup = TrainingSetup(group)
         if config.run_dir.init_from is not None:  # in workers too, for their frozen weights
-            weights.load_weights(self.model, config.run_dir.init_from, self._say)
-        self._setup = TrainingSetup.of(config)
-        self._stops: Stops | None = None  # of the current loop, evaluation or prediction
-        self._loop: Loop | None = None  # the current loop
+            weights.load_weights(self.model, config.run_dir.init_from, self._setup.say)
         self._fit: Fit | None = None  # the current fit
 
     @property
     def run_dir(self) -> Path | None:
         """The run directory, or None if nothing is saved."""
-        path = self._config.run_dir.path
-        return None if path is None else Path(path)
+        return self._setup.run_dir
 
     @property
     def workers(self) -> list[WorkerStatus]:
         """The current status of each worker; empty while no loop runs. Thread-safe."""
-        transport = None if self._loop is None else self._loop.transport
+        transport = self._setup.transport
         return [] if transport is None else transport.status()
 
     @property
@@ -220,8 +200,8 @@ class Trainer:
             phase: count only the updates of this phase, as the schedule of the phase does. Default:
                 count all updates.
         """
-        data = read_dataset_config(self._config, dataset)
-        return planned(self._workers, self._setup, data).updates_of(phase)
+        data = self._setup.read_dataset_config(dataset)
+        return self._setup.plan_of(data).updates_of(phase)
 
     @named(ELSEWHERE_IN_FIT)
     def fit(
@@ -267,41 +247,24 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C, with everything saved.
             SystemExit: after SIGTERM or SIGHUP, with everything saved.
         """
+        setup, rows = self._setup, None
         chosen = None if validation is None else resolved(Validation, validation)
-        data, rows = read_dataset_config(self._config, dataset, shuffle=shuffle), None
+        data = setup.read_dataset_config(dataset, shuffle=shuffle)
         if chosen is not None:
-            rows = read_dataset_config(
-                self._config, chosen.dataset, trains=False, name="validation"
-            )
+            rows = setup.read_dataset_config(chosen.dataset, trains=False, name="validation")
             if rows.line is None:  # a plain dataset: batches are made as in training
                 rows = rows._replace(loading=data.loading)
         for optimize in self._config.optimize.values():
             optimize.require_validation(is_there=chosen is not None)
-        duration = resolved(StopAfter, StopAfter(epochs=epochs, steps=steps, max_time_s=max_time_s))
-        self._workers.begin_loop(data, rows)
-        self._workers.stragglers = stragglers = Stragglers.none()
-        services = Services(
-            self._config.run_dir,
-            self._setup.lock.renew,
-            duration.max_time_s,
-            callbacks,
-            self._workers.replicas.totals,
-            chosen,
-            partial(self._evaluated, rows, None, called="validation"),
-            looking(self._workers, chosen, rows, callbacks),
-            stragglers.slow_workers,
-        )
-        say = self._say
-        with closing(Fit(self, services, self._facts)) as fit:
-            self._fit, self._say = fit, fit.say
+        limits = StopAfter(epochs=epochs, steps=steps, max_time_s=max_time_s)
+        stop_after = resolved(StopAfter, limits)
+        setup.workers.begin_loop(data, rows)
+        with closing(Fit(self, setup, callbacks, chosen, rows)) as fit:
+            self._fit = fit
             try:
-                look, at = services.look, fit.at
-                fit.train(lambda stops: self._looping(data, duration, stops, look, at))
+                fit.train(data, stop_after)
             finally:
-                self._setup.saved = fit.saved or self._setup.saved
-                if (line := stragglers.summary()) is not None:
-                    fit.mention(line)
-                self._fit, self._say = None, say
+                self._fit = None
 
     def updates(
         self,
@@ -319,33 +282,16 @@ class Trainer:
         """
         for optimize in self._config.optimize.values():
             optimize.require_validation(is_there=False)
-        data = read_dataset_config(self._config, dataset, shuffle=shuffle)
-        duration = StopAfter(epochs=epochs, steps=steps)
-        self._workers.begin_loop(data)
-        with self._naming_stragglers(), self._looping(data, duration, Stops()) as loop:
-            yield from loop.reports
-
-    @contextmanager
-    def _looping(
-        self,
-        data: DatasetConfig,
-        duration: StopAfter,
-        stops: Stops,
-        look: Callable[..., None] = lambda *_: None,
-        at: Callable[[str], None] = lambda _: None,
-    ) -> Iterator[Loop]:
-        if self._stops is not None:
-            raise UserError(
-                "updates", "another loop over updates is still open", fix="close that loop first"
-            )
-        begun = self._workers, self._setup, data, duration
-        preparing = prepare(*begun, stops=stops, say=self._say, look=look, at=at)
-        self._stops = stops
-        try:
-            with preparing as self._loop:
-                yield self._loop
-        finally:
-            self._stops = self._loop = None
+        setup = self._setup
+        data = setup.read_dataset_config(dataset, shuffle=shuffle)
+        stop_after = StopAfter(epochs=epochs, steps=steps)
+        setup.workers.begin_loop(data)
+        with (
+            setup.naming_stragglers(),
+            setup.prepare_loop(data, stop_after, Stops()) as loop,
+            loop.started() as reports,
+        ):
+            yield from reports
 
     def evaluate(self, dataset: Any, *, averaged: bool | None = None) -> dict[str, float]:
         """Return the mean loss and metrics, and the finished totals, over all rows of a dataset.
@@ -361,60 +307,15 @@ class Trainer:
             UserError: the dataset is empty, its total weight is zero, ``averaged=True`` without
                 averaged weights, or ``stop`` was called during the evaluation.
         """
-        data = read_dataset_config(self._config, dataset, trains=False)
+        setup = self._setup
+        data = setup.read_dataset_config(dataset, trains=False)
         if data.line is not None:
-            once(self._say)(data.line)
-        with self._naming_stragglers(), self._stoppable() as stops:
-            values = self._evaluated(data, averaged, stops)
+            once(setup.say)(data.line)
+        with setup.naming_stragglers(), setup.stoppable() as stops:
+            values = evaluate(setup, data, averaged, stops, "evaluate()")
         if values is None:
             raise UserError("evaluate", f"stopped before the last row: {stops.reason}")
         return values
-
-    @contextmanager
-    def _naming_stragglers(self) -> Iterator[None]:
-        """Name slow workers in one line at the end of the block, outside of a training loop.
-
-        Inside a training loop, the loop names the workers at its end.
-        """
-        if self._stops is not None:
-            yield
-            return
-        self._workers.stragglers = stragglers = Stragglers.none()
-        try:
-            yield
-        finally:
-            if (line := stragglers.summary()) is not None and not resolved(Shown, None).quiet:
-                self._say(line)
-
-    @contextmanager
-    def _stoppable(self) -> Iterator[Stops]:
-        """Yield the stop requests of the block; none inside a training loop: ``stop`` ends it."""
-        stops = Stops()
-        if self._stops is not None:
-            yield stops
-            return
-        self._stops = stops
-        try:
-            yield stops
-        finally:
-            self._stops = None
-
-    def _evaluated(
-        self,
-        data: DatasetConfig | None,
-        averaged: bool | None,
-        stops: Stops,
-        called: str = "evaluate()",
-    ) -> dict[str, float] | None:
-        assert data is not None
-        return evaluate(
-            *(self._workers, self._setup, data),
-            averaged=averaged,
-            transport=None if self._loop is None else self._loop.transport,
-            stops=stops,
-            say=self._say,
-            called=called,
-        )
 
     def predict(
         self,
@@ -446,16 +347,10 @@ class Trainer:
                 holds other files, or ``stop`` was called during the prediction.
             OSError: the outputs cannot be written (disk full); no partial output is left.
         """
-        data = read_dataset_config(self._config, dataset, trains=False)
-        with self._naming_stragglers(), self._stoppable() as stops:
-            return predict(
-                *(self._workers, self._setup, data, function),
-                to=None if to is None else Path(to),
-                averaged=averaged,
-                transport=None if self._loop is None else self._loop.transport,
-                stops=stops,
-                say=self._say,
-            )
+        setup, folder = self._setup, None if to is None else Path(to)
+        data = setup.read_dataset_config(dataset, trains=False)
+        with setup.naming_stragglers(), setup.stoppable() as stops:
+            return predict(setup, data, function, folder, averaged, stops)
 
     def stop(self, reason: str = "stop() was called") -> None:
         """Finish the current step, then end the loop. Thread-safe.
@@ -464,8 +359,8 @@ class Trainer:
         raise ``UserError``. After a ``stop`` in a callback no further update is made, except of
         shards already in progress under "async" and "bounded:K".
         """
-        if self._stops is not None:
-            self._stops.ask(reason)
+        if self._setup.stops is not None:
+            self._setup.stops.ask(reason)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of all current weights and buffers, plain and averaged.
@@ -492,7 +387,7 @@ class Trainer:
         Raises:
             CheckpointError: the checkpoint does not exist, is damaged or belongs to another model.
         """
-        return weights.load(which, self.run_dir, self.model, self._setup, self._say)
+        return weights.load(which, self._setup)
 
     def save(self) -> Path:
         """Write a checkpoint of the current state, and return the directory of the checkpoint.
@@ -501,16 +396,12 @@ class Trainer:
             UserError: ``run_dir`` is not set, or nothing was trained yet.
             SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
         """
-        setup, run_dir = self._setup, self._config.run_dir
-        if run_dir.path is None or setup.state is None or setup.plan is None:
+        setup, state = self._setup, self._setup.state
+        if setup.run_dir is None or state is None or setup.plan is None:
             raise UserError("save", "there is nothing to save", fix="set run_dir, and train first")
-        refuse_half_an_update(setup.state)
-        begin_fit(setup)
-        with setup.lock.held(self._say):
-            facts = self._facts(setup.state)
-            path = save_now(run_dir, setup.state, facts, setup.lock.renew)
+        state.require_whole_update()
+        setup.restore_newest_weights()
+        with setup.lock.held(setup.say):
+            path = save_now(setup, state)
         setup.saved = (self.global_step, path)  # save again: the model may have changed since
         return path
-
-    def _facts(self, state: Any) -> dict[str, Any]:
-        return self._setup.facts(self._workers, state)

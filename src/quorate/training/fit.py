@@ -9,28 +9,27 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from quorate.coordination.run_event import END, EVALUATION, NOTE, SAVE, SLOW, RunEvent, is_shown
 from quorate.engines import Transport
 from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
 from quorate.machine.text import printable
-from quorate.replica.totals import Totals
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
 from quorate.services.display.display import display, metrics
 from quorate.services.display.start_progress import StartProgress
-from quorate.services.display.straggler import SlowWorkers
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.event_log import EventLog
 from quorate.services.metrics_log import MetricsLog, spent
+from quorate.services.report import Report
 from quorate.services.run_contents import set_log_aside
 from quorate.services.run_dir import RunDir
 from quorate.services.run_status import RunStatus
@@ -46,11 +45,16 @@ from quorate.training.callbacks import (
     kept_by,
     name_of,
 )
-from quorate.training.loop import Loop
+from quorate.training.config import DatasetConfig
+from quorate.training.evaluation import evaluate
+from quorate.training.loop import TrainingLoop
 from quorate.training.notices import once
+from quorate.training.probing.checks import graph_of, require_metrics, required_metrics
 from quorate.training.saved_state import Contents, contents
+from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
+from quorate.training.stop_after import StopAfter
 from quorate.training.unsaved import UnsavedAttributes
 from quorate.training.validation import Best, LossTrend, Validation
 
@@ -67,50 +71,32 @@ NO_SETTINGS = (
 SILENCE = "display.txt"  # in the run directory: since when and why no output is shown
 
 
-class Look(Protocol):
-    """A look at the state before there are workers; see ``BeforeWorkers``."""
-
-    def __call__(self, state: State, source: Any) -> None:
-        """Look at the state and the training data; raise errors known before training."""
-
-    def graph(self) -> Graph | None:
-        """Return the graph of the model for summaries; None if no graph is wanted."""
-
-
-class Services(NamedTuple):
-    """The services beside training; see ``Trainer.fit`` and the groups of settings."""
-
-    run_dir: RunDir
-    renew: Callable[..., None]  # renews the lock of the run directory
-    max_time_s: float | None
-    callbacks: Sequence[Callback]
-    totals: Totals
-    validation: Validation | None
-    evaluate: Callable[[Stops], dict[str, float] | None]  # the validation set; None: stopped
-    look: Look
-    slow_workers: SlowWorkers
-
-
 class Fit:
     """One call of ``Trainer.fit``.
 
     Args:
         run: the trainer, for callbacks.
-        services: the services beside training.
-        facts: returns the facts about the run for a checkpoint.
+        setup: the setup of the trainer.
+        callbacks: the user's callbacks.
+        validation: when to evaluate, and the best checkpoint; None without a validation set.
+        rows: the validation set.
+
+    Raises:
+        SettingError: an argument is not valid, or a callback needs a validation set.
     """
 
     def __init__(
         self,
         run: Run,
-        services: Services,
-        facts: Callable[[State], dict[str, Any]],
+        setup: TrainingSetup,
+        callbacks: Sequence[Callback],
+        validation: Validation | None,
+        rows: DatasetConfig | None,
     ) -> None:
-        self.saved: tuple[int, Path] | None = None  # the newest checkpoint
-        self._run = run
-        self._services = services._replace(callbacks=checked(services.callbacks))
-        self._run_dir = None if services.run_dir.path is None else Path(services.run_dir.path)
-        self._facts = facts
+        self._run, self._setup, self._run_dir = run, setup, setup.run_dir
+        self._callbacks = checked(callbacks)
+        self._validation, self._rows = validation, rows
+        self._required = required_metrics(setup.workers, validation, self._callbacks)
         self._streams = ExitStack()
         self._output = self._streams.enter_context(steady())
         self._screen = display(self._output)
@@ -134,14 +120,6 @@ class Fit:
             self._screen.say(line)
         self._events.add(line)
 
-    def at(self, phase: str) -> None:
-        """Show the phase of a starting run if the phase takes long without any output."""
-        self._start.at(phase)
-
-    def mention(self, line: str) -> None:
-        """Show a line to the user, unless the run is quiet."""
-        self._screen.mention(line)
-
     def close(self) -> None:
         """Leave the screen in its present state."""
         self._start.close()
@@ -156,65 +134,59 @@ class Fit:
         """The TensorBoard writer for images and text of callbacks."""
         return None if self._summaries is None else self._summaries.writer
 
-    def train(self, setup: Callable[[Stops], AbstractContextManager[Loop]]) -> None:
+    def train(self, data: DatasetConfig, stop_after: StopAfter) -> None:
         """Train to the end, or until a stop is requested. Raises the errors of ``Trainer.fit``."""
-        limit_s = self._services.max_time_s
+        setup, limit_s = self._setup, stop_after.max_time_s
+        say, setup.say = setup.say, self.say
         with ExitStack() as stack:
+            stack.callback(setattr, setup, "say", say)
+            stack.enter_context(setup.naming_stragglers(self._screen.mention))
             # 1. The sources of stops and saves: from here on no request is lost.
-            stack.enter_context(run_trace.traced(self._services.run_dir, self.say))
+            stack.enter_context(run_trace.traced(setup.config.run_dir, self.say))
             if self._run_dir is not None:
-                run_dir, renew = self._services.run_dir, self._services.renew
-                saver = Checkpoints(self._run_dir, policy(run_dir), renew)
+                saver = Checkpoints(self._run_dir, policy(setup.config.run_dir), setup.lock.renew)
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
-            # 2. The loop; and the services that end before the loop, in this order.
-            loop = stack.enter_context(setup(self._stops))
-            self.saved = loop.saved
-            give_back(self._services.callbacks, loop.state.callbacks_saved)
+            # 2. The loop and its workers.
+            preparing = setup.prepare_loop(data, stop_after, self._stops, self._start.at)
+            loop = stack.enter_context(preparing)
+            graph = self._look_before_workers(loop) if loop.has_updates else None
+            reports = stack.enter_context(loop.started())
+            give_back(self._callbacks, loop.state.callbacks_saved)
             if self._has_nothing_to_do(loop):  # and no file is written
                 stack.push(self._tell_stopped)
                 self._say_who_is_not_told()
                 for callback in self._visitors("started"):
                     callback.started(self._run)
                 return
+            # 3. The services, which end before the loop, in this order.
             signals.under_way, loop.state.callbacks_saved = True, {}
             if self._run_dir is not None:
-                if loop.state.global_step == 0:
-                    set_log_aside(self._run_dir, self.say)
-                n, renew = loop.state.global_step, self._services.renew
-                workers = None if loop.transport is None else loop.transport.status
-                log = MetricsLog(self._run_dir, n, self.say, renew, workers)
-                self._log = stack.enter_context(closing(log))
-                self._open_events(self._run_dir, loop)
-                stack.callback(self._events.close)
-            status = RunStatus(self._run_dir, loop.last_step, self._services.renew)
+                self._open_logs(self._run_dir, loop, stack)
+            status = RunStatus(self._run_dir, loop.last_step, setup.lock.renew)
             status.begun(loop.state.global_step)
             stack.push(lambda _kind, raised, _trace: self._note_end(loop, status, raised))
             stack.push(self._tell_stopped)
-            supervisor = stack.enter_context(self._supervisor(loop))
+            supervisor = stack.enter_context(self._supervisor(loop, graph))
             stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
-            # 3. Training.
+            # 4. Training.
             first = loop.state.global_step + 1
-            self._state, visits = loop.state, loop.state.visits
+            self._state = loop.state
             run_trace.begun(loop.state.global_step)
             for callback in self._visitors("started"):
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # the evaluation may have been interrupted
-            stack.enter_context(visits.announced())
-            unsaved = UnsavedAttributes(self._services.callbacks, loop.state)
+            stack.enter_context(loop.state.visits.announced())
+            unsaved = UnsavedAttributes(self._callbacks, loop.state)
             self._start.at(partial(_starting, loop.transport))
-            for report in loop.reports:
-                if self._saver is not None and report.global_step == first:
-                    loop.state.phases.save()  # raises now if the state cannot be saved
+            for report in reports:
                 if report.global_step == first:
+                    if self._saver is not None:
+                        loop.state.phases.save()  # raises now if the state cannot be saved
                     self._start.close()
                 with run_trace.after_update(report):
-                    self._screen.update(report)
-                    self._note_silence(f"step {report.global_step:,}")
-                    supervisor.updated(report)
-                    if self._log is not None:
-                        self._log.update(report, self._taken_slow())
+                    self._show(report, supervisor)
                     for callback in self._visitors("updated"):
                         callback.updated(report)
                     self._evaluate_if_due(loop, supervisor)
@@ -226,12 +198,32 @@ class Fit:
                 self.say(warning)
         signals.leave()
 
-    def _has_nothing_to_do(self, loop: Loop) -> bool:
+    def _look_before_workers(self, loop: TrainingLoop) -> Graph | None:
+        """Check the required metrics, and return the graph of the model for summaries."""
+        workers, state = self._setup.workers, loop.state
+        self._start.at(
+            "computing a shard once more, for the graph of the model and the names of metrics"
+        )
+        if self._rows is not None:
+            require_metrics(workers, state, self._rows, self._required)
+        if self._run_dir is None or workers.config.run_dir.summary_every_s is None:
+            return None
+        return graph_of(workers, state, loop.source)
+
+    def _show(self, report: Report, supervisor: Supervisor) -> None:
+        """Show a report on the display, in summaries and in metrics.jsonl."""
+        self._screen.update(report)
+        self._note_silence(f"step {report.global_step:,}")
+        supervisor.updated(report)
+        if self._log is not None:
+            named = [self._slow_now.popleft() for _ in range(len(self._slow_now))]
+            self._slow += named
+            self._log.update(report, named)
+
+    def _has_nothing_to_do(self, loop: TrainingLoop) -> bool:
         """Return whether all updates and the last evaluation were made."""
         n = loop.state.global_step
-        return n >= loop.last_step and (
-            self._services.validation is None or loop.state.evaluated_at == n
-        )
+        return n >= loop.last_step and (self._validation is None or loop.state.evaluated_at == n)
 
     def _say_who_is_not_told(self) -> None:
         """Name the callbacks that receive no update, because all updates were made before.
@@ -240,11 +232,11 @@ class Fit:
         """
         names = [
             name_of(callback)
-            for callback in self._services.callbacks
+            for callback in self._callbacks
             if not defines(callback, "load_state_dict")
             and any(defines(callback, method) for method in ("updated", "evaluated", "saved"))
         ]
-        if names and self._services.run_dir.path is not None:
+        if names and self._run_dir is not None:
             once(self.say)(
                 f"callbacks that receive no update, because an earlier run made all updates of "
                 f"this fit: {', '.join(names)}; read the updates in metrics.jsonl, or give the "
@@ -253,7 +245,7 @@ class Fit:
 
     def _visitors(self, method: str) -> Iterator[Callback]:
         """Yield the callbacks that define a method, after announcing a visit to the state."""
-        for callback in self._services.callbacks:
+        for callback in self._callbacks:
             if defines(callback, method):
                 self._announce()
                 yield callback
@@ -264,23 +256,23 @@ class Fit:
 
     # --- evaluations ------------------------------------------------------------------------------
 
-    def _evaluate_if_due(self, loop: Loop, supervisor: Supervisor) -> None:
-        state, validation = loop.state, self._services.validation
+    def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Supervisor) -> None:
+        state, validation, rows = loop.state, self._validation, self._rows
         n, per_epoch = state.global_step, loop.plan.steps_per_epoch
-        if validation is None or state.evaluated_at == n or self._stops.reason is not None:
+        if validation is None or rows is None or state.evaluated_at == n:
             return
-        if not validation.is_due(n, per_epoch, loop.last_step):
+        if self._stops.reason is not None or not validation.is_due(n, per_epoch, loop.last_step):
             return
         state.visits.announce()
         with run_trace.span("evaluation"):
-            values = self._services.evaluate(self._stops)
+            values = evaluate(self._setup, rows, None, self._stops, "validation")
         if values is None:
             return
         state.evaluated_at = n
         for update in state.phases.updates.values():
             update.evaluated(values)
-        if self.saved is not None and self.saved[0] == n:
-            self.saved = None  # that checkpoint lacks this evaluation
+        if self._setup.saved is not None and self._setup.saved[0] == n:
+            self._setup.saved = None  # that checkpoint lacks this evaluation
         which = "" if state.average is None else " of the averaged weights"
         epoch, rest = divmod(n, per_epoch)
         when = f"step {n:,}" if rest else f"epoch {epoch}"
@@ -312,18 +304,12 @@ class Fit:
             self._saver.save(self._contents(state, self._saver))
 
     def _contents(self, state: State, saver: Checkpoints) -> Contents:
-        state.callbacks = kept_by(self._services.callbacks, state.callbacks)
-        facts = self._facts(state)
+        state.callbacks = kept_by(self._callbacks, state.callbacks)
+        facts = self._setup.facts(state)
         if self._slow:
-            facts = {**facts, "slow": [*self._slow]}
+            facts["slow"] = [*self._slow]
         with run_trace.span("copying the state"):
             return contents(state, facts, saver.spare)
-
-    def _taken_slow(self) -> list[str]:
-        """Return the lines on slow workers since the last call."""
-        named = [self._slow_now.popleft() for _ in range(len(self._slow_now))]
-        self._slow += named
-        return named
 
     def _note(self, outcomes: Sequence[Outcome]) -> None:
         """Report the outcomes of saves in the background."""
@@ -337,7 +323,7 @@ class Fit:
             if self._unsaved is not None:
                 self.say(RunEvent(f"step {n:,} was saved: checkpoints can be written again", NOTE))
             self._events.add(RunEvent(f"saved step {n:,}", SAVE), saved_step=n)
-            self.saved, self._unsaved = (n, path), None
+            self._setup.saved, self._unsaved = (n, path), None
             for callback in self._visitors("saved"):
                 callback.saved(n, path)
 
@@ -353,7 +339,7 @@ class Fit:
                     "parameters has new values; resume from the newest checkpoint"
                 )
                 return
-            if self.saved is None or self.saved[0] != state.global_step:
+            if self._setup.saved is None or self._setup.saved[0] != state.global_step:
                 path = self._saver.write(self._contents(state, self._saver))
                 self._note([Outcome(state.global_step, path, "")])
         except Exception as error:
@@ -362,25 +348,25 @@ class Fit:
             # The first exception is raised, not this one.
             self.say(f"step {state.global_step:,} was not saved: {error}")
         else:
-            assert self.saved is not None
-            self._screen.say(f"saved step {state.global_step:,} to {self.saved[1]}")
+            assert self._setup.saved is not None
+            self._screen.say(f"saved step {state.global_step:,} to {self._setup.saved[1]}")
 
     # --- services, metrics.jsonl, callbacks -------------------------------------------------------
 
-    def _supervisor(self, loop: Loop) -> Supervisor:
+    def _supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Supervisor:
         services: list[Service] = []
-        run_dir, every_s = self._run_dir, self._services.run_dir.summary_every_s
+        workers, every_s = self._setup.workers, self._setup.config.run_dir.summary_every_s
         if loop.transport is not None:
-            status, slow_workers = loop.transport.status, self._services.slow_workers
+            status, slow_workers = loop.transport.status, workers.stragglers.slow_workers
             services.append(WorkerTable(self._screen, status, slow_workers, tell=self._note_slow))
-            if run_dir is not None and every_s is not None and self._has_tensorboard():
+            if self._run_dir is not None and every_s is not None and self._has_tensorboard():
                 self._summaries = Summaries(
-                    run_dir,
+                    self._run_dir,
                     every_s,
-                    status=loop.transport.status,
+                    status=status,
                     global_step=loop.state.global_step,
-                    finished=self._services.totals.finished,
-                    graph=self._services.look.graph(),
+                    finished=workers.replicas.totals.finished,
+                    graph=graph,
                 )
                 services.append(self._summaries)
         return Supervisor(services, self.say)
@@ -390,19 +376,26 @@ class Fit:
         self._slow_now.append(line)
         self._events.add(RunEvent(line, SLOW))
 
-    def _open_events(self, run_dir: Path, loop: Loop) -> None:
-        """Begin the events of this fit in the run directory."""
-        state = loop.state
-        facts = self._facts(state)
-        started = f"training starts at step {state.global_step:,} of {loop.last_step:,}"
+    def _open_logs(self, run_dir: Path, loop: TrainingLoop, stack: ExitStack) -> None:
+        """Open metrics.jsonl, and begin the events of this fit; ``stack`` closes both."""
+        state, renew = loop.state, self._setup.lock.renew
+        n, facts = state.global_step, self._setup.facts(state)
+        if n == 0:
+            set_log_aside(run_dir, self.say)
+        workers = None if loop.transport is None else loop.transport.status
+        self._log = stack.enter_context(closing(MetricsLog(run_dir, n, self.say, renew, workers)))
+        started = f"training starts at step {n:,} of {loop.last_step:,}"
         entries = {
             "command": sys.argv,
             "settings": {name: value for name, value in facts.items() if name not in NO_SETTINGS},
         }
-        say, renew = self._screen.say, self._services.renew
+        say = self._screen.say
         self._events.open(run_dir, lambda: state.global_step, started, entries, say, renew)
+        stack.callback(self._events.close)
 
-    def _note_end(self, loop: Loop, status: RunStatus, raised: BaseException | None) -> None:
+    def _note_end(
+        self, loop: TrainingLoop, status: RunStatus, raised: BaseException | None
+    ) -> None:
         """Record how the run ended, and how its workers spent their time."""
         n, reason = loop.state.global_step, self._stops.reason
         state, why = status.ending(n, reason, raised)
@@ -460,20 +453,16 @@ def _starting(transport: Transport | None) -> str:
     return f"starting workers, each of which runs the script: {there} of {len(workers)} are ready"
 
 
-def save_now(
-    run_dir: RunDir, state: State, facts: dict[str, Any], renew: Callable[..., None]
-) -> Path:
-    """Write a checkpoint outside of ``fit``, and return its directory.
-
-    Args:
-        renew: ``RunLock.renew`` of the lock, held by the caller.
+def save_now(setup: TrainingSetup, state: State) -> Path:
+    """Write a checkpoint outside of ``fit``, and return its directory. The caller holds the lock.
 
     Raises:
         SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
     """
-    assert run_dir.path is not None
-    with closing(Checkpoints(Path(run_dir.path), policy(run_dir), renew)) as saver:
-        return saver.write(contents(state, facts))
+    assert setup.run_dir is not None
+    settings = policy(setup.config.run_dir)
+    with closing(Checkpoints(setup.run_dir, settings, setup.lock.renew)) as saver:
+        return saver.write(contents(state, setup.facts(state)))
 
 
 def policy(run_dir: RunDir) -> Policy:

@@ -10,20 +10,18 @@ An update passes through seven files in this order; ``grep -n "def NAME" FILE`` 
     replica/replica.py             gradient: forward and backward pass of a shard
     training/optimizing/update.py  apply: sum, mean, clipping, optimizer step, average, schedule
 
-Afterwards ``Updates.reports`` in this file reports the update.
+Afterwards ``TrainingLoop`` in this file reports the update.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.plan import Plan
 from quorate.coordination.protocol import Stop
 from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
@@ -31,62 +29,59 @@ from quorate.engines import Transport
 from quorate.engines.drawing import drawing
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
-from quorate.replica.totals import Totals, joined
+from quorate.replica.totals import joined
+from quorate.replica.witness.between import Between
 from quorate.services.report import Report
 from quorate.training.drive import Ready, drive
 from quorate.training.not_finite_shard import not_made
 from quorate.training.observer import observed
-from quorate.training.optimizing.step_again import StepAgain, step_again
+from quorate.training.optimizing.step_again import step_again
 from quorate.training.optimizing.update import Applied
 from quorate.training.serving.turns import Turns, turns_of
 from quorate.training.speed_meter import SpeedMeter
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import WholeBatch, kind_of_training, whole_batch
-from quorate.training.worker_group import WorkerGroup
+from quorate.training.whole_batch.whole_batch import kind_of_training, whole_batch
+
+if TYPE_CHECKING:
+    from quorate.training.setup import TrainingSetup
 
 RUN_S = 4e-3  # seconds of shards dealt at once: about fifty times the cost of dealing a shard
 WHOLE_S = 1e6  # the same for shards that flow through stages: all shards of a worker
-_NOTHING = nullcontext()
 
 
-class Loop(NamedTuple):
-    """A prepared training loop."""
+class Progress(Protocol):
+    """The progress of a loop, reported by the maker of the updates."""
 
-    state: State
-    plan: Plan
-    last_step: int
-    saved: tuple[int, Path] | None  # the newest checkpoint: its step and directory
-    transport: Transport | None  # None: there is nothing to do
-    reports: Iterator[Report]
+    first_step: int  # number of updates applied before
+    begun_at: float | None  # time.monotonic() at the first dealt shard, if known
+    reason: str  # why the loop ended where it ended
+
+
+class StartedWorkers(NamedTuple):
+    """The workers of a loop at work, on any engine."""
+
+    transport: Transport
+    updates: Iterator[tuple[Ready, Applied]]  # each is already applied to the state
+    progress: Progress
+    between: Between  # the watcher of parameters between updates
+    spot_checks: SpotChecks | None
+    turns: Turns | None = None  # if servers have the state
 
 
 @contextmanager
-def looping(
-    loop: Loop,
-    workers: WorkerGroup,
-    source: Source,
-    *,
-    facts: Mapping[str, Any],
-    stops: Stops,
-    say: Callable[[str], None],
-) -> Iterator[Loop]:
-    """Start the workers of a loop with updates to make, and end the workers afterwards.
-
-    Args:
-        facts: facts about the run, as saved in a checkpoint.
-        stops: requests to end the loop.
-        say: shows a line to the user.
-    """
-    state, plan = loop.state, loop.plan
-    edits = state.model_edits
-    edits.detect()  # since the last loop
-    edits.raise_if_unsupported()
+def coordinating(loop: TrainingLoop) -> Iterator[StartedWorkers]:
+    """Start the workers of a loop and their coordinator; end the workers afterwards."""
+    setup, state, plan, stops = loop.setup, loop.state, loop.plan, loop.stops
+    workers, source, say = setup.workers, loop.source, setup.say
+    config = workers.config
     with ExitStack() as stack:
+        # 1. The workers.
         stack.callback(state.end_parts)
         own = workers.new_transport(state, source, say)
-        known = {**facts, "pipeline": workers.replicas.pipeline}
+        known = {**setup.facts(state), "pipeline": workers.replicas.pipeline}
         transport = stack.enter_context(closing(observed(own, state, known)))
+        timeout_s = workers.timeout_s if transport.can_replace else None
         # An observer of the loop, or another route to its workers, makes comparisons of its own.
         ask = partial(ask_workers, transport, len(workers.groups))
         checks = workers.spot_checks(state, source, ask) if transport is own else None
@@ -95,16 +90,17 @@ def looping(
             state.parameters,
             range(min([state.global_step, *state.left_open]), loop.last_step),
             on_snapshots=workers.on_snapshots,
-            loader_workers=workers.config.loading.processes,
-            threads=workers.config.workers.threads,
+            loader_workers=config.loading.processes,
+            threads=config.workers.threads,
         )
+        # 2. The update of a step: a loss or an optimizer may compute the step once more.
         again = step_again(
             transport,
             source,
             state.optimizer,
             workers.rule,
-            threads=workers.config.workers.threads,
-            timeout_s=workers.timeout_s if transport.can_replace else None,
+            threads=config.workers.threads,
+            timeout_s=timeout_s,
             say=say,
         )
         if again is None and state.optimizer.takes_closure:
@@ -117,9 +113,29 @@ def looping(
         if turns is not None:
             stack.enter_context(closing(turns))
         channel = stack.enter_context(closing(transport.open(job)))
-        edits.set_baseline()
+        state.model_edits.set_baseline()
         stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
         between = workers.replicas.between(state)
+
+        def apply(ready: Ready) -> tuple[Ready, Applied]:
+            between.end()
+            step, leaves = ready.step, plan.shards_of(ready.step)
+            state.begin_phase(plan.phase(step))
+            update = partial(
+                state.update.apply,
+                leaves=leaves,
+                present=len(ready.shards),
+                again=None if again is None or whole is not None else partial(again, step),
+            )
+            with drawing("update", plan, state.global_step + 1):
+                applied = update(ready.parts) if whole is None else whole(ready, update)
+            loop.count(ready, applied)
+            if turns is not None:
+                turns.updated()
+            return ready, applied
+
+        # 3. The coordinator, which deals the shards.
+        run_s = WHOLE_S if workers.replicas.are_in_stages else RUN_S
         coordinator = Coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
@@ -131,198 +147,184 @@ def looping(
             tally=state.tally,
             rule=workers.rule,
             most_open=workers.most_open,
-            timeout_s=workers.timeout_s if transport.can_replace else None,
-            run_s=_run_s(workers) if transport.takes_runs else 0.0,
+            timeout_s=timeout_s,
+            run_s=run_s if transport.takes_runs else 0.0,
         )
-        rests = between.begin, between.end
-        updates = Updates(
-            *(state, source, workers, loop.last_step, say, rests, checks),
-            again=again if whole is None else None,
-            turns=turns,
-            whole_batch=whole,
+        updates = drive(
+            *(coordinator, channel, apply, say),
+            copied_shards=workers.stragglers.copied_shards,
+            stopping=lambda: stops.reason,
+            begun=stops.begin,
         )
-        apply = updates.applying()
-        told: Any = {"stopping": lambda: stops.reason, "begun": stops.begin}
-        copied = workers.stragglers.copied_shards
-        made = drive(coordinator, channel, apply, say=say, copied_shards=copied, **told)
-        with closing(updates.reports(made, coordinator)) as reports:
-            yield loop._replace(transport=transport, reports=reports)
+        yield StartedWorkers(transport, updates, coordinator, between, checks, turns)
 
 
-def _run_s(workers: WorkerGroup) -> float:
-    return WHOLE_S if workers.replicas.are_in_stages else RUN_S
+class TrainingLoop:
+    """A loop over updates, from the present state to ``last_step``.
 
-
-class Progress(Protocol):
-    """The progress of a loop, reported by the maker of the updates."""
-
-    first_step: int  # number of updates applied before
-    begun_at: float | None  # time.monotonic() at the first dealt shard, if known
-    reason: str  # why the loop ended where it ended
-
-
-class Updates(NamedTuple):
-    """The updates of a loop, from the present state to ``last_step``.
-
-    Between two updates, parameters rest: see ``Between``.
+    Args:
+        setup: the setup of the trainer.
+        state: the state, which is tried and restored.
+        source: the rows of each shard.
+        last_step: number of updates at the end of the loop.
+        stops: requests to end the loop.
+        start: starts the workers: ``coordinating`` or, on ranks, ``leading``.
     """
 
-    state: State
-    source: Source
-    workers: WorkerGroup
-    last_step: int
-    say: Callable[[str], None]
-    rests: tuple[Callable[[], None], Callable[[], None]]  # called where a rest begins and ends
-    spot_checks: SpotChecks | None = None
-    again: StepAgain | None = None
-    turns: Turns | None = None  # if servers have the state
-    whole_batch: WholeBatch | None = None  # if the loss is over all rows of a batch
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        state: State,
+        source: Source,
+        last_step: int,
+        stops: Stops,
+        start: Callable[[TrainingLoop], AbstractContextManager[StartedWorkers]],
+    ) -> None:
+        self.setup, self.state, self.source, self.plan = setup, state, source, source.plan
+        self.last_step, self.stops = last_step, stops
+        # Workers take seconds to start: none are started after a request to stop.
+        self.has_updates = state.global_step < last_step and stops.reason is None
+        self.transport: Transport | None = None  # None: workers are not started
+        self._start = start
 
-    def applying(self) -> Callable[[Ready], tuple[Ready, Applied]]:
-        """Return the function that makes the update of a step."""
-        state, plan = self.state, self.source.plan
+    @contextmanager
+    def started(self) -> Iterator[Iterator[Report]]:
+        """Start the workers of the loop, and end the workers afterwards.
 
-        def apply(ready: Ready) -> tuple[Ready, Applied]:
-            _, end_rest = self.rests
-            end_rest()
-            leaves = plan.shards_of(ready.step)
-            again = None if self.again is None else partial(self.again, ready.step)
-            state.begin_phase(plan.phase(ready.step))
-            present = len(ready.shards)
-            update = partial(state.update.apply, leaves=leaves, present=present, again=again)
-            whole = self.whole_batch
-            with drawing("update", plan, state.global_step + 1):
-                applied = update(ready.parts) if whole is None else whole(ready, update)
-            self.took(ready, applied)
-            if self.turns is not None:
-                self.turns.updated()
-            return ready, applied
+        Yields:
+            An iterator that makes the updates, and yields a report after each.
 
-        return apply
+        Raises:
+            UserError: a change by user code since the last loop cannot be sent to workers.
+        """
+        if not self.has_updates:
+            yield iter(())
+            return
+        edits = self.state.model_edits
+        edits.detect()  # since the last loop
+        edits.raise_if_unsupported()
+        with self._start(self) as workers, closing(self._reports(workers)) as reports:
+            self.transport = workers.transport
+            yield reports
 
-    def took(self, ready: Ready, applied: Applied) -> None:
-        """Record an update in the state.
+    def count(self, ready: Ready, applied: Applied) -> None:
+        """Count an update in the state.
 
         Raises:
             NotFiniteError: the update was not made, and the run must stop.
         """
         state = self.state
         if applied.not_finite is not None:
-            make_replica = partial(self.workers.probe_replica, state)
+            make_replica = partial(self.setup.workers.probe_replica, state)
             state.bring_home()
-            not_made(ready.step, applied, state, self.source, make_replica, self.say)
+            not_made(ready.step, applied, state, self.source, make_replica, self.setup.say)
         state.count_update(ready.step)
 
-    def reports(
-        self, made: Iterator[tuple[Ready, Applied]], progress: Progress
-    ) -> Generator[Report]:
+    def _reports(self, started: StartedWorkers) -> Generator[Report]:
         """Yield a report of each update.
-
-        Args:
-            made: the updates, already applied to the state.
-            progress: progress of the loop.
 
         Raises:
             NotFiniteError: a loss or gradient was not finite; that update was not made.
         """
-        state, plan = self.state, self.source.plan
-        state.tally.include(len(self.workers.groups) - 1)
-        self._take_changes()  # made by callbacks when training started
-        pace = SpeedMeter()
-        begun = time.monotonic()
-        named: frozenset[str] = frozenset()
+        state, plan, say, progress = self.state, self.plan, self.setup.say, started.progress
+        workers, checks = self.setup.workers, started.spot_checks
+        notes = workers.replicas.notes
+        state.tally.include(len(workers.groups) - 1)
+        self._take_edits(started)  # made by callbacks when training started
         state.model_edits.detect_draws(first=True)
-        for ready, applied in made:
-            step, n = ready.step, state.global_step
-            checked_s = self._spot_check(n, time.monotonic() - begun)
-            rows = batch_rows = plan.batch_rows(step)
-            if len(ready.shards) < plan.shards_of(step):
-                rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
-            dropped_rows = batch_rows - rows
-            state.dropped_rows += dropped_rows
+        speed, begun = SpeedMeter(), time.monotonic()
+        named: frozenset[str] = frozenset()
+        for ready, applied in started.updates:
+            n = state.global_step
+            update_s = time.monotonic() - begun
+            if checks is not None and n < self.last_step:
+                checks.updated(n, SPOT_CHECK_S + 10 * update_s)
+            # 1. Tell the user what workers have noticed.
             for remark in applied.remarks:
-                self.workers.replicas.notes.add(remark)
+                notes.add(remark)
             for question in applied.questions:
-                self.workers.replicas.notes.question_values(question)
-            self.workers.replicas.tell(self.say)
+                notes.question_values(question)
+            workers.replicas.tell(say)
             switched_off = state.model_edits.model_changes.switched_off
             if new := applied.missing - named - switched_off:
                 named |= new
-                self.say(f"no gradient in step {step}, so unchanged: {', '.join(sorted(new))}")
+                say(f"no gradient in step {ready.step}, so unchanged: {', '.join(sorted(new))}")
+            # 2. Measure the speed, without the start of the workers and without the first update.
             if n == progress.first_step + 1:
-                begun = progress.begun_at or begun  # excludes the start of the workers
+                update_s += begun - (progress.begun_at or begun)
             if n == progress.first_step + 2:
-                pace.forget()  # excludes warm-up
-            pace.add(time.monotonic() - begun - checked_s, rows)
-            ends_epoch = n % plan.steps_per_epoch == 0
-            epoch = plan.epoch(n - 1)  # the epoch of this shard follows from the updates before
-            if ends_epoch and state.dropped_rows:
-                of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
-                self.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
-                state.dropped_rows = 0
-            counts = state.tally.to_json()
-            report = Report(
-                global_step=n,
-                epoch=epoch,
-                rows=rows,
-                dropped_rows=dropped_rows,
-                weight=applied.weight,
-                metrics=_named(applied, self.workers.replicas.totals, phase := plan.phase(step)),
-                worker_losses=applied.worker_losses(),
-                staleness=ready.staleness,
-                fresh=counts["fresh"],
-                stale=counts["stale"],
-                dropped=counts["dropped"],
-                not_finite=state.not_finite,
-                lr=applied.lr,
-                grad_norm=applied.grad_norm,
-                examples_per_s=pace.examples_per_s,
-                last_step=self.last_step,
-                epochs=-(-self.last_step // plan.steps_per_epoch),
-                ends_epoch=ends_epoch,
-                eta_s=pace.eta_s(self.last_step - n),
-                doubts=self.workers.replicas.notes.take_doubts(),
-                totals=applied.totals,
-                phase=phase,
-            )
-            with self._looking(), drawing("between", plan, n):
+                speed.forget()
+            rows = self._rows_of(ready)
+            speed.add(update_s, rows)
+            # 3. Let the caller look at the report, and change the model.
+            report = self._report(ready, applied, rows, speed)
+            with nullcontext() if checks is None else checks.looking(), drawing("between", plan, n):
                 yield report
-            self._take_changes()
+            self._take_edits(started)
             state.model_edits.detect_draws()
             begun = time.monotonic()  # excludes the caller's time on a report
-        self.workers.replicas.tell(self.say)
-        if not self.workers.keeps_bits(plan.shards):
-            self.say(RunEvent(state.tally.summary(), NOTE))
-        elif doubts := self.workers.replicas.notes.doubts:  # doubts may have been shown long ago
+        workers.replicas.tell(say)
+        if not workers.keeps_bits(plan.shards):
+            say(RunEvent(state.tally.summary(), NOTE))
+        elif doubts := notes.doubts:  # doubts may have been shown long ago
             reasons = "1 reason" if len(doubts) == 1 else f"{len(doubts)} reasons, the first"
-            self.say(f"the weights may have different bits in another run ({reasons}): {doubts[0]}")
+            say(f"the weights may have different bits in another run ({reasons}): {doubts[0]}")
         if state.global_step < self.last_step:
             stopped = f"stopped after step {state.global_step:,}: {progress.reason}"
-            self.say(RunEvent(stopped, NOTE))
+            say(RunEvent(stopped, NOTE))
 
-    def _take_changes(self) -> None:
+    def _rows_of(self, ready: Ready) -> int:
+        """Return the number of rows in an update; count the rows of the batch that are not."""
+        plan, state, step = self.plan, self.state, ready.step
+        rows = batch_rows = plan.batch_rows(step)
+        if len(ready.shards) < plan.shards_of(step):
+            rows = sum(len(plan.shard(step, shard)) for shard in ready.shards)
+        state.dropped_rows += batch_rows - rows
+        return rows
+
+    def _report(self, ready: Ready, applied: Applied, rows: int, speed: SpeedMeter) -> Report:
+        """Return the report of the newest update."""
+        plan, state, n = self.plan, self.state, self.state.global_step
+        replicas, phase = self.setup.workers.replicas, plan.phase(ready.step)
+        counts = state.tally.to_json()
+        epoch = plan.epoch(n - 1)  # the epoch of this shard follows from the updates before
+        ends_epoch = n % plan.steps_per_epoch == 0
+        if ends_epoch and state.dropped_rows:
+            of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
+            self.setup.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
+            state.dropped_rows = 0
+        means = applied.metrics
+        if phase is not None:
+            means = {f"{phase}/{name}": value for name, value in means.items()}
+        return Report(
+            global_step=n,
+            epoch=epoch,
+            rows=rows,
+            dropped_rows=plan.batch_rows(ready.step) - rows,
+            weight=applied.weight,
+            metrics=joined(means, replicas.totals.finished(applied.totals)),
+            worker_losses=applied.worker_losses(),
+            staleness=ready.staleness,
+            fresh=counts["fresh"],
+            stale=counts["stale"],
+            dropped=counts["dropped"],
+            not_finite=state.not_finite,
+            lr=applied.lr,
+            grad_norm=applied.grad_norm,
+            examples_per_s=speed.examples_per_s,
+            last_step=self.last_step,
+            epochs=-(-self.last_step // plan.steps_per_epoch),
+            ends_epoch=ends_epoch,
+            eta_s=speed.eta_s(self.last_step - n),
+            doubts=replicas.notes.take_doubts(),
+            totals=applied.totals,
+            phase=phase,
+        )
+
+    def _take_edits(self, started: StartedWorkers) -> None:
         """Record the changes that user code made to the model, before the next shard is dealt."""
         self.state.model_edits.detect()
         self.state.model_edits.raise_if_unsupported()
-        if self.turns is not None:
-            self.turns.end()
-        begin_rest, _ = self.rests
-        begin_rest()
-
-    def _looking(self) -> AbstractContextManager[None]:
-        return _NOTHING if self.spot_checks is None else self.spot_checks.looking()
-
-    def _spot_check(self, step: int, update_s: float) -> float:
-        """Make a spot check of the next step if one is due; return the time taken in seconds."""
-        begun = time.monotonic()
-        if self.spot_checks is not None and step < self.last_step:
-            self.spot_checks.updated(step, SPOT_CHECK_S + 10 * update_s)
-        return time.monotonic() - begun
-
-
-def _named(applied: Applied, totals: Totals, phase: str | None) -> dict[str, float]:
-    """Return the metrics of an update; metrics of a phase are prefixed with its name."""
-    metrics = applied.metrics
-    if phase is not None:
-        metrics = {f"{phase}/{name}": value for name, value in metrics.items()}
-    return joined(metrics, totals.finished(applied.totals))
+        if started.turns is not None:
+            started.turns.end()
+        started.between.begin()

@@ -1,175 +1,554 @@
-"""The setup of a trainer from its construction on, and the resulting plan.
+"""The setup of a trainer: what outlives a training loop, and the preparation of each loop.
 
-A plan follows from settings, workers and a number of rows: computing a plan changes nothing.
-Only a training loop fixes the number of shards, where the settings leave the number open.
+A loop is prepared in four steps: the run directory is locked and a plan is made; the state is
+made, tried on one shard and restored from the newest checkpoint; the first lines are shown; then
+``TrainingLoop`` starts the workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from quorate.coordination.epochs import SHORT, Course
 from quorate.coordination.plan import Plan, PlanByShard
+from quorate.coordination.run_event import NOTE, RunEvent, as_note, showing
 from quorate.data import dataloader
-from quorate.data.source import length
+from quorate.data.row_sample import row_sample
+from quorate.data.source import Source, length
+from quorate.engines import Transport, selection
 from quorate.engines.collective.rank_place import note_done, was_done_before
-from quorate.errors import SettingError
+from quorate.errors import CheckpointError, CompileError, CopyError, SettingError, UserError
+from quorate.machine.memory_fraction import free_cache
+from quorate.machine.processor import processors
+from quorate.replica.deterministic import repeatable
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
+from quorate.services.display.shown import Shown
+from quorate.services.display.straggler import Stragglers
 from quorate.services.run_lock import RunLock
-from quorate.settings import switch
-from quorate.training import resume
-from quorate.training.config import DatasetConfig, TrainerConfig, too_many_shards
-from quorate.training.facts import facts_of
+from quorate.settings import resolved, switch
+from quorate.training import resume, weights
+from quorate.training.collective.follow import follow
+from quorate.training.collective.lead import leading
+from quorate.training.config import DatasetConfig, too_many_shards
+from quorate.training.first_lines import first_lines
+from quorate.training.loop import TrainingLoop, coordinating
+from quorate.training.notices import once
+from quorate.training.observer import refuse_ranks
+from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.probing.checks import cut_once, try_row_alone
+from quorate.training.probing.mistakes import look_for_mistakes
+from quorate.training.probing.probe import probed
+from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
+from quorate.training.stop import Stops
+from quorate.training.stop_after import StopAfter
 from quorate.training.worker_group import WorkerGroup
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["DatasetConfig", "TrainingSetup", "newest_checkpoint", "planned", "read_dataset_config"]
+Say = Callable[[str], None]
 
 
-@dataclass
 class TrainingSetup:
-    """The parts of a trainer that outlive a training loop, from construction on."""
+    """The parts of a trainer that outlive a training loop, from construction on.
 
-    lock: RunLock  # lock of the run directory, held during a loop
-    shards: int | None  # V; None before the first loop, unless set by the user
-    is_fresh: bool  # the content of the run directory is to be moved aside
-    state: State | None = None
-    was_trained: bool = False  # the state was tried on a training shard, and restored
-    plan: Plan | None = None  # of the last loop
-    course: Course | None = None  # of a run whose checkpoint was read for an evaluation
-    saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
-    # Puts weights into the state that were loaded into the model before there was a state.
-    put_loaded: Callable[[State], None] | None = None
-    saved_shards: int | None = None  # V of the run whose weights are evaluated
-    # The newest weights of the run, while the model has the weights of an earlier fit.
-    newest_weights: dict[str, torch.Tensor] | None = None
-    # The record of the resumed checkpoint, until the fit that saved the checkpoint is reached.
-    resumed: dict[str, Any] | None = None
-    row_sample: dict[str, str | None] | None = None  # of the dataset, where checkpoints are saved
+    Args:
+        workers: the workers of the trainer.
 
-    @classmethod
-    def of(cls, config: TrainerConfig) -> TrainingSetup:
-        """Return the setup of a trainer that has only settings."""
+    Attributes:
+        say: shows a line to the user; during ``fit``, beside the display of the run.
+        loop: the current loop, if there is one.
+        stops: the requests to end the current loop, evaluation or prediction, if there is one.
+    """
+
+    def __init__(self, workers: WorkerGroup) -> None:
+        self.workers = workers
+        self.config = config = workers.config  # without the settings of a ``DataLoader``
         path = config.run_dir.path
-        lock = RunLock(None if path is None else Path(path))
-        is_fresh = config.run_dir.fresh
-        if is_fresh and path is not None:
-            is_fresh = not was_done_before(_moving_aside(Path(path)))
-        return cls(lock, config.shards, is_fresh)
+        self.run_dir = None if path is None else Path(path)
+        self.say: Say = showing(logging.getLogger("quorate").warning)
+        self.loop: TrainingLoop | None = None
+        self.stops: Stops | None = None
+        self.lock = RunLock(self.run_dir)  # held during a loop
+        # True if the content of the run directory is to be moved aside.
+        self.is_fresh = config.run_dir.fresh
+        if self.is_fresh and self.run_dir is not None:
+            self.is_fresh = not was_done_before(_moving_aside(self.run_dir))
+        self.shards = config.shards  # V; None before the first loop, unless set by the user
+        self.plan: Plan | None = None  # of the last loop
+        self.state: State | None = None
+        self.was_trained = False  # the state was tried on a training shard, and restored
+        self.saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
+        # Puts weights into the state that were loaded into the model before there was a state.
+        self.put_loaded: Callable[[State], None] | None = None
+        self.row_sample: dict[str, str | None] | None = None  # of the dataset, for checkpoints
+        # Of a run whose checkpoint was read for an evaluation: its position, and its V.
+        self._course: Course | None = None
+        self._saved_shards: int | None = None
+        # The newest weights of the run, while the model has the weights of an earlier fit.
+        self._newest_weights: dict[str, torch.Tensor] | None = None
+        # The record of the resumed checkpoint, until the fit that saved the checkpoint is reached.
+        self._resumed: dict[str, Any] | None = None
 
-    def begin(self, run_dir: Path, say: Callable[[str], None]) -> None:
-        """Check that a run can be trained in its directory, which is locked; see ``resume``.
+    @property
+    def transport(self) -> Transport | None:
+        """The transport of the current loop, if there is one."""
+        return None if self.loop is None else self.loop.transport
+
+    @property
+    def shards_of_run(self) -> int | None:
+        """The number V of the run, as far as it is known."""
+        return self.shards or self._saved_shards
+
+    # --- data and plan ----------------------------------------------------------------------------
+
+    def read_dataset_config(
+        self,
+        given: Any,
+        *,
+        shuffle: bool | None = None,
+        trains: bool = True,
+        name: str = "dataset",
+    ) -> DatasetConfig:
+        """Return the dataset and settings in the user's argument, a dataset or a loader.
+
+        Args:
+            shuffle: the user's choice; None: no choice.
+            trains: whether the dataset is for training, not for evaluation.
+            name: name of the argument, for messages.
 
         Raises:
-            SettingError: the directory cannot be used.
+            SettingError: the loader cannot be read by position.
         """
-        resume.begin(run_dir, say, fresh=self.is_fresh)
-        if self.is_fresh:
-            note_done(_moving_aside(run_dir))
-        self.is_fresh = False
+        return dataloader.read_dataset_config(
+            given,
+            self.config.loading,
+            shuffle=None if shuffle is None else switch("shuffle", shuffle),
+            batch_size=self.config.batch_size if trains else None,
+            name=name,
+        )
+
+    def plan_of(self, data: DatasetConfig) -> Plan:
+        """Return the plan of a training loop over a dataset; changes nothing.
+
+        Only a training loop fixes the number of shards, where the settings leave the number open.
+
+        Raises:
+            DataError: the argument is no map-style dataset, or is empty.
+            SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
+        """
+        workers, rule, rows = self.workers, self.workers.rule, length(data.dataset)
+        config = workers.config.with_loading(data.loading)
+        sampling, dealt = data.loading.sampling, rows
+        if sampling is not None:
+            sampling.require_rows(rows)
+            dealt = sampling.rows
+            if not data.shuffle:
+                fix = "leave shuffle out: rows come as they are drawn"
+                raise SettingError("shuffle", data.shuffle, "True with Loading(sampling=)", fix)
+        shards = self.shards
+        if shards is None:
+            newest = self._newest_checkpoint()
+            count = min(workers.least_workers, config.batch_size, dealt)
+            if newest is None and config.compute.strict and workers.keeps_bits(count):
+                expected = "a number: a strict run does not take it from the number of workers"
+                raise SettingError("shards", None, expected, f"pass shards={count}")
+            shards = count if newest is None else int(newest.record["shards"])
+        if shards > dealt:
+            of = "the dataset" if sampling is None else "an epoch"
+            raise too_many_shards(shards, f"{dealt} rows of {of}")
+        if shards < rule.least_shards:
+            expected, fix = f"at most the {shards} shards of a batch", "choose a smaller quorum"
+            raise SettingError("update", rule.name, expected, f"{fix}, or more shards")
+        kind = PlanByShard if rule.by_shard else Plan
+        return kind(
+            rows=rows,
+            batch_size=min(config.batch_size, dealt),
+            shards=shards,
+            seed=config.seed,
+            shuffle=data.shuffle,
+            order=config.loading.order,
+            last=config.loading.last or SHORT,
+            sampling=sampling,
+            round=config.loss.round if isinstance(config.loss, PhaseLosses) else None,
+        )
+
+    def _newest_checkpoint(self) -> files.ValidCheckpoint | None:
+        """Return the checkpoint to resume from, without the state."""
+        facts = self.workers.config.facts()
+        if self.run_dir is None or self.is_fresh:
+            return None
+        if self.config.shards is None:
+            del facts["shards"]  # the run resumes with the shards of the checkpoint
+        return files.find(self.run_dir, partial(resume.require_same_run, facts=facts))
 
     def course_between(self, global_step: int) -> Course:
         """Return the position in its run of an evaluation between two updates."""
         if self.plan is not None:
             stands_at = (global_step, self.plan.epoch(global_step))
             return Course(self.plan.course.last_step, stands_at)
-        return self.course or Course(0, (global_step, 0))
+        return self._course or Course(0, (global_step, 0))
 
-    def facts(self, workers: WorkerGroup, state: State) -> dict[str, Any]:
-        """Return the facts about the run that a checkpoint saves beside tensors."""
-        assert self.plan is not None
-        return facts_of(workers, state, self.plan, self.row_sample)
+    def facts(self, state: State) -> dict[str, Any]:
+        """Return the description of the run in a checkpoint, for JSON. A resume compares facts."""
+        workers, plan = self.workers, self.plan
+        computing = workers.replicas.computing
+        assert plan is not None
+        return {
+            "epoch": state.global_step // plan.steps_per_epoch,
+            **workers.config.facts(),
+            # Facts found at run time: no settings, or settings that were adjusted.
+            "shards": plan.shards,
+            "rows": plan.rows,
+            "shuffle": plan.shuffle,
+            "order_sha256": getattr(plan.order, "sha256", None),
+            "sampled_rows": None if plan.sampling is None else plan.dealt_rows,
+            "last_step": plan.course.last_step,
+            "progress": "progress" in plan.course.asked,
+            "row_sample": self.row_sample,
+            "compile": computing.compile,
+            "deterministic": computing.deterministic,
+            "kernels": computing.kernels,
+            "random": computing.random,
+            **({} if plan.round is None else {"round": plan.round.to_json()}),
+            **state.phases.facts(),
+            "engine": workers.engine,
+            "devices": sorted({str(group) for group in workers.groups}),
+            "device_types": sorted({device.type for device in workers.devices}),
+            "processors": processors(workers.devices),
+            "workers": len(workers.groups),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "account": state.account(),
+            "doubts": workers.replicas.notes.doubts,
+        }
+
+    # --- around loops -----------------------------------------------------------------------------
+
+    @contextmanager
+    def stoppable(self) -> Iterator[Stops]:
+        """Yield the stop requests of the block; none inside a training loop: ``stop`` ends it."""
+        stops = Stops()
+        if self.stops is not None:
+            yield stops
+            return
+        self.stops = stops
+        try:
+            yield stops
+        finally:
+            self.stops = None
+
+    @contextmanager
+    def naming_stragglers(self, mention: Say | None = None) -> Iterator[None]:
+        """Name slow workers in one line at the end of the block, outside of a training loop.
+
+        Inside a training loop, the loop names the workers at its end.
+
+        Args:
+            mention: shows the line, unless the run is quiet.
+        """
+        if self.stops is not None:
+            yield
+            return
+        self.workers.stragglers = stragglers = Stragglers.none()
+        try:
+            yield
+        finally:
+            if (line := stragglers.summary()) is None:
+                pass
+            elif mention is not None:
+                mention(line)
+            elif not resolved(Shown, None).quiet:
+                self.say(line)
+
+    def restore_newest_weights(self) -> None:
+        """Restore the newest weights of the state, set aside by an earlier fit."""
+        newest, self._newest_weights = self._newest_weights, None
+        if newest is not None:
+            weights.put_back(newest, self.state)
+
+    @contextmanager
+    def prepare_loop(
+        self,
+        data: DatasetConfig,
+        stop_after: StopAfter,
+        stops: Stops,
+        at: Say = lambda _: None,
+    ) -> Iterator[TrainingLoop]:
+        """Prepare a training loop inside the block. No worker is started.
+
+        Args:
+            stops: requests to end the loop.
+            at: receives the name of each phase that may take long, when the phase begins.
+
+        Raises:
+            UserError: something cannot work.
+        """
+        if self.stops is not None:
+            raise UserError(
+                "updates", "another loop over updates is still open", fix="close that loop first"
+            )
+        workers, config, dataset = self.workers, self.workers.config, data.dataset
+        rank_group, threads = workers.rank_group, config.workers.threads
+        if workers.follows:
+            # Threads as on rank 0. With more threads, OpenMP's threads spin between two operations
+            # of an exchange on cores where other ranks compute; if such a thread loses its core,
+            # all ranks wait. Computing is repeatable from the first shard on: ranks compare the
+            # bits.
+            computing = repeatable(workers.replicas.computing, workers.devices)
+            with intra_op_threads(threads), computing:
+                follow(workers, dataset, partial(self._tried_state, note=lambda _: None))
+        with ExitStack() as stack:
+            self.stops = stops
+            stack.callback(self._leave_loop)
+            # 1. The run directory, locked from here on; the plan.
+            stack.enter_context(self.lock.held(self.say))
+            if self.run_dir is not None:
+                resume.begin(self.run_dir, self.say, fresh=self.is_fresh)
+                if self.is_fresh:
+                    note_done(_moving_aside(self.run_dir))
+                self.is_fresh = False
+            at("checking the newest checkpoint")
+            self.plan = plan = self.plan_of(data)
+            self.shards = plan.shards
+            last_step = stop_after.last_step(plan)
+            plan.course = replace(plan.course, last_step=last_step)
+            stack.enter_context(intra_op_threads(threads))
+            source = Source(dataset, plan, config.loading.collate, config.loading.augment)
+            notes = stack.enter_context(repeatable(workers.replicas.computing, workers.devices))
+            stack.enter_context(workers.starting())
+            # 2. The state, tried on one shard and restored.
+            if rank_group is not None:
+                refuse_ranks()
+                stack.callback(rank_group.leave)
+                at("starting the other ranks: each runs the script up to its training loop")
+                workers.start_ranks()
+                rank_group.meet(workers.master_device, workers.timeout_s)
+            is_first = not self.was_trained
+            reports: list[str] = []  # of this fit alone; notes are shown once for all fits
+            state = self._trainable_state(source, notes, reports, at)
+            if not is_first:
+                self.restore_newest_weights()
+                self._compare_rows(state, source, last_step)
+            workers.replicas.look_at_rows(state.model, dataset, config.loading)
+            is_cut = workers.replicas.are_in_stages
+            at(
+                "cutting the model into stages"
+                if is_cut
+                else "trying the smallest shard of an epoch"
+            )
+            notes += cut_once(workers, state, source)
+            try_row_alone(workers, state, source, range(state.global_step, last_step))
+            # 3. The lines before the first update.
+            first, *more = first_lines(workers, plan, state)
+            self.say(as_note(first))
+            for line in (*more, *workers.loader_messages, *notes):
+                once(self.say)(as_note(line))
+            for line in reports:
+                self.say(as_note(line))
+            workers.replicas.tell(self.say)
+            # 4. The loop, without workers.
+            n = state.global_step
+            start = coordinating if rank_group is None else leading
+            loop = TrainingLoop(self, state, source, last_step, stops, start)
+            if not loop.has_updates:
+                if n >= last_step:
+                    self._end_earlier_fit(state, last_step)
+                else:
+                    self.say(RunEvent(f"stopped after step {n:,}: {stops.reason}", NOTE))
+                state.leave_ranks()
+            self.loop = loop
+            yield loop
+
+    def _leave_loop(self) -> None:
+        self.stops = self.loop = None
+
+    def _end_earlier_fit(self, state: State, last_step: int) -> None:
+        """End a fit without updates to make: all were made before the script was restarted.
+
+        The run directory has the newest state and a few older states. Between two fits, the script
+        may use the model as the earlier fit left it, for example for rollouts. So after an earlier
+        fit the model has the weights of that time, if a checkpoint has them, until the next fit.
+        """
+        n = state.global_step
+        if n == last_step:
+            self.say(f"nothing to do: {n:,} of {last_step:,} updates are done")
+            return
+        line = (
+            f"nothing to do: this fit ends after update {last_step:,}, and the run has made {n:,}"
+        )
+        if self.run_dir is None or isinstance(state.optimizer, ServedOptimizer):
+            self.say(line)
+            return
+        path = files.checkpoint_of(self.run_dir, last_step)
+        try:
+            files.check(path, last_step)
+            newest = weights.copied(state)
+            weights.give_weights(path, lambda _: None, state)
+        except CheckpointError:  # usually: there is no such checkpoint
+            self.say(
+                f"{line}; the model has the weights of update {n:,}, because no checkpoint of "
+                f"update {last_step:,} is left, so code between two fits (rollouts) computes "
+                "different results; keep more checkpoints with RunDir(keep=)"
+            )
+            return
+        self._newest_weights = newest
+        self.say(f"{line}; until the next fit the model has the weights of update {last_step:,}")
+
+    # --- the state --------------------------------------------------------------------------------
+
+    def evaluable_state(self, source: Source) -> State:
+        """Return the state for an evaluation; before any training, the state of the run directory.
+
+        Args:
+            source: the rows to evaluate; the first shard is tried.
+        """
+        if self.state is None:
+            state, newest = self._tried_state(source, self.say, training=False), None
+            if self.put_loaded is not None:
+                self.put_loaded(state)
+            elif self.run_dir is not None and not self.is_fresh:
+                newest = resume.go_to_newest(self.run_dir, state, {}, self.say)
+                if newest is not None:
+                    self._course = resume.course_of(newest.record)
+                    self._saved_shards = int(newest.record["shards"])
+                    evaluating = f"evaluating step {state.global_step:,} from {newest.path}"
+                    self.say(RunEvent(evaluating, NOTE))
+            self.workers.replicas.choose_kernels(state.model, resume.kernels_of(newest))
+            self.state = state
+        return self.state
+
+    def _trainable_state(
+        self, source: Source, notes: list[str], reports: list[str], at: Say
+    ) -> State:
+        """Return the state; at first use the state is made, tried on one shard, and restored.
+
+        Args:
+            notes: receives notes about the model and the settings.
+            reports: receives lines about the checkpoint.
+        """
+        workers = self.workers
+        if self.state is None or not self.was_trained:
+            if self.state is not None:
+                self.state.model_edits.revert()  # those of the run directory are loaded again
+            # A new state, if the former was only evaluated, or did not fit its checkpoint.
+            self.was_trained, self.state = False, None
+            at("loading a first shard and computing it, to check the model and the loss function")
+            state = self._tried_state(source, notes.append, announce=once(self.say))
+            if workers.has_processes:
+                free_cache(workers.devices)
+            was = self._restore(state, source, reports.append, at)
+            at("timing the kernels of matrix products")
+            notes += workers.replicas.choose_kernels(state.model, was)
+            if (now := workers.replicas.computing.kernels) != (was or now):
+                since = f"since step {state.global_step:,}"
+                workers.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
+            at("computing parts of a shard, to find likely mistakes in the loss function")
+            look_for_mistakes(workers, state, source)
+            self.was_trained, self.state = True, state
+        self.state.require_whole_update()
+        return self.state
+
+    def _tried_state(
+        self, source: Source, note: Say, *, training: bool = True, announce: Say | None = None
+    ) -> State:
+        """Return a new state, after computing the first shard of a source with the state."""
+        workers, config = self.workers, self.workers.config
+        workers.bound_memory()
+        if workers.replicas.computing.compile:
+            announce = announce or note
+            announce("compiling: the first shard of each shape takes seconds to minutes longer")
+        while True:
+            has_towers = workers.engine == selection.TOWERS
+            make_state = partial(
+                State,
+                workers.model,
+                workers.master_device,
+                shared=workers.shares_parameters,
+                optimize=config.optimize,
+                loss=config.loss,
+                notes=workers.replicas.notes,
+                exchanging=None if workers.rank_group is None else workers.rank_group.exchanging,
+                served=config.workers.servers is not None,
+                parts=workers.parts,
+            )
+            try:
+                return probed(
+                    workers.model,
+                    make_state,
+                    workers.probe_replica,
+                    source.load((0, 0)),
+                    partial(source.load, (0, 1) if source.plan.shards_of(0) > 1 else (1, 0)),
+                    loss=config.loss,
+                    notes=workers.replicas.notes,
+                    plan=source.plan,
+                    training=training,
+                    watching=partial(workers.replicas.watching, towers=has_towers),
+                    contents=workers.replicas.contents,
+                    say=note,
+                )
+            except CopyError as error:
+                if not has_towers:
+                    raise
+                workers.give_up_towers(error.reason)
+            except CompileError as error:
+                note(f"compile is off: {error.why}")
+                workers.replicas.give_up_compiling()
+
+    def _restore(self, state: State, source: Source, say: Say, at: Say) -> str | None:
+        """Load the newest checkpoint into the state, if there is one.
+
+        Returns:
+            The kernels of matrix products in the resumed run; None: the run begins.
+        """
+        notes, plan, unused = self.workers.replicas.notes, source.plan, []
+        if self.run_dir is None:
+            return None
+        at("loading a few rows twice, to recognise the dataset when the run is resumed")
+        self.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
+        self._resumed = None
+        facts = self.facts(state)
+        at("loading the newest checkpoint")
+        newest = resume.restore(self.run_dir, state, facts, plan.steps_per_epoch, say, notes.doubt)
+        if newest is not None:
+            notes.remember(resume.doubts_of(newest.record))
+            self.saved = (state.global_step, newest.path)
+            if plan.course.last_step < state.global_step < newest.record.get("last_step", 0):
+                self._resumed = newest.record  # a later fit goes on from this record
+            if self.put_loaded is not None:
+                unused.append("the loaded weights are")
+            if (path := self.config.run_dir.init_from) is not None:
+                unused.append(f"init_from={str(path)!r} is")
+        for subject in unused:
+            say(f"{subject} not used: the run resumes with the checkpoint's weights")
+        return resume.kernels_of(newest)
+
+    def _compare_rows(self, state: State, source: Source, last_step: int) -> None:
+        """Sample the rows of a later fit; compare them if the fit was interrupted.
+
+        Raises:
+            MisfitError: the interrupted fit had different rows.
+        """
+        if self.run_dir is None:
+            return
+        self.row_sample = row_sample(source.dataset, source.plan.rows, source.plan.seed)
+        was, n = self._resumed, state.global_step
+        if was is None or n >= last_step:
+            return
+        self._resumed = None
+        facts = self.facts(state)
+        resume.require_same_run(self.run_dir, was, facts)
+        for difference in resume.differences(was, facts):
+            self.workers.replicas.notes.doubt(f"{difference} since step {n:,}")
 
 
 def _moving_aside(run_dir: Path) -> str:
     return f"moving aside what is in {run_dir.absolute()}"
-
-
-def read_dataset_config(
-    config: TrainerConfig,
-    given: Any,
-    *,
-    shuffle: bool | None = None,
-    trains: bool = True,
-    name: str = "dataset",
-) -> DatasetConfig:
-    """Return the dataset and settings in the user's argument, a dataset or a loader.
-
-    Args:
-        shuffle: the user's choice; None: no choice.
-        trains: whether the dataset is for training, not for evaluation.
-        name: name of the argument, for messages.
-
-    Raises:
-        SettingError: the loader cannot be read by position.
-    """
-    shuffle = None if shuffle is None else switch("shuffle", shuffle)
-    size = config.batch_size if trains else None
-    return dataloader.read_dataset_config(
-        given, config.loading, shuffle=shuffle, batch_size=size, name=name
-    )
-
-
-def planned(workers: WorkerGroup, setup: TrainingSetup, data: DatasetConfig) -> Plan:
-    """Return the plan of a training loop over a dataset; changes nothing.
-
-    Raises:
-        DataError: the argument is no map-style dataset, or is empty.
-        SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
-    """
-    config, rule, rows = (
-        workers.config.with_loading(data.loading),
-        workers.rule,
-        length(data.dataset),
-    )
-    sampling, dealt = data.loading.sampling, rows
-    if sampling is not None:
-        sampling.require_rows(rows)
-        dealt = sampling.rows
-        if not data.shuffle:
-            fix = "leave shuffle out: rows come as they are drawn"
-            raise SettingError("shuffle", data.shuffle, "True with Loading(sampling=)", fix)
-    shards = setup.shards
-    if shards is None:
-        newest = newest_checkpoint(config, setup)
-        count = min(workers.least_workers, config.batch_size, dealt)
-        if newest is None and config.compute.strict and workers.keeps_bits(count):
-            expected = "a number: a strict run does not take it from the number of workers"
-            raise SettingError("shards", None, expected, f"pass shards={count}")
-        shards = count if newest is None else int(newest.record["shards"])
-    if shards > dealt:
-        of = "the dataset" if sampling is None else "an epoch"
-        raise too_many_shards(shards, f"{dealt} rows of {of}")
-    if shards < rule.least_shards:
-        expected = f"at most the {shards} shards of a batch"
-        raise SettingError("update", rule.name, expected, "choose a smaller quorum, or more shards")
-    kind = PlanByShard if rule.by_shard else Plan
-    return kind(
-        rows=rows,
-        batch_size=min(config.batch_size, dealt),
-        shards=shards,
-        seed=config.seed,
-        shuffle=data.shuffle,
-        order=config.loading.order,
-        last=config.loading.last or SHORT,
-        sampling=sampling,
-        round=config.loss.round if isinstance(config.loss, PhaseLosses) else None,
-    )
-
-
-def newest_checkpoint(config: TrainerConfig, setup: TrainingSetup) -> files.ValidCheckpoint | None:
-    """Return the checkpoint to resume from."""
-    path, facts = config.run_dir.path, config.facts()
-    if path is None or setup.is_fresh:
-        return None
-    if config.shards is None:
-        del facts["shards"]  # the run resumes with the shards of the checkpoint
-    return files.find(Path(path), partial(resume.require_same_run, facts=facts))

@@ -10,7 +10,7 @@ import torch
 from quorate.coordination.tally import Tally
 from quorate.engines.collective.exchange import GradientExchange
 from quorate.engines.collective.rank_control import RankControl
-from quorate.errors import SettingError
+from quorate.errors import SettingError, UserError
 from quorate.replica.buffers import Buffers
 from quorate.replica.compiling import as_given
 from quorate.replica.flat import Flat, Layout
@@ -111,6 +111,19 @@ class State:
     def begin_phase(self, phase: str | None) -> None:
         """Select the phase of the next update; None without phases."""
         self.update = self.phases.updates[phase]
+
+    def require_whole_update(self) -> None:
+        """Refuse a state whose last update was interrupted.
+
+        Raises:
+            UserError: the update was interrupted.
+        """
+        if self.update.under_way:
+            raise UserError(
+                f"update {self.global_step + 1} was interrupted, and only a part of the parameters "
+                "is updated",
+                fix="make a new Trainer, which resumes from run_dir",
+            )
 
     def bring_home(self) -> None:
         """Fetch parameters and averages from servers. Blocks.

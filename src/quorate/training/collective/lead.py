@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from quorate.data.source import Source
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
@@ -18,64 +16,52 @@ from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.collective.status import Status
+from quorate.training.collective.status import RankStatus
 from quorate.training.drive import Ready
-from quorate.training.loop import Loop, Updates
+from quorate.training.loop import StartedWorkers, TrainingLoop
 from quorate.training.optimizing.update import Applied
-from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.worker_group import WorkerGroup
 
 
 @contextmanager
-def leading(
-    loop: Loop,
-    workers: WorkerGroup,
-    source: Source,
-    *,
-    stops: Stops,
-    say: Callable[[str], None],
-) -> Iterator[Loop]:
+def leading(loop: TrainingLoop) -> Iterator[StartedWorkers]:
     """Open a loop on all ranks inside the block, and end all ranks but rank 0 afterwards.
-
-    Args: see ``looping``.
 
     Raises:
         UserError: a rank computes different gradients, or has different settings or data.
         RankError: a rank is lost.
     """
-    state, plan, rank_group = loop.state, loop.plan, workers.rank_group
+    setup, state, plan, stops = loop.setup, loop.state, loop.plan, loop.stops
+    workers, source, say = setup.workers, loop.source, setup.say
+    rank_group, notes = workers.rank_group, workers.replicas.notes
     assert rank_group is not None
     ranks = rank_group.meet(workers.master_device, workers.timeout_s)
-    state.model_edits.detect()
-    state.model_edits.raise_if_unsupported()
     with ExitStack() as stack:
-        stack.callback(_leave, workers, rank_group, state, stops, say)
+        stack.callback(_leave, loop, rank_group)
         ranks.monitor.on_stop = partial(_ask, stops)
         with ranks.in_step():
-            worker = stack.enter_context(closing(_opened(loop, workers, source, ranks)))
+            worker = stack.enter_context(closing(_opened(loop, ranks)))
             ranks.monitor.sheet = worker.sheet
             ranks.monitor.on_lost = partial(_lost, stops, worker)
             identities = ranks.gather(identity(worker, source, workers))
             saves = state.save_with(ranks, say)
-            if (path := workers.config.run_dir.path) and saves is not None and saves.are_by_all:
-                saves.rehearse(Path(path))
+            if setup.run_dir is not None and saves is not None and saves.are_by_all:
+                saves.rehearse(setup.run_dir)
         rank_group.have_met()
         places: list[str] = []
         if rank_group.is_of_torchrun:
             places = place_doubts(state.model, workers.config.loss)
         compare(identities, places)
         for doubt in places:
-            workers.replicas.notes.doubt(doubt)
+            notes.doubt(doubt)
         if (factor := worker.slowest_factor(plan.shards)) > 1:
             say(
                 f"{plan.shards} shards on {ranks.size} ranks: the busiest rank computes "
                 f"{factor:.2f} times an equal share; a power of two for shards or ranks gives 1"
             )
         if (order := rank_group.native_order) is not None:
-            workers.replicas.notes.doubt(order)
+            notes.doubt(order)
         worker.settle()
-        rests = worker.between.begin, worker.between.end
 
         def ask(job: SpotCheck, _patience_s: float) -> Mapping[int, SpotCheckResult]:
             with ranks.in_step():
@@ -83,20 +69,20 @@ def leading(
                 return found
 
         spot_checks = workers.spot_checks(state, source, ask)
-        updates = Updates(state, source, workers, loop.last_step, say, rests, spot_checks)
-        lead = _Lead(worker, updates, stops)
+        lead = _Lead(worker, loop)
         stops.begin()
-        with closing(updates.reports(lead.updates(), lead)) as reports:
-            yield loop._replace(transport=Status(ranks.monitor), reports=reports)
+        transport = RankStatus(ranks.monitor)
+        yield StartedWorkers(transport, lead.updates(), lead, worker.between, spot_checks)
 
 
-def _opened(loop: Loop, workers: WorkerGroup, source: Source, ranks: RankControl) -> RankWorker:
+def _opened(loop: TrainingLoop, ranks: RankControl) -> RankWorker:
     """Send the state to all ranks, and return the worker of rank 0.
 
     Raises:
         UserError: a rank has a different model.
     """
     state, steps = loop.state, (loop.state.global_step, loop.last_step)
+    workers = loop.setup.workers
     optimizer = state.optimizer_of_ranks
     decided = workers.replicas.computing.decided
     ranks.tell("open", loop.plan.to_json(), decided, share.described(state))
@@ -107,7 +93,7 @@ def _opened(loop: Loop, workers: WorkerGroup, source: Source, ranks: RankControl
         optimizer.scatter()
     values = share.news_of_values(state, NO_VALUES)
     ranks.tell("join", steps, values)
-    worker = RankWorker(ranks, workers, state, source, range(*steps))
+    worker = RankWorker(ranks, workers, state, loop.source, range(*steps))
     worker.take_values(values)
     return worker
 
@@ -125,15 +111,9 @@ def _lost(stops: Stops, worker: RankWorker, why: str) -> None:
     worker.leave(RankError(why))
 
 
-def _leave(
-    workers: WorkerGroup,
-    rank_group: RankGroup,
-    state: State,
-    stops: Stops,
-    say: Callable[[str], None],
-) -> None:
+def _leave(loop: TrainingLoop, rank_group: RankGroup) -> None:
     """Gather the state on rank 0, and end all other ranks."""
-    is_whole = False
+    state, is_whole = loop.state, False
 
     def take_all() -> None:
         nonlocal is_whole
@@ -145,13 +125,13 @@ def _leave(
         # and not for the last call.
         rank_group.ranks.break_off()
     try:
-        rank_group.leave(take_all, stops.exit_code or 0)
+        rank_group.leave(take_all, loop.stops.exit_code or 0)
     except RankError as error:
-        say(f"{error}: resume from the newest checkpoint")
+        loop.setup.say(f"{error}: resume from the newest checkpoint")
     state.saves = None
     if not is_whole:
         state.update.under_way = True  # the state of the lost ranks is missing
-    workers.stay_alone(
+    loop.setup.workers.stay_alone(
         "this training loop computes on towers (threads), because the ranks ended with the first "
         "loop"
     )
@@ -162,10 +142,9 @@ class _Lead:
 
     begun_at: float | None = None
 
-    def __init__(self, worker: RankWorker, updates: Updates, stops: Stops) -> None:
-        self._worker, self._ranks = worker, worker.ranks
-        self._updates, self._stops = updates, stops
-        self._state = state = updates.state
+    def __init__(self, worker: RankWorker, loop: TrainingLoop) -> None:
+        self._worker, self._ranks, self._loop = worker, worker.ranks, loop
+        self._state = state = loop.state
         self.first_step = state.global_step
         self.reason = "all steps are done"
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
@@ -177,10 +156,10 @@ class _Lead:
     def updates(self) -> Iterator[tuple[Ready, Applied]]:
         """Yield the updates up to the last step, or up to a request to stop."""
         state = self._state
-        while state.global_step < self._updates.last_step:
+        while state.global_step < self._loop.last_step:
             self._ranks.require_all()  # a lost rank also requests a stop: raise the error first
-            if self._stops.reason is not None:
-                self.reason = self._stops.reason
+            if self._loop.stops.reason is not None:
+                self.reason = self._loop.stops.reason
                 break
             yield self._made(state.global_step)
         self._ranks.call("collect_notes")
@@ -208,7 +187,7 @@ class _Lead:
         ready = Ready(step, [], tuple(range(worker.shards_of(step))), staleness=0)
         for each in applied.shares:
             state.tally.applied(each.worker, 0)
-        self._updates.took(ready, applied)
+        self._loop.count(ready, applied)
         state.visits.updated(self._take_mark)
         self._note_state()
         return ready, applied

@@ -9,7 +9,7 @@ from quorate.engines.worker_status import WorkerStatus
 from quorate.errors import RankError
 
 
-class Status:
+class RankStatus:
     """The transport of a loop on ranks: has the status of all ranks, and computes no more jobs."""
 
     can_replace = False

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from quorate.coordination import rules
 from quorate.coordination.epochs import DROP, JOIN
 from quorate.coordination.plan import Plan
-from quorate.coordination.rules import Rule
 from quorate.coordination.run_event import WARNING, RunEvent
 from quorate.engines.selection import RAY, TOWERS
 from quorate.machine.devices import Group, describe, kinds
@@ -18,43 +15,31 @@ from quorate.machine.gpu_identity import mapping
 from quorate.machine.host import host
 from quorate.machine.memory_fraction import fraction_remark
 from quorate.replica import deterministic, precision
-from quorate.replica.computing import Computing
 from quorate.replica.kernels import TORCH
 from quorate.replica.placement import placement
+from quorate.training.notices import is_new
+from quorate.training.state import State
+from quorate.training.worker_group import WorkerGroup
 
 
-def opening(
-    plan: Plan,
-    groups: Sequence[Group],
-    master_device: torch.device,
-    model: torch.nn.Module,
-    *,
-    least_workers: int,
-    threads: int,
-    engine: str,
-    rule: Rule,
-    computing: Computing,
-    memory_fraction: float | None,
-    whence: str,
-) -> list[str]:
-    """Return the lines to show before the first update.
+def first_lines(workers: WorkerGroup, plan: Plan, state: State) -> list[str]:
+    """Return the lines to show before the first update of a loop.
 
     Args:
-        groups: the devices of each worker.
-        least_workers: number of workers needed to begin.
-        master_device: device of the coordinator's updates.
-        whence: text on the origin of the number of shards; empty: set by the user.
+        state: the state at the beginning of the loop.
     """
-    devices = [device for group in groups for device in group]
+    groups, devices, device = workers.groups, workers.devices, workers.master_device
+    computing, threads = workers.replicas.computing, workers.config.workers.threads
+    least_workers = workers.least_workers
     lines = [
-        _arithmetic(plan, describe(groups, least_workers), threads, rule, computing) + whence,
+        _arithmetic(workers, plan) + _origin_of_shards(workers, plan, state.global_step),
         *_epoch(plan),
-        *_shortages(groups, threads, engine),
+        *_shortages(groups, threads, workers.engine),
         *mapping(devices),
-        *fraction_remark(devices, memory_fraction),
+        *fraction_remark(devices, workers.memory_fraction),
         *precision.remarks(computing.precision, devices),
-        *placement.remarks(computing, devices, master_device),
-        *deterministic.remarks(model, devices),
+        *placement.remarks(computing, devices, device),
+        *deterministic.remarks(state.model, devices),
     ]
     if plan.round is not None:
         phases, batches = ", ".join(plan.round.phases), plan.round.batches
@@ -69,21 +54,21 @@ def opening(
         )
     if len(sorts := kinds(groups)) > 1:
         lines.append(f"bits depend on the device of a shard: {' and '.join(sorted(sorts))}")
+    if workers.why is not None:
+        lines.append(workers.why)
+    if workers.rank_group is not None:
+        lines.append(workers.rank_group.bound)
     return lines
 
 
-def whence(plan: Plan, workers: int | None, rule: Rule) -> str:
-    """Return the origin of a number of shards not set by the user, and how to keep the bits.
-
-    Args:
-        workers: number of workers of a run that begins; None: the run goes on with the V of its
-            first loop.
-    """
-    if not rules.keeps_bits(rule, plan.shards):
+def _origin_of_shards(workers: WorkerGroup, plan: Plan, global_step: int) -> str:
+    """Return the origin of a number of shards not set by the user, and how to keep the bits."""
+    if workers.config.shards is not None or not rules.keeps_bits(workers.rule, plan.shards):
         return ""
-    origin = "as in the first loop of the run" if workers is None else "as many as workers"
+    origin = "as in the first loop of the run" if global_step else "as many as workers"
     fix = f"pass shards={plan.shards} for the same bits on any number of workers"
-    return f"; no shards given, so {plan.shards}, {origin}: {fix}"
+    text = f"; no shards given, so {plan.shards}, {origin}: {fix}"
+    return text if is_new(text) else ""
 
 
 def _shortages(groups: Sequence[Group], threads: int, engine: str) -> list[RunEvent]:
@@ -118,18 +103,23 @@ def _epoch(plan: Plan) -> list[str]:
     return [f"an epoch: {'; '.join(said)}"] if said else []
 
 
-def _arithmetic(plan: Plan, workers: str, threads: int, rule: Rule, computing: Computing) -> str:
+def _arithmetic(workers: WorkerGroup, plan: Plan) -> str:
+    """Return the division of a batch among shards and workers, and how they compute."""
+    threads, computing = workers.config.workers.threads, workers.replicas.computing
     least, most = plan.batch_size // plan.shards, -(-plan.batch_size // plan.shards)
     size = f"{least}" if least == most else f"{least}-{most}"
     shards = f"{plan.shards} shard{'s' if plan.shards > 1 else ''}"
     threads_each = f"{threads} thread{'s' if threads > 1 else ''} each"
-    how = [rule.name]
+    how = [workers.rule.name]
     if computing.precision is not precision.FP32:
         how.append(computing.precision.name)
     if computing.kernels != TORCH:
         how.append("products by oneDNN")
     if computing.compile:
         how.append("compiled")
-    text = f"{plan.batch_size} rows = {shards} x {size} on {workers} ({threads_each}), "
+    where = describe(workers.groups, workers.least_workers)
+    text = f"{plan.batch_size} rows = {shards} x {size} on {where} ({threads_each}), "
     text += ", ".join(how)
-    return text if rules.keeps_bits(rule, plan.shards) else f"{text}: the bits depend on timing"
+    if rules.keeps_bits(workers.rule, plan.shards):
+        return text
+    return f"{text}: the bits depend on timing"

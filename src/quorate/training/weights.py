@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,8 +14,10 @@ from quorate.machine.regular_file import exists, is_folder
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.weights import load_weights
 from quorate.training.saved_state import Weights, take_weights, weights, weights_in
-from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
+
+if TYPE_CHECKING:
+    from quorate.training.setup import TrainingSetup
 
 __all__ = ["copied", "give_weights", "load", "load_weights", "put_back"]
 
@@ -55,13 +58,7 @@ def put_back(copies: dict[str, torch.Tensor], state: State | None) -> None:
     take_weights(Weights(**parts), state)
 
 
-def load(
-    which: str | Path,
-    run_dir: Path | None,
-    model: torch.nn.Module,
-    setup: TrainingSetup,
-    say: Say,
-) -> Path:
+def load(which: str | Path, setup: TrainingSetup) -> Path:
     """Load a checkpoint's weights, plain and averaged, and return the path of the weights.
 
     Args:
@@ -73,9 +70,10 @@ def load(
             model.
         SettingError: there is no run directory.
     """
-    path = _found(run_dir, str(which), say) if which in (BEST, NEWEST) else Path(which)
+    say = setup.say
+    path = _found(setup.run_dir, str(which), say) if which in (BEST, NEWEST) else Path(which)
     if (state := setup.state) is None:
-        load_weights(model, path, say)
+        load_weights(setup.workers.given, path, say)
         # The state is made later, and has averaged weights too.
         setup.put_loaded = partial(give_weights, path, say)
     else:
