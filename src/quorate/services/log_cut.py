@@ -1,8 +1,7 @@
 """The cut of a log at a resume: removes damaged lines, and lines of steps computed again.
 
-A log has a JSON object per line, beginning with the step. The log is read once, block by block, and
-is usually truncated in place: so the file keeps its mode and its links, and a full disk does no
-harm.
+A log has a JSON object per line with the step. The log is read line by line, and is usually
+truncated in place: so the file keeps its mode and its links, and a full disk does no harm.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+import msgspec
 
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.regular_file import open_regular
@@ -24,21 +23,20 @@ BLOCK_BYTES = 1 << 18
 # A longer line is not quorate's. The bound limits the memory for a file of another program.
 MOST_LINE_BYTES = 4 << 20
 
-# Every line in the last so many bytes is parsed, which takes 0.05 s; of earlier lines only the form
-# is checked. Kills and full disks damage the end of a file.
-PARSED_BYTES = 1 << 20
-
-# Only the last so many bytes are checked: some three million steps, which takes a second or two.
+# Only the last so many bytes are checked: some four million steps, which takes a few seconds.
 MOST_BYTES = 1 << 30
 
-START = b'{"global_step": '
-MOST_DIGITS = 15  # of a step, so that a step is less than 2^63
-HEAD_BYTES = len(START) + MOST_DIGITS + 1
+
+class _Entry(msgspec.Struct):
+    """The part of a line that decides about its fate."""
+
+    global_step: int
 
 
-class _Lines(NamedTuple):
-    """Successive lines of a log with a common fate."""
+_DECODER = msgspec.json.Decoder(_Entry)
 
+
+class _Line(NamedTuple):
     begin: int  # bytes from the start of the file
     data: bytes
     fate: str  # KEPT, LATER or DAMAGED
@@ -68,17 +66,15 @@ def cut(path: Path, global_step: int) -> Cut:
             the middle, the file is unchanged.
     """
     # 1. Find the first line to remove, and whether any later line has to stay.
-    with open_regular(path) as file:
-        first, is_mixed, damaged, last = None, False, 0, b"\n"
-        for lines in _read(file, global_step):
-            if lines is None:
-                return Cut(is_a_log=False)
-            if lines.fate != KEPT:
-                first = lines.begin if first is None else first
-                damaged += lines.fate == DAMAGED
-            else:
-                is_mixed = is_mixed or first is not None
-                last = lines.data
+    first, is_mixed, damaged, last = None, False, 0, b"\n"
+    for line in _lines(path, global_step, _first_checked(path)):
+        if len(line.data) > MOST_LINE_BYTES:
+            return Cut(is_a_log=False)
+        if line.fate == KEPT:
+            is_mixed, last = is_mixed or first is not None, line.data
+            continue
+        first = line.begin if first is None else first
+        damaged += line.fate == DAMAGED
     ends_in_a_line = not last.endswith(b"\n")
     if first is None:
         return Cut(ends_in_a_line=ends_in_a_line)
@@ -94,96 +90,55 @@ def cut(path: Path, global_step: int) -> Cut:
     return Cut(damaged, beside if is_kept else None, ends_in_a_line=ends_in_a_line)
 
 
-def _read(file: IO[bytes], global_step: int, begin: int = 0) -> Iterator[_Lines | None]:
-    """Yield all lines from a byte on: in blocks if all lines of a block stay, else one by one.
-
-    Yields None, and nothing more, if the file is not a log: a line is too long.
-    """
-    size = os.fstat(file.fileno()).st_size
-    begin = max(begin, size - MOST_BYTES)
-    file.seek(begin)
-    if begin > 0 and begin == size - MOST_BYTES:
-        begin += len(file.readline(MOST_LINE_BYTES))
-    parsed_from = size - PARSED_BYTES
-    rest = b""
-    while block := file.read(min(BLOCK_BYTES, size - file.tell())):
-        block = rest + block
-        end = block.rfind(b"\n") + 1
-        whole, rest = block[:end], block[end:]
-        if begin < parsed_from and _is_kept(whole, global_step):
-            yield _Lines(begin, whole, KEPT)
-            begin += len(whole)
-        else:
-            for line in whole.splitlines(keepends=True):
-                yield _Lines(begin, line, _fate(line, global_step))
-                begin += len(line)
-        if len(rest) > MOST_LINE_BYTES:
-            yield None
-            return
-    if rest:  # torn by a kill: the step is computed again, or came after the checkpoint
-        fate = _fate(rest, global_step)
-        yield _Lines(begin, rest, LATER if fate == DAMAGED else fate)
+def _first_checked(path: Path) -> int:
+    """Return the beginning of the first line to check, in bytes."""
+    with open_regular(path) as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - MOST_BYTES)
+        file.seek(begin)
+        return begin + (len(file.readline(MOST_LINE_BYTES)) if begin else 0)
 
 
-def _is_kept(lines: bytes, global_step: int) -> bool:
-    """Return whether all lines have a log's form and none is of a later step. 0.3 s per 10^6 lines.
-
-    L lines; each line begins with ``START``, digits and a comma, and ends with ``}`` and a line
-    end.
-    """
-    data = np.frombuffer(lines, np.uint8)
-    ends = np.flatnonzero(data == ord("\n"))  # (L,) int64
-    begins = np.concatenate([[0], ends[:-1] + 1])
-    if not (lines.endswith(b"\n") and lines.isascii() and (ends - begins).min() > HEAD_BYTES):
-        return False
-    head = data[begins[:, None] + np.arange(HEAD_BYTES)]  # (L, HEAD_BYTES)
-    digits = head[:, len(START) :].astype(np.int64) - ord("0")
-    is_digit = np.logical_and.accumulate((digits >= 0) & (digits <= 9), axis=1)
-    count = is_digit.sum(axis=1)  # (L,)
-    after = head[np.arange(len(ends)), np.minimum(len(START) + count, HEAD_BYTES - 1)]
-    of_form = (head[:, : len(START)] == np.frombuffer(START, np.uint8)).all(axis=1)
-    if not (of_form & (count > 0) & (after == ord(",")) & (data[ends - 1] == ord("}"))).all():
-        return False
-    powers = 10 ** np.maximum(count[:, None] - 1 - np.arange(MOST_DIGITS + 1), 0)
-    steps = (digits * powers * is_digit).sum(axis=1)
-    return bool(steps.max() <= global_step)
+def _lines(path: Path, global_step: int, begin: int) -> Iterator[_Line]:
+    """Yield the lines from a byte on; of a line longer than ``MOST_LINE_BYTES`` a beginning."""
+    with open_regular(path) as file:
+        file.seek(begin)
+        while data := file.readline(MOST_LINE_BYTES + 1):
+            fate = _fate(data, global_step)
+            if fate == DAMAGED and not data.endswith(b"\n"):
+                fate = LATER  # torn by a kill: the step is computed again
+            yield _Line(begin, data, fate)
+            begin += len(data)
 
 
 def _fate(line: bytes, global_step: int) -> str:
+    """Return the fate of a line, which is ASCII text as ``json.dumps`` writes it."""
+    step: object = None
     try:
-        step = json.loads(line.decode("ascii"))["global_step"]  # as json.dumps writes it
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return DAMAGED
+        step = _DECODER.decode(line).global_step if line.isascii() else None
+    except (msgspec.DecodeError, RecursionError):  # lines of old versions may have NaN
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            step = json.loads(line.decode())["global_step"]
     if type(step) is not int:
         return DAMAGED
     return KEPT if step <= global_step else LATER
 
 
-def _after(path: Path, first: int, global_step: int) -> Iterator[_Lines]:
-    with open_regular(path) as file:
-        for lines in _read(file, global_step, first):
-            if lines is not None:
-                yield lines
-
-
 def _kept(path: Path, first: int, global_step: int) -> Iterator[bytes]:
     """Yield the parts of a log to keep."""
     with open_regular(path) as file:
-        left = first
-        while left and (block := file.read(min(BLOCK_BYTES, left))):
-            left -= len(block)
+        while block := file.read(min(BLOCK_BYTES, first - file.tell())):
             yield block
-    for lines in _after(path, first, global_step):
-        if lines.fate == KEPT:
-            yield lines.data
+    for line in _lines(path, global_step, first):
+        if line.fate == KEPT:
+            yield line.data
 
 
 def _put_beside(path: Path, beside: Path, first: int, global_step: int) -> bool:
     with suppress(OSError):
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         with open(os.open(beside, how, 0o666), "ab") as file:
-            for lines in _after(path, first, global_step):
-                if lines.fate == DAMAGED:
-                    file.write(lines.data)
+            for line in _lines(path, global_step, first):
+                if line.fate == DAMAGED:
+                    file.write(line.data)
         return True
     return False
