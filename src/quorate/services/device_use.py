@@ -44,8 +44,6 @@ class Gauges:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spent: dict[Any, _Spent] = {}  # by process or thread, at the previous read
-        self._host = _host_times()
-        self._host_cpu = 0.0
         self._gpus: _Gpus | None = None
 
     def read(self, workers: Sequence[WorkerStatus]) -> tuple[list[DeviceUse], HostUse]:
@@ -58,7 +56,7 @@ class Gauges:
             towers = any(worker.pid is None and worker.thread is not None for worker in workers)
             threads = _threads() if towers else {}
             uses = [self._use(worker, spent, threads) for worker in workers]
-            return uses, self._host_use()
+            return uses, _host_use()
 
     def close(self) -> None:
         """Close NVML. Later reads return no values of GPUs."""
@@ -92,17 +90,6 @@ class Gauges:
         cores = None if before is None else now.cores_since(before)
         return nothing._replace(use=cores, memory_bytes=resident)
 
-    def _host_use(self) -> HostUse:
-        before, now = self._host, _host_times()
-        if now.all_s > before.all_s:  # the kernel counts in hundredths of a second
-            busy = (now.busy_s - before.busy_s) / (now.all_s - before.all_s)
-            self._host, self._host_cpu = now, min(max(busy, 0.0), 1.0)
-        try:
-            memory = psutil.virtual_memory()
-        except OSError:
-            return HostUse(self._host_cpu, 0, 0)
-        return HostUse(self._host_cpu, memory.total - memory.available, memory.total)
-
 
 class _Spent(NamedTuple):
     """The CPU time used by a process or a thread so far."""
@@ -115,22 +102,13 @@ class _Spent(NamedTuple):
         return (self.cpu_s - before.cpu_s) / passed if passed > 0 else None
 
 
-class _HostTimes(NamedTuple):
-    """Times in seconds, summed over all cores, since the machine started."""
-
-    busy_s: float
-    all_s: float
-
-
-def _host_times() -> _HostTimes:
+def _host_use() -> HostUse:
+    """Return the use of the host; of its cores, since the previous call in this thread."""
     try:
-        times = psutil.cpu_times()._asdict()
+        cpu, memory = psutil.cpu_percent() / 100, psutil.virtual_memory()
     except OSError:  # there is no /proc
-        return _HostTimes(0.0, 0.0)
-    for name in ("guest", "guest_nice"):  # Linux includes these in user and nice too
-        times.pop(name, None)
-    idle = times["idle"] + times.get("iowait", 0.0)
-    return _HostTimes(sum(times.values()) - idle, sum(times.values()))
+        return HostUse(0.0, 0, 0)
+    return HostUse(cpu, memory.total - memory.available, memory.total)
 
 
 def _process(pid: int) -> tuple[tuple[int, float], float, int] | None:

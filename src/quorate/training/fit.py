@@ -177,7 +177,7 @@ class Fit:
             for callback in self._visitors("started"):
                 callback.started(self._run)
             self._evaluate_if_due(loop, supervisor)  # the evaluation may have been interrupted
-            stack.enter_context(loop.state.visits.announced())
+            stack.enter_context(loop.state.model_edits.announced())
             unsaved = UnsavedAttributes(self._callbacks, loop.state)
             self._start.at(partial(_starting, loop.transport))
             for report in reports:
@@ -252,7 +252,7 @@ class Fit:
 
     def _announce(self) -> None:
         if self._state is not None:
-            self._state.visits.announce()
+            self._state.model_edits.announce()
 
     # --- evaluations ------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class Fit:
             return
         if self._stops.reason is not None or not validation.is_due(n, per_epoch, loop.last_step):
             return
-        state.visits.announce()
+        state.model_edits.announce()
         with run_trace.span("evaluation"):
             values = evaluate(self._setup, rows, None, self._stops, "validation")
         if values is None:

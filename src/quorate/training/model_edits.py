@@ -7,8 +7,10 @@ one pass over the addresses and versions of tensors finds changes that a vector 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,18 +20,22 @@ from quorate.engines.job import Original
 from quorate.engines.model_changes import ModelChanges, Simple, plain
 from quorate.errors import CheckpointError, UserError
 from quorate.replica.beside.values import Newest
+from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.replica.turns import disturbances, drawn_outside
 from quorate.replica.witness.attributes import Attributes
+from quorate.replica.witness.guard import bit_sum
 from quorate.replica.witness.structure import Tables, built
-from quorate.training.optimizing.homes import Home, bring_home, left, sum_of_bits
+from quorate.training.optimizing.homes import Home, bring_home, left
 
 # Attributes of every module: hooks, tables, and the mode, which replicas set themselves.
 _INTERNAL = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
+_ROW = 1024  # words of a sum
+_AT_A_TIME = 16 << 20  # bytes: intermediate results take memory on a GPU
 _READ: tuple[Callable[[torch.Tensor], object], ...] = (
     *(torch.Tensor.data_ptr, torch.Tensor.stride),
     *map(attrgetter, ("shape", "dtype", "device")),
@@ -103,6 +109,11 @@ class ModelEdits:
         self.set_baseline()
         self._drawn = drawn_outside()
         self._disturbances = disturbances()
+        # Whether user code may have run since the last update, and the checksum of values before.
+        self._may_have_run, self._is_announced = True, False
+        self._fetch: Callable[[], None] = lambda: None
+        self._values: Callable[[], list[torch.Tensor]] | None = None
+        self._checksum: list[bytes] = []
 
     # --- around loops -----------------------------------------------------------------------------
 
@@ -191,8 +202,54 @@ class ModelEdits:
 
         Makes one pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
-        sums = [sum_of_bits(place.home.tensor) for place in self._frozen]
+        sums = [int(bit_sum(place.home.tensor)) for place in self._frozen]
         return hash((self.model_changes.number, self.model_changes.shared.number, *sums))
+
+    # --- values of tensors ------------------------------------------------------------------------
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Promise, inside the block, to call ``announce`` before user code runs between updates.
+
+        Without the promise, user code may run at any time, as in a user's own loop over updates.
+        """
+        self._is_announced = True
+        try:
+            yield
+        finally:
+            self._is_announced = False
+
+    def announce(self) -> None:
+        """Note that user code is about to run: a pass over memory, if values are watched."""
+        if not self._may_have_run:
+            self._may_have_run = True
+            self._fetch()
+            self._note_values()
+
+    def watch_values(self, values: Callable[[], list[torch.Tensor]]) -> None:
+        """Watch the values of tensors from now on: other processes have copies of the values."""
+        self._values = values
+        self._note_values()
+
+    def _note_values(self) -> None:
+        if self._values is not None:
+            self._checksum = [checksum(value) for value in self._values()]
+
+    def updated(self, fetch: Callable[[], None] = lambda: None) -> None:
+        """Note an update: user code has not run since.
+
+        Args:
+            fetch: fetches values from other processes; called before the first user code.
+        """
+        self._fetch, self._may_have_run = fetch, False
+        if not self._is_announced:
+            self.announce()
+
+    def have_values_changed(self) -> bool:
+        """Return whether user code changed watched values since the last update."""
+        if not self._may_have_run or self._values is None:
+            return False
+        return [checksum(value) for value in self._values()] != self._checksum
 
     # --- between two updates ----------------------------------------------------------------------
 
@@ -378,6 +435,31 @@ class ModelEdits:
     def _refuse(self, name: str, *, got: str, expected: str, fix: str) -> None:
         if self._refusal is None:
             self._refusal = UserError(name, got=got, expected=expected, fix=fix)
+
+
+def checksum(values: torch.Tensor) -> bytes:
+    """Return a weighted sum for each row of memory; each word of a row has its own weight."""
+    plain = flat_bytes(values.detach())
+    if plain.data_ptr() % 4:
+        plain = plain.clone()
+    rest = torch.zeros(4 * _ROW, dtype=torch.uint8, device=plain.device)
+    cut = plain.numel() - plain.numel() % len(rest)
+    rest[: plain.numel() - cut] = plain[cut:]
+    weights = _weights(plain.device)
+    found = []
+    for stretch in (*torch.split(plain[:cut], _AT_A_TIME), rest):
+        rows = stretch.view(torch.int32).view(-1, _ROW)
+        # The sum wraps around. GPUs cannot multiply an integer matrix by an integer vector.
+        of_cpu = plain.device.type == "cpu"
+        found.append(rows @ weights if of_cpu else (rows * weights).sum(1, dtype=torch.int32))
+    return torch.cat(found).cpu().numpy().tobytes()
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """Return odd weights: with an odd weight, any change of a single word changes the sum."""
+    numbers = torch.arange(_ROW, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
+    return (numbers & 0x7FFFFFFF).to(device, torch.int32)
 
 
 def _place(

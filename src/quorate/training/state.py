@@ -19,7 +19,6 @@ from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
 from quorate.training.collective.saves import Saves
-from quorate.training.collective.visits import Visits
 from quorate.training.model_edits import ModelEdits
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.optimize import Optimize
@@ -100,7 +99,6 @@ class State:
         )
         self.update = next(iter(self.phases.updates.values()))  # of the phase under way
         self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
-        self.visits = Visits()
         self.model_edits = ModelEdits(model, self.parameters, mutable_frozen, notes)
 
     @property

@@ -148,7 +148,7 @@ class _Lead:
         self.first_step = state.global_step
         self.reason = "all steps are done"
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
-        self._mark = share.mark(state)
+        state.model_edits.watch_values(partial(share.values, state))
         self._optimizer = state.optimizer_of_ranks
         self._note_state()
         self._sent_changes = state.model_edits.model_changes.number
@@ -188,7 +188,7 @@ class _Lead:
         for each in applied.shares:
             state.tally.applied(each.worker, 0)
         self._loop.count(ready, applied)
-        state.visits.updated(self._take_mark)
+        state.model_edits.updated()
         self._note_state()
         return ready, applied
 
@@ -201,7 +201,7 @@ class _Lead:
         state, changes = self._state, self._state.model_edits.model_changes
         groups = share.groups(state)
         is_same, self._groups = groups == self._groups, groups
-        is_changed = state.visits.has_come and share.mark(state) != self._mark
+        is_changed = state.model_edits.have_values_changed()
         is_changed = is_changed or changes.number != self._sent_changes
         self._sent_changes = changes.number
         return (
@@ -210,6 +210,3 @@ class _Lead:
             changes.to_json() if is_changed else None,
             share.news_of_values(state, self._worker.values),
         )
-
-    def _take_mark(self) -> None:
-        self._mark = share.mark(self._state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,8 @@ import torch
 
 from quorate.engines.collective.rank_control import RankControl
 from quorate.replica.beside.values import Values
-from quorate.replica.digest import flat_bytes
 from quorate.training.optimizing.optimizer_state import is_in_a_tree
 from quorate.training.state import State
-
-_ROW = 1024  # words of a sum
-_AT_A_TIME = 16 << 20  # bytes: intermediate results take memory on a GPU
 
 
 def described(state: State) -> dict[str, list[Any]]:
@@ -101,11 +96,6 @@ def values(state: State) -> list[torch.Tensor]:
     return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
 
 
-def mark(state: State) -> list[bytes]:
-    """Return checksums of ``values``, to find changed or replaced tensors: a pass over memory."""
-    return [_sums(value) for value in values(state)]
-
-
 def news_of_values(state: State, known: Values) -> dict[str, Any] | None:
     """Return the message about the values of ``Shared``; None if all ranks know the values.
 
@@ -144,31 +134,6 @@ def take_groups(state: State, listed: list[dict[str, Any]]) -> None:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(v, (bool, int, float)) for v in value)
-
-
-def _sums(value: torch.Tensor) -> bytes:
-    """Return a weighted sum for each row of memory; each word of a row has its own weight."""
-    plain = flat_bytes(value.detach())
-    if plain.data_ptr() % 4:
-        plain = plain.clone()
-    rest = torch.zeros(4 * _ROW, dtype=torch.uint8, device=plain.device)
-    cut = plain.numel() - plain.numel() % len(rest)
-    rest[: plain.numel() - cut] = plain[cut:]
-    weights = _weights(plain.device)
-    found = []
-    for stretch in (*torch.split(plain[:cut], _AT_A_TIME), rest):
-        rows = stretch.view(torch.int32).view(-1, _ROW)
-        # The sum wraps around. GPUs cannot multiply an integer matrix by an integer vector.
-        of_cpu = plain.device.type == "cpu"
-        found.append(rows @ weights if of_cpu else (rows * weights).sum(1, dtype=torch.int32))
-    return torch.cat(found).cpu().numpy().tobytes()
-
-
-@cache
-def _weights(device: torch.device) -> torch.Tensor:
-    """Return odd weights: with an odd weight, any change of a single word changes the sum."""
-    numbers = torch.arange(_ROW, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
-    return (numbers & 0x7FFFFFFF).to(device, torch.int32)
 
 
 def _dtype(value: torch.Tensor) -> str:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from quorate.replica.witness.guard import bit_sum
+
 
 class Home(NamedTuple):
     """A parameter, and the place of its values in the flat vectors."""
@@ -48,12 +50,12 @@ class Memory:
     def __init__(self, name: str, values: torch.Tensor) -> None:
         self.name = name
         self._values = values
-        self._sum = sum_of_bits(values)
+        self._sum = bit_sum(values)
 
     @property
     def is_written(self) -> bool:
         """True if the memory was written since."""
-        return sum_of_bits(self._values) != self._sum
+        return not self._sum.equal(bit_sum(self._values))
 
 
 def left(homes: Collection[Home]) -> list[Home]:
@@ -111,10 +113,3 @@ def _copy_in(homes: Sequence[Home]) -> None:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def sum_of_bits(values: torch.Tensor) -> int:
-    """Return a number that changes with a write; unlike a comparison, NaN equals NaN."""
-    real = torch.view_as_real(values) if values.is_complex() else values
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(real.contiguous().view(integers[real.element_size()]).sum())

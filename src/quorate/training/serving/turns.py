@@ -6,6 +6,8 @@ servers, before the next shard is dealt.
 
 from __future__ import annotations
 
+from functools import partial
+
 from quorate.engines import Transport
 from quorate.engines.processes.transport import servers_of
 from quorate.engines.servers import Servers
@@ -33,21 +35,17 @@ class Turns:
         assert isinstance(state.optimizer, ServedOptimizer)
         self._state, self._optimizer = state, state.optimizer
         self._servers = servers
-        self._mark: list[bytes] = []
+        state.model_edits.watch_values(partial(share.values, state))
 
     def updated(self) -> None:
-        """Note an update: its parameters are fetched when user code visits the state."""
-        self._state.visits.updated(self._begin)
-
-    def _begin(self) -> None:
-        self._optimizer.fetch_parameters()
-        self._mark = share.mark(self._state)
+        """Note an update: its parameters are fetched before user code runs."""
+        self._state.model_edits.updated(self._optimizer.fetch_parameters)
 
     def end(self) -> None:
         """Send user code's changes to the servers; the whole state at the first call. Blocks."""
         if not self._optimizer.is_on or self._optimizer.is_lent:
             self._optimizer.begin(self._servers, self._state.average)
-        elif self._state.visits.has_come and share.mark(self._state) != self._mark:
+        elif self._state.model_edits.have_values_changed():
             self._optimizer.set()
         else:
             self._optimizer.show()
