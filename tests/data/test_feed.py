@@ -1,5 +1,8 @@
 """The feed: rows loaded by a waiting thread, and page-locked memory, which takes a GPU."""
 
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -8,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from quorate.coordination.plan import Plan
+from quorate.data.dataloader import SamplerOrder
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 
@@ -33,6 +37,7 @@ def cheap(dataset: Counted) -> Source:
     rows = Source(dataset, Plan(rows=40, batch_size=8, shards=4, seed=0))
     for _ in range(3):
         rows.load((0, 0))
+        assert 0.0 < rows.load_s <= rows.last_s
     dataset.loaded.clear()
     return rows
 
@@ -72,3 +77,21 @@ def test_memory_that_cannot_be_page_locked_ends_no_prefetching(
         ]
     assert len(tried) == len(TICKETS)
     assert caplog.text.count("without page-locked memory, so copies are slower (RuntimeError") == 1
+
+
+class Halves:
+    """A sampler of the even rows of even epochs, and of the odd rows of odd epochs."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        time.sleep(0.01)  # for a second thread to come
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch % 2, 40, 2))
+
+
+def test_a_sampler_is_asked_by_one_thread_at_a_time() -> None:
+    order = SamplerOrder(Halves(), 40, "dataset")
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(lambda epoch: order.drawn(0, epoch).tolist(), range(2))]
+    assert found == [[*range(0, 40, 2)], [*range(1, 40, 2)]]

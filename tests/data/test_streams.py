@@ -78,16 +78,18 @@ def test_an_epoch_in_its_order_reads_each_file_once() -> None:
 
 
 def test_what_is_drawn_while_rows_are_read_follows_from_their_window() -> None:
-    def drawing(file: int) -> Iterator[float]:
+    def drawing(file: int) -> Iterator[tuple[float, ...]]:
         for _ in range(COUNTS[file]):
-            yield random.random() + float(np.random.rand()) + torch.rand(()).item()
+            yield random.random(), float(np.random.rand()), torch.rand(()).item()
 
-    def all_of(asked: list[int]) -> dict[int, float]:
+    def all_of(asked: list[int]) -> dict[int, tuple[float, ...]]:
         rows = Stream(range(4), drawing, counts=COUNTS, window=8)
         random.random()
         return {n: rows[n] for n in asked}
 
-    assert all_of([*range(89, -1, -1)]) == all_of([*range(90)])
+    found = all_of([*range(90)])
+    assert all_of([*range(89, -1, -1)]) == found
+    assert [len({*drawn}) for drawn in zip(*found.values(), strict=True)] == [90] * 3
 
 
 def trained(data: Any, **settings: Any) -> list[list[Any]]:

@@ -17,6 +17,7 @@ from support.runs import soon
 
 from quorate.errors import UserError
 from quorate.machine import signal_handlers, this_host
+from quorate.machine.forked_child import ForkedChild, end_children
 from quorate.machine.surroundings import require_current_folder, require_temporary_folder
 
 FORK = multiprocessing.get_context("fork")
@@ -24,7 +25,15 @@ FORK = multiprocessing.get_context("fork")
 
 def said_by(code: str, streams: str = "") -> subprocess.CompletedProcess[str]:
     """Return the end of a process of Python code, with some streams closed by a shell."""
-    words = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", code]
+    words = [
+        "sh",
+        "-c",
+        f'unset PYTHONUNBUFFERED; exec "$@" {streams}',
+        "sh",
+        sys.executable,
+        "-c",
+        code,
+    ]
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
@@ -60,6 +69,28 @@ def test_a_fork_has_the_former_handler_and_the_parent_goes_on() -> None:
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     signal_handlers.put_back([of_quorate])
     assert signal.getsignal(signal.SIGTERM) is of_user
+
+
+def test_a_call_in_forks_is_made_by_a_fork_and_not_by_its_own_forks() -> None:
+    read, write = os.pipe()
+    leave_off = signal_handlers.in_forks(lambda: os.write(write, b"x"))
+    for is_called in (True, False):
+        if (pid := os.fork()) == 0:
+            if (inner := os.fork()) != 0:
+                os.waitpid(inner, 0)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if is_called:
+            leave_off()
+    os.close(write)
+    assert os.read(read, 9) == b"x"
+    os.close(read)
+
+
+def test_a_child_is_waited_for_as_long_as_is_said() -> None:
+    quick, slow = (ForkedChild("test", time.sleep, s, closes=[], threads=1) for s in (0.2, 600))
+    assert (quick.wait(60), slow.wait(0.1)) == (0, None)
+    end_children([quick, slow])
 
 
 @pytest.mark.usefixtures("handled")
@@ -131,6 +162,12 @@ def test_descriptors_that_are_closed_are_taken_before_files_get_them(closed: str
     ended = said_by(code, closed)
     expected = "" if "2>&-" in closed else "error\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", expected)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to /dev/full")
+def test_output_that_cannot_be_written_at_the_end_sets_no_exit_code() -> None:
+    steady = "from quorate.machine.standard_streams import steady\n"
+    assert said_by(f"{steady}with steady():\n    print(7)\n", ">/dev/full").returncode == 0
 
 
 # --- knowledge of each other ----------------------------------------------------------------------

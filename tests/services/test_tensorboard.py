@@ -6,6 +6,7 @@ import shutil
 import struct
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,7 +21,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import quorate
-from quorate.services.tensorboard.event_file import drop_after
+from quorate.services.tensorboard.event_file import EventFile, drop_after
 from quorate.services.tensorboard.summaries import Summaries
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -198,6 +199,24 @@ def test_an_update_waits_for_a_tick_that_begins_a_new_interval(tmp_path: Path) -
 
 
 HALF = records([2])[len(records([])) : -1]
+
+
+def test_a_callback_and_a_tick_at_the_same_time_make_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[EventFile] = []
+
+    def slowly(*arguments: Any) -> EventFile:
+        time.sleep(0.2)  # for the second thread to come
+        made.append(EventFile(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("quorate.services.tensorboard.event_file.EventFile", slowly)
+    told = Summaries(tmp_path, 60.0, status=list, global_step=0)
+    with ThreadPoolExecutor(2) as pool:
+        [*pool.map(lambda does: does(), (told.tick, lambda: told.writer))]
+    told.close()
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("tail", [b"", HALF, head(10), bytes(99)])

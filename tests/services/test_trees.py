@@ -74,8 +74,11 @@ def there_and_back(value: Any) -> Any:
         for name, t in encoder.tensors.items()
     }
     laid_out(stored, {})  # a file can hold them
-    copies = {name: t.contiguous() for name, t in encoder.tensors.items()}
-    return Decoder(copies, {}).decode(json.loads(tree))
+    copies = {name: t.contiguous().clone() for name, t in encoder.tensors.items()}
+    decoded = Decoder(copies, {}).decode(json.loads(tree))
+    for stored_tensor in copies.values():  # the memory of a file, for the next reader
+        stored_tensor.zero_()
+    return decoded
 
 
 def require_same(left: Any, right: Any) -> None:
