@@ -74,7 +74,7 @@ def test_hosts_have_the_bits_of_a_tower(references: References, tmp_path: Path) 
             host.start(torchrun("2", per_node, *script, at="host-a:29400"))
             for host, per_node in zip(made, (1, 2), strict=True)
         ]
-        ended = end_all(started, 120)
+        ended = end_all(started, LIMIT_S)
     assert [each.code for each in ended] == [0, 0], ended
     expected = references.on_a_tower("everything.py", options=bits).digests
     assert digests(tmp_path / "run") == expected
@@ -95,7 +95,7 @@ def test_the_doctor_measures_a_slow_link_and_compares_run_directories(tmp_path: 
     with several.hosts(2) as two:
         for host in two:
             host.slow(1000)
-        first, second = end_all([two[0].start(words), two[1].start(other)], 90)
+        first, second = end_all([two[0].start(words), two[1].start(other)], LIMIT_S)
     assert (first.code, second.code) == (0, 0), first.out + second.out
     assert "hosts" not in second.out  # the first host prints all
     found = json.loads(first.out[first.out.index("{") :])

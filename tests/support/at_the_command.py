@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 COMMANDS = ("run", "runs", "inspect", "report", "verify", "bench", "plan", "doctor", "convert")
+LIMIT_S = 300  # on a busy machine
 QUORATE = [sys.executable, "-m", "quorate"]
 
 
@@ -12,5 +13,10 @@ def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     """Run the command to the end, with some of the environment set."""
     env = {**os.environ, **environment}
     return subprocess.run(
-        [*QUORATE, *arguments], capture_output=True, text=True, timeout=60, env=env, check=False
+        [*QUORATE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=env,
+        check=False,
     )
