@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 from support.histories import KINDS, History
-from support.shown_sums import whole_sum
 from support.simulator import Simulation
 
 from quorate.coordination.open_steps import OpenSteps
 from quorate.coordination.protocol import Abort, Finish, Joined, Left, Stop
-from quorate.coordination.rules import Quorum, Rule, Sync, parse
+from quorate.coordination.rules import parse
 from quorate.coordination.running_shards import RunningShards
 from quorate.coordination.tally import Tally
 from quorate.coordination.workers import Assignment, Workers
@@ -216,33 +215,3 @@ def test_a_permanently_slow_worker_costs_a_fifth_of_the_pace_at_most(
     assert run.now < 1.2 * run_of(workers - 1, None).now
     steps_s = [end - begin for begin, end in itertools.pairwise([0.0, *run.applied_at])]
     assert max(steps_s) < 8.0  # no step waits for a shard there: 8 s at least
-
-
-@pytest.mark.parametrize(
-    ("rule", "shards", "slow_s", "seconds", "computed", "dropped"),
-    [
-        (Sync(), 5, 2.0, 40, {0: 40, 1: 40, 2: 20}, {}),
-        (Quorum(4), 5, 3.0, 40, {0: 40, 1: 40}, {2: 20}),
-        (Quorum(2), 3, 7.0, 20, {0: 20, 1: 20}, {2: 20}),  # a backup worker is not waited for
-    ],
-)
-def test_the_fast_do_more_and_a_quorum_does_not_wait(
-    rule: Rule,
-    shards: int,
-    slow_s: float,
-    seconds: float,
-    computed: dict[int, int],
-    dropped: dict[int, int],
-) -> None:
-    run = played(
-        3,
-        shards=shards,
-        steps=20,
-        rule=rule,
-        time_s=lambda worker, *_: slow_s if worker == 2 else 1.0,
-        leaves_off_s=0.0,
-    )
-    assert (run.now, run.computed, run.fates["dropped"]) == (seconds, computed, dropped)
-    if shards == 3:
-        assert run.copies == 0
-        assert run.sums[1:] == [whole_sum(step, 3, {0, 1}) for step in range(1, 20)]

@@ -2,7 +2,6 @@
 
 import math
 import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from quorate.coordination.rules import parse
 from quorate.errors import ProtocolError
 from quorate.simulation.cores import COORDINATOR, SharedCores
 from quorate.simulation.inputs import Cores
-from quorate.simulation.virtual_run import ShardWork, VirtualRun, WorkerFailure
+from quorate.simulation.virtual_run import VirtualRun, WorkerFailure
 
 
 def played(workers: int, batches: int, rule: str = "sync", **options: Any) -> VirtualRun:
@@ -39,15 +38,6 @@ def test_a_quorum_takes_the_order_statistic_of_exponential_times(workers: int, n
                  leaves_off_s=lambda _: 0.0, patience=1e9)  # fmt: skip
     expected = sum(1 / k for k in range(workers - needed + 1, workers + 1))
     assert run.now / 1000 == pytest.approx(expected, rel=0.03)
-
-
-def test_under_async_the_coordinator_is_a_queue() -> None:
-    """4 workers of 1 s and updates of 0.5 s: two updates a second, and no more."""
-    run = played(4, 10, "async", apply_s=lambda _: 0.5)
-    after = [update.at_s for update in run.updates]
-    assert (len(after), after[0]) == (40, 1.5)
-    assert all(b - a == 0.5 for a, b in pairwise(after))
-    assert run.queued_s > 0
 
 
 def test_a_worker_that_fails_is_waited_for_until_that_is_known() -> None:
@@ -123,10 +113,3 @@ def test_threads_crowding_and_jobs_beside(
     how = {"per_host": 2} | how
     assert ends(begun([0] * 2, {0: 1.0}, **how)) == [(alone_s, 0)]
     assert ends(begun([0] * 2, {0: 1.0, 1: 1.0}, **how))[-1][0] == both_s
-
-
-def test_a_straggler_holds_no_core_while_it_waits() -> None:
-    """Two workers on a core: one computes 1 s; the second computes 1 s too, then waits for 3 s."""
-    run = played(2, 3, shard_s=lambda worker, *_: ShardWork(1.0, 3.0 * worker), patience=1e9,
-                 cores=begun([0, 0], {}))  # fmt: skip
-    assert times(run) == [5.0, 10.0, 15.0]

@@ -213,8 +213,6 @@ def plain(case: Any) -> dict[str, torch.Tensor]:
     torch.set_num_threads(1)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = case.optimizer(parameters)
-    schedule = case.optimize.get("schedule")
-    scheduler = None if schedule is None else schedule(optimizer)
     for step in range(steps):
         buffers = [b.clone() for b in model.buffers()]
         sums: list[Any] = [None] * len(parameters)
@@ -242,8 +240,6 @@ def plain(case: Any) -> dict[str, torch.Tensor]:
         if (norm := case.optimize.get("clip_norm")) is not None:
             torch.nn.utils.clip_grad_norm_(parameters, norm)
         optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
         if case.after is not None:
             case.after(model, optimizer, step + 1)
     torch.set_num_threads(threads)

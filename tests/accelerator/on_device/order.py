@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 SIZE = 4096
 ROUNDS = 20
@@ -170,3 +172,18 @@ def test_pinned_memory_that_is_written_too_early_shows() -> None:
         wrong += device[-1].item() != value
         del host, busy
     assert wrong > 0
+
+
+def test_the_host_waits_for_few_operators() -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3)).to("sim:3")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    before = torch.sim.calls()
+    for _ in range(5):
+        optimizer.zero_grad()
+        targets = torch.arange(12).to("sim:3") % 3
+        F.cross_entropy(model(torch.randn(12, 4, 6).to("sim:3")), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    late, in_step = (now - then for now, then in zip(torch.sim.calls(), before, strict=True))
+    assert in_step < late / 20

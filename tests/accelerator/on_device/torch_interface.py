@@ -1,4 +1,4 @@
-"""The interface of torch for accelerators: memory, precision, errors, no forks."""
+"""The interface of torch for accelerators: memory, errors, no forks."""
 
 import os
 import subprocess
@@ -47,36 +47,12 @@ def test_memory_is_counted_and_limited() -> None:
     assert torch.accelerator.max_memory_allocated(3) >= 4 * MIB
 
 
-def test_devices_are_not_mixed() -> None:
-    one, other = torch.ones(2, device="sim:0"), torch.ones(2, device="sim:1")
-    for stranger in (other, torch.ones(2)):
-        with pytest.raises(RuntimeError, match="same device"):
-            one + stranger
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        torch.ones(2, device="sim:9")
-
-
 def test_what_a_kernel_raises_comes_with_the_next_synchronisation() -> None:
     table = torch.ones(3, 2, device="sim:2")
     made = nn.functional.embedding(torch.tensor([7], device="sim:2"), table)
     with pytest.raises(IndexError):
         torch.accelerator.synchronize(2)
     del made
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_mixed_precision(dtype: torch.dtype) -> None:
-    model, inputs = nn.Linear(4, 4).to("sim:0"), torch.ones(2, 4, device="sim:0")
-    with torch.autocast("sim", dtype):
-        made = model(inputs)
-        assert made.dtype == dtype
-        assert nn.functional.layer_norm(made, (4,)).dtype == torch.float32
-    scaler = torch.amp.GradScaler("sim", init_scale=1024.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler.scale(made.float().sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 1024.0
 
 
 def test_a_child_of_a_process_that_has_used_it_cannot() -> None:

@@ -8,26 +8,6 @@ import torch.nn.functional as F
 from case import REFUSED, SAME, Case, case, cross_entropy, loss, mlp, module
 from torch import Tensor, nn
 
-
-class Experts(nn.Module):
-    """Routes a whole batch to a single expert, by the first number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        which = int(x[0, 0].abs() * 10) % len(self.experts)
-        return self.head(torch.relu(self.experts[which](x)))
-
-
-@case
-def experts_adamw_clipped() -> Case:
-    make = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
-    return Case(model=Experts(), optimizer=make, optimize={"clip_norm": 0.3})
-
-
 AdamW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.5)
 
 
