@@ -318,7 +318,7 @@ def test_older_checkpoints_are_sound_when_the_disk_fills_up(
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_its_saves_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """QUORATE_TEST_KILLS=0: at each system call of all saves."""
-    kills = os.environ.get("QUORATE_TEST_KILLS", "10")
+    kills = os.environ.get("QUORATE_TEST_KILLS", "6")
     script = TESTS / "scripts" / "killed_in_saves.py"
     words = [sys.executable, str(script), str(tmp_path), kills]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}

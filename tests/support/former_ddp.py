@@ -149,7 +149,7 @@ class Outcome(NamedTuple):
     text: str  # the digest, the doubt, the line; or the mistake
 
 
-def outcomes(case: Former, ways: Iterable[str] = WAYS) -> dict[str, Outcome]:
+def outcomes(case: Former, ways: Iterable[str]) -> dict[str, Outcome]:
     """Run a case in some ways."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
