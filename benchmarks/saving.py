@@ -26,7 +26,8 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.engines import Transport
-from quorate.services.checkpoints.saver import Checkpoints, Policy
+from quorate.services.checkpoints.saver import Checkpoints
+from quorate.services.run_dir import RunDir
 from quorate.training.observer import observing
 from quorate.training.state import State
 
@@ -71,7 +72,7 @@ def main() -> None:
     rates: dict[bool, list[float]] = {True: [], False: []}  # updates per second
     copies_s: list[float] = []
     state_bytes = 0
-    saver = Checkpoints(run_dir, Policy(every_s=None, keep=2))
+    saver = Checkpoints(run_dir, RunDir(save_every_s=None, keep=2))
     began, updates, window = 0.0, 0, -1
     updating = observed_updates(trainer, data, look)
     try:
@@ -120,7 +121,7 @@ def observed_updates(
 
 def _writer_s() -> float:
     """Seconds of a core that the thread which writes has used so far."""
-    ids = {t.native_id for t in threading.enumerate() if t.name == "quorate-checkpoints"}
+    ids = {t.native_id for t in threading.enumerate() if t.name.startswith("quorate-checkpoints")}
     threads = psutil.Process().threads()
     return sum(t.user_time + t.system_time for t in threads if t.id in ids)
 

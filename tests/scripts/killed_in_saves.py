@@ -28,7 +28,7 @@ import quorate
 
 STEPS = 4
 ROWS = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
-SAVER = "quorate-checkpoints"  # the saving thread
+SAVER = "quorate-checkpoints_0"  # the saving thread
 
 
 def train(run_dir: Path) -> None:

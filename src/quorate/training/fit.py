@@ -23,7 +23,7 @@ from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
 from quorate.machine.text import printable
 from quorate.services import Service
-from quorate.services.checkpoints.saver import Checkpoints, Outcome, Policy
+from quorate.services.checkpoints.saver import Checkpoints, Outcome
 from quorate.services.display.display import display, metrics
 from quorate.services.display.start_progress import StartProgress
 from quorate.services.display.worker_table import WorkerTable
@@ -31,7 +31,6 @@ from quorate.services.event_log import EventLog
 from quorate.services.metrics_log import MetricsLog, spent
 from quorate.services.report import Report
 from quorate.services.run_contents import set_log_aside
-from quorate.services.run_dir import RunDir
 from quorate.services.run_status import RunStatus
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Graph, Summaries
@@ -144,7 +143,7 @@ class Fit:
             # 1. The sources of stops and saves: from here on no request is lost.
             stack.enter_context(run_trace.traced(setup.config.run_dir, self.say))
             if self._run_dir is not None:
-                saver = Checkpoints(self._run_dir, policy(setup.config.run_dir), setup.lock.renew)
+                saver = Checkpoints(self._run_dir, setup.config.run_dir, setup.lock.renew)
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
@@ -460,13 +459,5 @@ def save_now(setup: TrainingSetup, state: State) -> Path:
         SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
     """
     assert setup.run_dir is not None
-    settings = policy(setup.config.run_dir)
-    with closing(Checkpoints(setup.run_dir, settings, setup.lock.renew)) as saver:
+    with closing(Checkpoints(setup.run_dir, setup.config.run_dir, setup.lock.renew)) as saver:
         return saver.write(contents(state, setup.facts(state)))
-
-
-def policy(run_dir: RunDir) -> Policy:
-    """Return the policy: when to save, and which checkpoints to keep."""
-    return Policy(
-        run_dir.save_every_s, run_dir.save_every_steps, run_dir.keep, run_dir.keep_every_h
-    )

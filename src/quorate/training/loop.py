@@ -16,6 +16,7 @@ Afterwards ``TrainingLoop`` in this file reports the update.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
@@ -38,7 +39,6 @@ from quorate.training.observer import observed
 from quorate.training.optimizing.step_again import step_again
 from quorate.training.optimizing.update import Applied
 from quorate.training.serving.turns import Turns, turns_of
-from quorate.training.speed_meter import SpeedMeter
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import kind_of_training, whole_batch
@@ -328,3 +328,37 @@ class TrainingLoop:
         if started.turns is not None:
             started.turns.end()
         started.between.begin()
+
+
+class SpeedMeter:
+    """The pace over the last updates, without the time that a caller spent on reports."""
+
+    LAST = 50
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, int]] = deque()  # (seconds, rows)
+        self._seconds, self._rows = 0.0, 0  # sums over ``_last``
+
+    def add(self, seconds: float, rows: int) -> None:
+        """Add an update."""
+        self._last.append((seconds, rows))
+        self._seconds += seconds
+        self._rows += rows
+        if len(self._last) > self.LAST:
+            old_s, old_rows = self._last.popleft()
+            self._seconds -= old_s
+            self._rows -= old_rows
+
+    def forget(self) -> None:
+        """Begin anew: the updates so far are not representative."""
+        self._last.clear()
+        self._seconds, self._rows = 0.0, 0
+
+    @property
+    def examples_per_s(self) -> float:
+        """Rows per second."""
+        return self._rows / self._seconds
+
+    def eta_s(self, updates: int) -> float:
+        """Return the time of a number of updates, in seconds."""
+        return updates * self._seconds / len(self._last)

@@ -12,8 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -21,18 +23,9 @@ from typing import NamedTuple
 from quorate.engines.tracing import current
 from quorate.errors import SaveError, UserError
 from quorate.services.checkpoints import files
-from quorate.services.checkpoints.retention import Saved, surplus
 from quorate.services.checkpoints.writer import CheckpointWriter, Contents, write
 from quorate.services.run_contents import NO_ROOM
-
-
-class Policy(NamedTuple):
-    """The settings of when to save, and which checkpoints to keep."""
-
-    every_s: float | None = 600.0
-    every_steps: int | None = None
-    keep: int = 5
-    keep_every_h: float | None = None
+from quorate.services.run_dir import RunDir
 
 
 class Outcome(NamedTuple):
@@ -48,26 +41,23 @@ class Checkpoints:
 
     Args:
         run_dir: the run directory.
-        policy: when to save, and which checkpoints to keep.
+        settings: when to save, and which checkpoints to keep.
         renew: ``RunLock.renew``, called before each save: the directory may have been removed.
     """
 
     def __init__(
-        self, run_dir: Path, policy: Policy, renew: Callable[..., None] = lambda **_: None
+        self, run_dir: Path, settings: RunDir, renew: Callable[..., None] = lambda **_: None
     ) -> None:
         self._run_dir = run_dir
-        self._policy = policy
+        self._settings = settings
         self._renew = renew
         self._copied_at = time.monotonic()  # time of the last copy of the state
         self._took_s = 0.0  # seconds from the copy to the checkpoint on disk, in the last save
         self._last: Contents | None = None
         self._asked = False
-        # With the draft already begun, where the tensors may change from now on.
-        self._waiting: SimpleQueue[tuple[Contents, CheckpointWriter | None] | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._thread: threading.Thread | None = None
+        self._thread: ThreadPoolExecutor | None = None  # a single thread, started when needed
+        self._writing: Future[None] | None = None  # the newest save in the thread
         self._trace = current()  # the trace of the run: the writing thread does not inherit it
 
     def ask(self) -> None:
@@ -76,20 +66,22 @@ class Checkpoints:
 
     def is_due(self, global_step: int) -> bool:
         """Return whether the state after this update has to be saved now."""
-        every_s = self._policy.every_s
+        every_s = self._settings.save_every_s
         is_time = False
         if every_s is not None:
             # Start early enough for the checkpoint to be on disk in time.
             early_s = min(2 * self._took_s, every_s / 4)
             is_time = time.monotonic() - self._copied_at >= every_s - early_s
-        return self._is_due_by_steps(global_step) or (
-            (self._asked or is_time) and self._idle.is_set()
-        )
+        return self._is_due_by_steps(global_step) or ((self._asked or is_time) and self._is_idle)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._writing is None or self._writing.done()
 
     @property
     def spare(self) -> Contents | None:
         """The last copy of the state, if its memory may be overwritten; else None."""
-        return self._last if self._idle.is_set() else None
+        return self._last if self._is_idle else None
 
     def save(self, contents: Contents) -> None:
         """Write a checkpoint in the background. Waits for an earlier save in progress.
@@ -97,7 +89,7 @@ class Checkpoints:
         If no thread can be started, the checkpoint is written, or has failed, before the call
         returns.
         """
-        self._idle.wait()
+        self.finish()
         self._asked, self._last = False, contents if contents.fill is None else None
         self._copied_at = time.monotonic()
         draft = None
@@ -108,13 +100,14 @@ class Checkpoints:
             except (OSError, ValueError) as error:
                 self._outcomes.put(Outcome(contents.global_step, None, str(error)))
                 return
-        if not self._has_thread():
+        self._thread = self._thread or ThreadPoolExecutor(1, "quorate-checkpoints", _give_way)
+        try:
+            self._writing = self._thread.submit(self._write_one, contents, draft)
+        except RuntimeError:  # the system has too many threads, or no memory
+            self._thread = None
             self._write_one(contents, draft)
-            return
-        self._idle.clear()
-        self._waiting.put((contents, draft))
         if self._is_due_by_steps(contents.global_step):
-            self._idle.wait()
+            self.finish()
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes of all saves since the last call. Does not block."""
@@ -126,13 +119,13 @@ class Checkpoints:
 
     def finish(self) -> None:
         """Wait until the save in progress is on disk."""
-        self._idle.wait()
+        if self._writing is not None:
+            self._writing.result()
 
     def close(self) -> None:
         """Finish the save in progress and end the thread."""
         if self._thread is not None:
-            self._waiting.put(None)
-            self._thread.join()
+            self._thread.shutdown()
             self._thread = None
 
     def write(self, contents: Contents) -> Path:
@@ -164,27 +157,10 @@ class Checkpoints:
             fix=f"{cure}, and run the same command again: it resumes from {start}",
         )
 
-    def _has_thread(self) -> bool:
-        """Start the writing thread if necessary; return whether the thread runs."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._write_all, name="quorate-checkpoints")
-            try:
-                thread.start()
-            except RuntimeError:  # the system has too many threads, or no memory
-                return False
-            self._thread = thread
-        return True
-
     def _spanning(self, name: str, track: str = "") -> AbstractContextManager[None]:
         return nullcontext() if self._trace is None else self._trace.span(name, track)
 
     # --- in the writing thread ----------------------------------------------------------------
-
-    def _write_all(self) -> None:
-        _give_way()
-        while (waiting := self._waiting.get()) is not None:
-            self._write_one(*waiting)
-            self._idle.set()
 
     def _write_one(self, contents: Contents, draft: CheckpointWriter | None) -> None:
         """Write a checkpoint, and queue its outcome for the loop."""
@@ -202,19 +178,19 @@ class Checkpoints:
         self._outcomes.put(outcome)
 
     def _is_due_by_steps(self, global_step: int) -> bool:
-        every_steps = self._policy.every_steps
+        every_steps = self._settings.save_every_steps
         return every_steps is not None and global_step % every_steps == 0
 
     def _tidy(self, contents: Contents) -> None:
         """Delete the surplus checkpoints."""
         listed = files.newest_first(self._run_dir)
         paths = {step: path for path, step in listed if files.is_ours(path, step)}
-        every_h = self._policy.keep_every_h
+        every_h = self._settings.keep_every_h
         best = contents.record["account"]["best"]
         for step in surplus(
             (Saved(step, _written_at(path)) for step, path in paths.items()),
             contents.global_step,
-            keep=self._policy.keep,
+            keep=self._settings.keep,
             every_s=None if every_h is None else 3600 * every_h,
             best=None if best is None else best["global_step"],
         ):
@@ -232,3 +208,45 @@ def _give_way() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+# --- which checkpoints to keep --------------------------------------------------------------------
+
+
+class Saved(NamedTuple):
+    """A checkpoint on disk."""
+
+    global_step: int
+    at: float  # time of writing, in seconds since the epoch
+
+
+def surplus(
+    saved: Iterable[Saved],
+    newest: int,
+    *,
+    keep: int,
+    every_s: float | None,
+    best: int | None,
+) -> set[int]:
+    """Return the steps whose checkpoints have to be deleted: TF1's rule. Pure.
+
+    The newest few are kept, and one checkpoint per so many hours for good.
+
+    Args:
+        saved: all checkpoints.
+        newest: the step of the checkpoint just written. Checkpoints of later steps were skipped as
+            damaged: the run will reach those steps again and replace them.
+        keep: number of newest checkpoints to keep.
+        every_s: seconds; the first checkpoint is kept for good, and so is each checkpoint written
+            at least so long after the last one kept for good. None: no checkpoint is kept for good.
+        best: the step of the best checkpoint, kept until a better one exists; None: there is none.
+    """
+    past = sorted(checkpoint for checkpoint in saved if checkpoint.global_step <= newest)
+    stay = {best, *(checkpoint.global_step for checkpoint in past[-keep:])}
+    if every_s is not None:
+        last_at = -inf
+        for checkpoint in past:
+            if checkpoint.at >= last_at + every_s:
+                last_at = checkpoint.at
+                stay.add(checkpoint.global_step)
+    return {checkpoint.global_step for checkpoint in past} - stay

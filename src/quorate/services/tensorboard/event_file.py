@@ -13,20 +13,27 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.attr_value_pb2 import AttrValue
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.graph_pb2 import GraphDef
+from tensorboard.compat.proto.node_def_pb2 import NodeDef
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.versions_pb2 import VersionDef
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from quorate.machine.atomic_file import write_atomically
+from quorate.replica.witness.forward_graph import Node
 
 SUFFIX = ".quorate"  # of files written by this module, which alone it may cut
 MOST_WAITING_BYTES = 64 << 20  # while writing fails; older events are dropped
+PRODUCER = 22  # the GraphDef version of torch's own writer
 MOST_EVENT_BYTES = 512 << 20  # a greater length means a damaged record
 
 
@@ -184,3 +191,41 @@ def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
         end = file.tell()
         yield head + body, event
     file.seek(end)
+
+
+# --- the graph of the model -----------------------------------------------------------------------
+
+
+def graph_def(nodes: Sequence[Node]) -> bytes:
+    """Return a graph in TensorFlow's GraphDef format, serialized for an event.
+
+    TensorBoard draws a node's name (by its scopes), inputs and device, and lists its attributes.
+    TensorBoard shows the attribute ``_output_shapes`` along the edges.
+    """
+    versions = VersionDef(producer=PRODUCER)
+    return bytes(GraphDef(node=map(_node_def, nodes), versions=versions).SerializeToString())
+
+
+def _node_def(node: Node) -> NodeDef:
+    attributes = {}
+    if node.shapes:
+        shapes = [
+            TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in shape])
+            for shape in node.shapes
+        ]
+        attributes["_output_shapes"] = AttrValue(list=AttrValue.ListValue(shape=shapes))
+    if node.dtype:
+        attributes["dtype"] = AttrValue(s=node.dtype.encode())
+    return NodeDef(
+        name=node.name,
+        op=node.kind,
+        input=node.inputs,
+        device=_device(node.device),
+        attr=attributes,
+    )
+
+
+def _device(name: str) -> str:
+    """Return ``/device:CUDA:0`` for ``cuda:0``."""
+    kind, _, number = name.partition(":")
+    return f"/device:{kind.upper()}:{number or 0}" if kind else ""

@@ -124,8 +124,7 @@ class Summaries:
 
     def _event_file(self) -> EventFile:
         # This takes 0.3 s, and is done lazily so that the loop does not wait.
-        from quorate.services.tensorboard.event_file import EventFile
-        from quorate.services.tensorboard.graph_def import graph_def
+        from quorate.services.tensorboard.event_file import EventFile, graph_def
 
         with self._lock:
             if self._events is None:

@@ -7,16 +7,19 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
+from quorate.engines import Channel
+from quorate.engines.collective.liveness_monitor import LivenessMonitor
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
+from quorate.engines.job import Job
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
+from quorate.engines.worker_status import WorkerStatus
 from quorate.errors import RankError, UserError
 from quorate.replica.beside.values import NO_VALUES
 from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.collective.status import RankStatus
 from quorate.training.drive import Ready
 from quorate.training.loop import StartedWorkers, TrainingLoop
 from quorate.training.optimizing.update import Applied
@@ -210,3 +213,32 @@ class _Lead:
             changes.to_json() if is_changed else None,
             share.news_of_values(state, self._worker.values),
         )
+
+
+class RankStatus:
+    """The transport of a loop on ranks: has the status of all ranks, and computes no more jobs."""
+
+    can_replace = False
+    takes_runs = False
+
+    def __init__(self, monitor: LivenessMonitor) -> None:
+        self._monitor = monitor
+
+    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
+        """Return whether the ranks can compute with a dataset: no, ranks compute the loop alone."""
+        return False
+
+    def open(self, job: Job) -> Channel:
+        """Refuse a job: see ``can_compute``.
+
+        Raises:
+            RankError: always.
+        """
+        raise RankError(f"the ranks are asked for {job.name}, and compute the loop's steps alone")
+
+    def status(self) -> list[WorkerStatus]:
+        """Return the status of all ranks; of the other ranks, as of the last heartbeat."""
+        return self._monitor.status()
+
+    def close(self) -> None:
+        """Do nothing: the loop ends the ranks."""
