@@ -461,42 +461,16 @@ class TrainingSetup:
         self, source: Source, note: Say, *, training: bool = True, announce: Say | None = None
     ) -> State:
         """Return a new state, after computing the first shard of a source with the state."""
-        workers, config = self.workers, self.workers.config
+        workers = self.workers
         workers.bound_memory()
         if workers.replicas.computing.compile:
             announce = announce or note
             announce("compiling: the first shard of each shape takes seconds to minutes longer")
         while True:
-            has_towers = workers.engine == selection.TOWERS
-            make_state = partial(
-                State,
-                workers.model,
-                workers.master_device,
-                shared=workers.shares_parameters,
-                optimize=config.optimize,
-                loss=config.loss,
-                notes=workers.replicas.notes,
-                exchanging=None if workers.rank_group is None else workers.rank_group.exchanging,
-                served=config.workers.servers is not None,
-                parts=workers.parts,
-            )
             try:
-                return probed(
-                    workers.model,
-                    make_state,
-                    workers.probe_replica,
-                    source.load((0, 0)),
-                    partial(source.load, (0, 1) if source.plan.shards_of(0) > 1 else (1, 0)),
-                    loss=config.loss,
-                    notes=workers.replicas.notes,
-                    plan=source.plan,
-                    training=training,
-                    watching=partial(workers.replicas.watching, towers=has_towers),
-                    contents=workers.replicas.contents,
-                    say=note,
-                )
+                return probed(workers, source, training=training, say=note)
             except CopyError as error:
-                if not has_towers:
+                if workers.engine != selection.TOWERS:
                     raise
                 workers.give_up_towers(error.reason)
             except CompileError as error:

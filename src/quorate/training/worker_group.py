@@ -183,6 +183,32 @@ class WorkerGroup:
         self.engine, self.script, self.why = engine
         self.replicas.give_up_copies(reason)
 
+    def new_state(
+        self,
+        *,
+        mutable_frozen: frozenset[int] = frozenset(),
+        written: frozenset[str] = frozenset(),
+        by_rows: frozenset[str] = frozenset(),
+    ) -> State:
+        """Return a new state of the model, on the device and in the memory of these workers.
+
+        Args: see ``State``.
+        """
+        return State(
+            self.model,
+            self.master_device,
+            shared=self.shares_parameters,
+            mutable_frozen=mutable_frozen,
+            written=written,
+            by_rows=by_rows,
+            optimize=self.config.optimize,
+            loss=self.config.loss,
+            notes=self.replicas.notes,
+            exchanging=None if self.rank_group is None else self.rank_group.exchanging,
+            served=self.config.workers.servers is not None,
+            parts=self.parts,
+        )
+
     # --- worker processes -------------------------------------------------------------------------
 
     def begin_loop(self, data: DatasetConfig, validated: DatasetConfig | None = None) -> None:

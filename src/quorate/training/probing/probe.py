@@ -7,24 +7,23 @@ model's draws, retained state and writes, and tries ``channels_last``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, Rows, abridged
-from quorate.data.source import Batch
+from quorate.data.source import Batch, Source
 from quorate.engines.remote_error import exited
+from quorate.engines.selection import TOWERS
 from quorate.errors import CompileError, CopyError
 from quorate.machine import out_of_memory
 from quorate.machine.devices import current
 from quorate.replica.channels_last import convolves, set_format
 from quorate.replica.loss import Loss
 from quorate.replica.model import unchanged
-from quorate.replica.notes import Notes
 from quorate.replica.replica import Replica
-from quorate.replica.shared.containers import Contents
 from quorate.replica.streams import Stream
 from quorate.replica.witness.again import (
     Computed,
@@ -39,62 +38,45 @@ from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
 from quorate.replica.witness.yields import Yield, yield_of
 from quorate.training.state import State
-
-Watching = Callable[[], AbstractContextManager[None]]
+from quorate.training.worker_group import WorkerGroup
 
 ALONE = "Expected more than 1 value per channel when training"  # torch's, by batch normalisation
 
 
 def probed(
-    model: torch.nn.Module,
-    make_state: Callable[..., State],
-    make_replica: Callable[[State], Replica],
-    batch: Batch,
-    other: Callable[[], Batch],
-    *,
-    loss: Loss,
-    notes: Notes,
-    plan: Plan,
-    training: bool,
-    watching: Watching,
-    contents: Callable[[], Contents],
-    say: Callable[[str], None],
+    workers: WorkerGroup, source: Source, *, training: bool, say: Callable[[str], None]
 ) -> State:
-    """Make the state and compute one shard with it; the result of the shard is thrown away.
+    """Make a state and compute one shard with it; the result of the shard is thrown away.
 
-    Args:
-        batch: the batch of shard 0 of step 0.
-        other: loads another batch.
-        loss: the user's loss function.
-        notes: receives the findings.
-        plan: the plan of both batches.
-        make_state: makes the state. Its arguments ``mutable_frozen`` (see ``Buffers``), ``written``
-            (see ``Writes``) and ``by_rows`` (see ``Layout``), values written by forward and
-            gradients by rows, are found by trials.
-        watching: the context for the computation of the shard.
-        contents: returns the contents of containers that the code shares outside of the model.
+    Values written by forward, and gradients by rows, decide how a state is laid out; they are found
+    by trials. Findings about the code are notes of the workers' replicas.
 
     Raises:
         UserError: the model or the loss cannot be trained.
         Exception: an error of the user's code, with a note that names the rows.
     """
+    model, loss, replicas = workers.model, workers.config.loss, workers.replicas
+    plan, make_replica = source.plan, workers.probe_replica
+    batch = source.load((0, 0))
+    other = partial(source.load, (0, 1) if plan.shards_of(0) > 1 else (1, 0))
     if training and any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules()):
         say("SyncBatchNorm normalises over each shard separately, as BatchNorm does in quorate")
-    at_first, kept_at_first = contents(), kept(model, loss)
+    at_first, kept_at_first = replicas.contents(), kept(model, loss)
     if convolves(model):
-        _set_best_format(
-            model, make_state, make_replica, batch,
-            plan=plan, training=training, watching=watching, say=say,
-        )  # fmt: skip
+        _set_best_format(workers, batch, plan, training=training, say=say)
     known, computed = NOTHING, list[Computed]()
     used: Pair | None = None
     while True:
-        state = make_state(
+        state = workers.new_state(
             mutable_frozen=known.frozen, written=known.trained, by_rows=known.by_rows
         )
         with unchanged(model):
             replica = make_replica(state)
-            with _tried(replica, batch), on_shard(replica, batch, plan) as shard, watching():
+            with (
+                _tried(replica, batch),
+                on_shard(replica, batch, plan) as shard,
+                replicas.watching(towers=workers.engine == TOWERS),
+            ):
                 compute = partial(_computed, replica, shard, loss, training=training)
                 found, first = written_in(replica, compute, known)
                 computed.append(first)
@@ -105,7 +87,7 @@ def probed(
                     last = compute()
                     named = doubts(replica, computed[0], last, shard)
                     for doubt in named:
-                        notes.doubt(doubt)
+                        replicas.notes.doubt(doubt)
                     if not named and changed(kept_at_first, last.after):
                         with suppress(Exception):  # user errors; training shows them
                             used = _pair(replica, state, shard, batch.rows, other, plan, loss)
@@ -119,7 +101,7 @@ def probed(
             with on_shard(replica, batch, plan) as shard:
                 new = _pair(replica, state, shard, batch.rows, other, plan, loss, in_order=False)
             for doubt in history_doubts(replica.model, kept_at_first, used, new):
-                notes.doubt(doubt)
+                replicas.notes.doubt(doubt)
         forget_cached(model)  # values cached from other parameters
     for line in (*written_text(model, known.trained), *texts_of(computed[-1].gradients)):
         say(line)
@@ -127,29 +109,22 @@ def probed(
 
 
 def _set_best_format(
-    model: torch.nn.Module,
-    make_state: Callable[..., State],
-    make_replica: Callable[[State], Replica],
-    batch: Batch,
-    *,
-    plan: Plan,
-    training: bool,
-    watching: Watching,
-    say: Callable[[str], None],
+    workers: WorkerGroup, batch: Batch, plan: Plan, *, training: bool, say: Callable[[str], None]
 ) -> None:
     """Store the model's tensors as channels_last, if the results agree."""
-    yields = list[Yield]()
+    model, yields = workers.model, list[Yield]()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         set_format(model, memory_format)
-        state = make_state()
+        state = workers.new_state()
         with unchanged(model):
-            replica = make_replica(state)
+            replica = workers.probe_replica(state)
             # Not compiled: neither trial is worth compiling.
             as_it_is = replica.watched(lambda loss: loss)
             try:
                 with _tried(replica, batch), on_shard(replica, batch, plan) as shard:
                     compute = partial(yield_of, replica, shard, training=training)
-                    with watching(), as_it_is:
+                    towers = workers.engine == TOWERS
+                    with workers.replicas.watching(towers=towers), as_it_is:
                         yields.append(written_in(replica, compute, NOTHING)[1])
             except (CopyError, CompileError):
                 raise
