@@ -34,7 +34,7 @@ from quorate.replica.totals import joined
 from quorate.replica.witness.between import Between
 from quorate.services.report import Report
 from quorate.training.drive import Ready, drive
-from quorate.training.not_finite_shard import not_made
+from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
 from quorate.training.optimizing.step_again import step_again
 from quorate.training.optimizing.update import Applied
@@ -213,12 +213,9 @@ class TrainingLoop:
         Raises:
             NotFiniteError: the update was not made, and the run must stop.
         """
-        state = self.state
         if applied.not_finite is not None:
-            make_replica = partial(self.setup.workers.probe_replica, state)
-            state.bring_home()
-            not_made(ready.step, applied, state, self.source, make_replica, self.setup.say)
-        state.count_update(ready.step)
+            skip_update(self, ready.step, applied)
+        self.state.count_update(ready.step)
 
     def _reports(self, started: StartedWorkers) -> Generator[Report]:
         """Yield a report of each update.

@@ -195,10 +195,6 @@ class ReplicaFactory:
             if note.questions_values:
                 raise UserError("strict", f"the values are in doubt: {about}")
 
-    def tower(self, state: State, group: Group) -> Replica:
-        """Return a replica for a thread of this process."""
-        return self._made(state, group)
-
     def alone(
         self,
         state: State,
@@ -210,7 +206,7 @@ class ReplicaFactory:
         Args:
             set_buffers: see ``Replica``.
         """
-        return self._made(state, Group([device]), own=True, set_buffers=set_buffers)
+        return self.replica(state, Group([device]), own=True, set_buffers=set_buffers)
 
     def probe(self, state: State, master_device: torch.device, *, copies: bool) -> Replica:
         """Return a replica for a trial shard before there are workers.
@@ -224,13 +220,13 @@ class ReplicaFactory:
         """
         first = self._groups[0]
         if copies:
-            return self._made(state, first, logs=False)
+            return self.replica(state, first, logs=False)
         if first != Group([master_device]) and self.spread is None:
             with suppress(CopyError):
-                return self._made(state, first, logs=False)
-        return self._made(state, Group([master_device]), own=True, logs=False)
+                return self.replica(state, first, logs=False)
+        return self.replica(state, Group([master_device]), own=True, logs=False)
 
-    def _made(
+    def replica(
         self,
         state: State,
         group: Group,
@@ -239,6 +235,13 @@ class ReplicaFactory:
         logs: bool = True,
         set_buffers: Callable[[Buffers], None] | None = None,
     ) -> Replica:
+        """Return a replica on the devices of a worker.
+
+        Args:
+            own: whether the replica is the model itself.
+            logs: whether the replica may log where operators are placed.
+            set_buffers: see ``Replica``.
+        """
         if not own and self._obstacle is not None:
             raise refused(self._obstacle)
         logs = logs and self.computing.log_placement

@@ -7,7 +7,7 @@ so do replicas.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -379,14 +379,7 @@ class WorkerGroup:
             if not self.has_processes and self.engine != selection.COLLECTIVE:
                 raise
             # The state is on the CPU, and no other replica uses the model now.
-            make = partial(self.replicas.alone, state)
-            return Towers(
-                [Group([self.master_device])],
-                lambda group: make(group[0]),
-                state.buffers,
-                threads=self.config.workers.threads,
-                original=state.model_edits.original,
-            )
+            return self._towers(state, groups=[Group([self.master_device])], own=True)
 
     def predictors(self, state: State, source: Source, say: Callable[[str], None]) -> Transport:
         """Return workers for a prediction: processes, if this is the first loop of the script."""
@@ -400,8 +393,19 @@ class WorkerGroup:
         is_tower = self.engine == selection.TOWERS
         return self.replicas.probe(state, self.master_device, copies=is_tower)
 
-    def _towers(self, state: State, say: Callable[[str], None] | None = None) -> Transport:
-        make, threads = partial(self.replicas.tower, state), self.config.workers.threads
-        original = state.model_edits.original
-        groups = self.groups[: self.least_workers]
-        return Towers(groups, make, state.buffers, threads=threads, original=original, say=say)
+    def _towers(
+        self,
+        state: State,
+        say: Callable[[str], None] | None = None,
+        groups: Sequence[Group] | None = None,
+        *,
+        own: bool = False,
+    ) -> Transport:
+        return Towers(
+            self.groups[: self.least_workers] if groups is None else groups,
+            partial(self.replicas.replica, state, own=own),
+            state.buffers,
+            threads=self.config.workers.threads,
+            original=state.model_edits.original,
+            say=say,
+        )
