@@ -43,21 +43,11 @@ _READ: tuple[Callable[[torch.Tensor], object], ...] = (
 
 
 class _Place(NamedTuple):
-    """A parameter with its home and its owning module."""
+    """A parameter's home, and its place in the owning module."""
 
     home: Home
     owner: Mapping[str, object]  # the owning module's table of parameters
     attribute: str
-
-    @property
-    def name(self) -> str:
-        """The user's name of the parameter."""
-        return self.home.name
-
-    @property
-    def parameter(self) -> torch.nn.Parameter:
-        """The parameter."""
-        return self.home.parameter
 
 
 class ModelEdits:
@@ -83,7 +73,7 @@ class ModelEdits:
         self._refusal: UserError | None = None
         self._modules = list(model.named_modules())
         self._trained: list[_Place] = []
-        self._frozen: list[_Place] = []
+        self._frozen: list[Home] = []
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
         for prefix, module in self._modules:
@@ -95,14 +85,13 @@ class ModelEdits:
                     continue  # a tied parameter is known by its first name
                 seen.add(id(parameter))
                 name = f"{prefix}.{attribute}" if prefix else attribute
-                home = parameters.views.get(name)
-                if home is not None:
-                    self._trained.append(_place(name, owner, attribute, parameter, home))
+                if (view := parameters.views.get(name)) is not None:
+                    self._trained.append(_Place(Home(name, parameter, view), owner, attribute))
                 elif numbers[id(parameter)] not in mutable_frozen:
-                    self._frozen.append(_place(name, owner, attribute, parameter))
-        self._parameters = [place.parameter for place in (*self._trained, *self._frozen)]
+                    self._frozen.append(Home(name, parameter, parameter.data))
+        self._parameters = [home.parameter for home in self._homes()]
         self._at_home: tuple[list[object], ...] | None = None  # ``_where`` if all are at home
-        self._made = self._simple()  # as made by the script
+        self._made = {prefix: _attributes_of(module)[0] for prefix, module in self._modules}
         self._attributes: dict[str, dict[str, Any]] = {}  # as known so far
         self._others: dict[str, dict[str, Any]] = {}
         self._objects = Attributes([module for _, module in self._modules], but=_INTERNAL)
@@ -122,12 +111,9 @@ class ModelEdits:
 
         Attributes left behind by quorate's forward passes are no changes of the user.
         """
-        self._frozen = [
-            _place(place.name, place.owner, place.attribute, place.parameter)
-            for place in self._frozen
-        ]
+        self._frozen = [home._replace(tensor=home.parameter.data) for home in self._frozen]
         self._at_home = None
-        self._versions = {p.name: version(p.parameter) for p in self._frozen}
+        self._versions = {home.name: version(home.parameter) for home in self._frozen}
         self._objects.forget()  # also deleted attributes
         self.ignore_attributes()
         self._built = [built(module) for _, module in self._modules]
@@ -138,15 +124,15 @@ class ModelEdits:
         """Accept the present attributes: they were set by shards computed with the model itself."""
         for number in self._objects.changed():
             prefix, module = self._modules[number]
-            self._attributes[prefix], self._others[prefix] = _simple(module), _others(module)
+            self._attributes[prefix], self._others[prefix] = _attributes_of(module)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters in the flat vectors, including those that are switched off."""
-        return {place.name: place.parameter for place in self._trained}
+        return {place.home.name: place.home.parameter for place in self._trained}
 
     def frozen(self) -> Mapping[str, torch.Tensor]:
         """Return the values of the parameters that are not trained."""
-        return {place.name: place.home.tensor for place in self._frozen}
+        return {home.name: home.tensor for home in self._frozen}
 
     @property
     def original(self) -> Original:
@@ -202,7 +188,7 @@ class ModelEdits:
 
         Makes one pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
-        sums = [int(bit_sum(place.home.tensor)) for place in self._frozen]
+        sums = [int(bit_sum(home.tensor)) for home in self._frozen]
         return hash((self.model_changes.number, self.model_changes.shared.number, *sums))
 
     # --- values of tensors ------------------------------------------------------------------------
@@ -325,8 +311,7 @@ class ModelEdits:
             moved: names of parameters in new memory.
         """
         changed = False
-        for place in self._frozen:
-            name, parameter = place.name, place.parameter
+        for name, parameter, _ in self._frozen:
             now = version(parameter)
             if name in moved or now != self._versions[name]:
                 changed = True
@@ -397,12 +382,12 @@ class ModelEdits:
                     "on and off by an attribute of the module"
                 )
 
-    def _simple(self) -> dict[str, dict[str, Any]]:
-        return {prefix: _simple(module) for prefix, module in self._modules}
-
     def _where(self) -> tuple[list[object], ...]:
         """Return values that change with a parameter's memory, strides, shape, dtype or device."""
         return tuple([[*map(read, self._parameters)] for read in _READ])
+
+    def _homes(self) -> list[Home]:
+        return [*(place.home for place in self._trained), *self._frozen]
 
     def _bring_home(self) -> set[str]:
         """Copy moved values to the memory that workers read; return the names."""
@@ -410,7 +395,7 @@ class ModelEdits:
         if where == self._at_home:
             return set()
         self._at_home = None
-        homes = [place.home for place in (*self._trained, *self._frozen) if place.home.is_left]
+        homes = [home for home in self._homes() if home.is_left]
         for home in homes:
             value = home.parameter.data
             if not home.fits:
@@ -462,27 +447,8 @@ def _weights(device: torch.device) -> torch.Tensor:
     return (numbers & 0x7FFFFFFF).to(device, torch.int32)
 
 
-def _place(
-    name: str,
-    owner: Mapping[str, object],
-    attribute: str,
-    parameter: torch.nn.Parameter,
-    home: torch.Tensor | None = None,
-) -> _Place:
-    return _Place(Home(name, parameter, parameter.data if home is None else home), owner, attribute)
-
-
-def _simple(module: torch.nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _INTERNAL and isinstance(value, _SIMPLE)
-    }
-
-
-def _others(module: torch.nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _INTERNAL and not isinstance(value, _SIMPLE)
-    }
+def _attributes_of(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the simple attributes of a module, and its other ones."""
+    own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+    simple = {name: value for name, value in own.items() if isinstance(value, _SIMPLE)}
+    return simple, {name: value for name, value in own.items() if name not in simple}
