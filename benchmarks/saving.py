@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.engines import Transport
 from quorate.services.checkpoints.saver import Checkpoints
-from quorate.services.run_dir import RunDir
+from quorate.services.run_directory.settings import RunDir
 from quorate.training.observer import observing
 from quorate.training.state import State
 

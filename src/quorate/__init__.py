@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quorate.replica.whole_batch.gather import Gather
     from quorate.services.checkpoints.weights import load_weights
     from quorate.services.report import Report
-    from quorate.services.run_dir import RunDir
+    from quorate.services.run_directory.settings import RunDir
     from quorate.simulation.simulate import simulate
     from quorate.trainer import Trainer
     from quorate.training.callbacks import Callback
@@ -64,7 +64,7 @@ _MODULES = {
     "Phase": "replica.phases.phase",
     "QuorateError": "errors",
     "Report": "services.report",
-    "RunDir": "services.run_dir",
+    "RunDir": "services.run_directory.settings",
     "Sampling": "coordination.sampling",
     "Shared": "replica.beside.shared",
     "Trainer": "trainer",

@@ -14,8 +14,8 @@ from support.disks import disk, fill
 from support.small import DATA, SecondsPass, trainer
 
 import quorate
-from quorate.services import log_cut
-from quorate.services.log_cut import Cut, cut
+from quorate.services.run_directory import log_cut
+from quorate.services.run_directory.log_cut import Cut, cut
 
 
 def line(step: int, **more: Any) -> bytes:

@@ -68,7 +68,7 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
     from quorate.commands.run_facts import facts_of
     from quorate.errors import CheckpointError
     from quorate.services.checkpoints import files
-    from quorate.services.run_status import status_of
+    from quorate.services.run_directory.status import status_of
 
     # 1. Find the newest sound checkpoint.
     listed = files.listing(run_dir)
@@ -168,7 +168,7 @@ def _near(script: str) -> str:
 
 
 def _state(run: RunFacts) -> str:
-    from quorate.services.run_status import ELSEWHERE, FAILED, KILLED, STOPPED
+    from quorate.services.run_directory.status import ELSEWHERE, FAILED, KILLED, STOPPED
 
     state = run.state
     if state in (FAILED, KILLED, STOPPED):

@@ -13,7 +13,14 @@ from quorate.commands.newest_metrics import newest_update
 from quorate.errors import CheckpointError, UserError
 from quorate.machine.text import printable
 from quorate.services.checkpoints import files
-from quorate.services.run_status import FINISHED, KILLED, NAME, RUNNING, STOPPED, status_of
+from quorate.services.run_directory.status import (
+    FINISHED,
+    KILLED,
+    NAME,
+    RUNNING,
+    STOPPED,
+    status_of,
+)
 
 MARKS = ("checkpoints", NAME, "metrics.jsonl", "run.lock")  # any of these marks a run directory
 NO_RUN = re.compile(r"\..*|aside-\d+|__pycache__|node_modules")  # folders to skip

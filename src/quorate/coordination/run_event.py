@@ -1,7 +1,8 @@
 """Events of a run: lines for the user, with a kind and a worker.
 
 A ``RunEvent`` is a ``str``: functions for lines take events unchanged. The log of events
-(``services/event_log.py``) reads the kind and the worker. A plain ``str`` counts as a warning.
+(``services/run_directory/event_log.py``) reads the kind and the worker. A plain ``str`` counts as a
+warning.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.composed import Composed
 from quorate.replica.compute import Compute
 from quorate.replica.phases.losses import losses_of
-from quorate.services.run_dir import RunDir
+from quorate.services.run_directory.settings import RunDir
 from quorate.settings import AtResume, Option, Settings, about, at_least, function, options
 from quorate.training.optimizing.choices import optimize_of
 from quorate.training.optimizing.optimize import Optimize

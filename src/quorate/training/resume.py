@@ -13,7 +13,7 @@ from quorate.machine.text import printable
 from quorate.replica.kernels import TORCH
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.files import ValidCheckpoint
-from quorate.services.run_contents import require_usable, set_aside
+from quorate.services.run_directory.contents import require_usable, set_aside
 from quorate.settings import AtResume
 from quorate.training.config import OPTIONS
 from quorate.training.saved_state import ParsedCheckpoint, load, loadable

@@ -34,7 +34,7 @@ from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
 from quorate.services.display.shown import Shown
 from quorate.services.display.straggler import Stragglers
-from quorate.services.run_lock import RunLock
+from quorate.services.run_directory.lock import RunLock
 from quorate.settings import resolved, switch
 from quorate.training import resume, weights
 from quorate.training.collective.follow import follow

@@ -14,7 +14,7 @@ from quorate.errors import DataError, cure
 from quorate.machine.regular_file import regular_lines
 from quorate.machine.valid_json import number
 from quorate.services.checkpoints.record import MOST_COUNT, parsed_json
-from quorate.services.log_cut import MOST_LINE_BYTES
+from quorate.services.run_directory.log_cut import MOST_LINE_BYTES
 from quorate.simulation.inputs import MOST
 
 SPENT = ("shards", *PHASES)

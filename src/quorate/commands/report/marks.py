@@ -21,7 +21,7 @@ from quorate.coordination.run_event import (
     TAKEOVER,
     WARNING,
 )
-from quorate.services.run_status import KILLED
+from quorate.services.run_directory.status import KILLED
 
 SESSION = "session"  # the start of a fit, with a resume a little later
 CUT = "cut"  # a fit without an end event: its process was killed

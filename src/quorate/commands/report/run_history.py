@@ -26,11 +26,11 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.machine.regular_file import open_regular, size_of
 from quorate.machine.text import printable
 from quorate.machine.valid_json import number
-from quorate.services import event_log
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.record import MOST_COUNT
-from quorate.services.metrics_log import TIMES
 from quorate.services.report import Report
+from quorate.services.run_directory import event_log
+from quorate.services.run_directory.metrics_log import TIMES
 
 MOST_LINE_BYTES = 4 << 20
 MOST_BYTES = 1 << 30  # of a log; only the end of a larger log is read

@@ -41,7 +41,7 @@ from quorate.machine.resources import too_large
 from quorate.replica.digest import TensorBytes, digest_of_bytes
 from quorate.services.checkpoints import record as records
 from quorate.services.checkpoints import tensor_file
-from quorate.services.run_contents import require_seen
+from quorate.services.run_directory.contents import require_seen
 
 if TYPE_CHECKING:
     import torch

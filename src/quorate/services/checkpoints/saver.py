@@ -24,8 +24,8 @@ from quorate.engines.tracing import current
 from quorate.errors import SaveError, UserError
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.writer import CheckpointWriter, Contents, write
-from quorate.services.run_contents import NO_ROOM
-from quorate.services.run_dir import RunDir
+from quorate.services.run_directory.contents import NO_ROOM
+from quorate.services.run_directory.settings import RunDir
 
 
 class Outcome(NamedTuple):

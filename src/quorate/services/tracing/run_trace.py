@@ -11,7 +11,7 @@ from quorate.engines import tracing as taking
 from quorate.engines.tracing import Trace, span
 from quorate.machine.atomic_file import write_atomically
 from quorate.services.report import Report
-from quorate.services.run_dir import RunDir
+from quorate.services.run_directory.settings import RunDir
 from quorate.services.tracing.chrome import as_json
 
 __all__ = ["after_update", "begun", "span", "traced"]

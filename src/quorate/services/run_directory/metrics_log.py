@@ -10,9 +10,9 @@ from typing import Any
 
 from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.machine.valid_json import dumped
-from quorate.services.line_file import LineFile
-from quorate.services.log_cut import cut
 from quorate.services.report import Report
+from quorate.services.run_directory.line_file import LineFile
+from quorate.services.run_directory.log_cut import cut
 
 TIMES = ("at", "begun_at", "spent")  # fields of some lines only: no metric may use these names
 SPENT_EVERY_S = 10.0  # between notes of the workers' time; less at first, as runs may be short

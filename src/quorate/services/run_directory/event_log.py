@@ -20,7 +20,7 @@ from typing import Any
 from quorate.coordination.run_event import START, WARNING, RunEvent
 from quorate.machine.regular_file import open_regular
 from quorate.machine.valid_json import dumped
-from quorate.services.line_file import LineFile
+from quorate.services.run_directory.line_file import LineFile
 
 NAME = "events.jsonl"
 

@@ -1,0 +1,1 @@
+"""The directory of a run: its settings, lock, contents, status and logs."""
