@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordination import rules
-from quorate.coordination.plan import Plan, PlanByShard
+from quorate.coordination.plan import PlanByShard
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
 from quorate.engines import Transport
@@ -57,16 +57,9 @@ def evaluate(
     Raises:
         UserError: the dataset is empty, its weight is zero, or there are no averaged weights.
     """
-    workers, rows = setup.workers, length(data.dataset)
-    config = workers.config
-    plan = Plan(
-        rows=rows,
-        batch_size=min(config.batch_size, rows),
-        shards=setup.shards or workers.least_workers,
-        seed=config.seed,
-        shuffle=False,
-    )
-    source = Source(data.dataset, plan, data.loading.collate)
+    workers, config = setup.workers, setup.workers.config
+    source = workers.evaluation_source(data, setup.shards or workers.least_workers)
+    plan = source.plan
     gathered = Gathered(workers.replicas.totals.kept, plan)
     total = TreeSum(plan.steps_per_epoch, ShardSum.add)
     with ExitStack() as stack:
@@ -219,11 +212,9 @@ def _require_usable(function: Function | None) -> None:
 
 def _source_by_shard(setup: TrainingSetup, data: DatasetConfig) -> Source:
     """Return the rows of a prediction, in steps of one shard of the run's size."""
-    config, rows = setup.workers.config, length(data.dataset)
-    batch = min(config.batch_size, rows)
-    shards = min(setup.shards_of_run or 1, batch)
-    plan = PlanByShard(rows=rows, batch_size=batch, shards=shards, seed=config.seed, shuffle=False)
-    return Source(data.dataset, plan, data.loading.collate)
+    most = min(setup.workers.config.batch_size, length(data.dataset))
+    shards = min(setup.shards_of_run or 1, most)
+    return setup.workers.evaluation_source(data, shards, PlanByShard)
 
 
 @contextmanager

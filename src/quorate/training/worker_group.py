@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.data.source import Source
+from quorate.coordination.plan import Plan
+from quorate.data.source import Source, length
 from quorate.engines import Transport, process_group, selection
 from quorate.engines.collective.rank_group import RankGroup
 from quorate.engines.local.towers import Towers
@@ -208,6 +209,20 @@ class WorkerGroup:
             served=self.config.workers.servers is not None,
             parts=self.parts,
         )
+
+    def evaluation_source(
+        self, data: DatasetConfig, shards: int, kind: type[Plan] = Plan
+    ) -> Source:
+        """Return the rows of a dataset in their order, in batches as in training.
+
+        Args:
+            shards: number of pieces of a batch.
+            kind: the kind of the plan.
+        """
+        rows, seed = length(data.dataset), self.config.seed
+        size = min(self.config.batch_size, rows)
+        plan = kind(rows=rows, batch_size=size, shards=shards, seed=seed, shuffle=False)
+        return Source(data.dataset, plan, data.loading.collate)
 
     # --- worker processes -------------------------------------------------------------------------
 

@@ -186,10 +186,9 @@ def _tried(workers: WorkerGroup, state: State, data: DatasetConfig) -> tuple[set
     config, rows = workers.config, length(data.dataset)
     if config.gather is not None:
         return set(), False
-    batch = min(config.batch_size, rows)
-    shards = min(config.shards or len(workers.groups), batch)
-    plan = Plan(rows=rows, batch_size=batch, shards=shards, seed=config.seed, shuffle=False)
-    first = Source(data.dataset, plan, data.loading.collate).load((0, 0))
+    shards = min(config.shards or len(workers.groups), config.batch_size, rows)
+    source = workers.evaluation_source(data, shards)
+    first, plan = source.load((0, 0)), source.plan
     with unchanged(state.model), state.optimizer.evaluating():
         replica = workers.probe_replica(state)
         with current(replica.device), Stream() as stream:
