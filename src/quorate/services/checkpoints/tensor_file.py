@@ -32,26 +32,23 @@ _MOST_DIMENSIONS = 64  # the maximum of torch's kernels
 _MOST_TENSORS = 3 << 19  # in a header: the shortest entry has 43 bytes
 _PIECE_BYTES = 1 << 20
 
-# From safetensors' names of dtypes to torch's names, and the bytes per element.
-TORCH_NAMES = {
-    **{"BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64"},
-    **{"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "C64": "complex64"},
-    **{"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"},
-    **{"F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
-    **{"F8_E5M2": "float8_e5m2", "F8_E5M2FNUZ": "float8_e5m2fnuz"},
+# From safetensors' names of dtypes to torch's names, in the order of safetensors' own writer: the
+# widest dtype first, so that each tensor is aligned.
+_OF_BYTES = {
+    8: {"U64": "uint64", "I64": "int64", "F64": "float64", "C64": "complex64"},
+    4: {"F32": "float32", "U32": "uint32", "I32": "int32"},
+    2: {"BF16": "bfloat16", "F16": "float16", "U16": "uint16", "I16": "int16"},
+    1: {
+        **{"F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E4M3FNUZ": "float8_e4m3fnuz"},
+        **{"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"},
+        **{"I8": "int8", "U8": "uint8", "BOOL": "bool"},
+    },
 }
+TORCH_NAMES = {stored: name for names in _OF_BYTES.values() for stored, name in names.items()}
 DTYPES = frozenset(TORCH_NAMES.values())
-_BYTES = {
-    **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1},
-    **{"U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4},
-    **{"U64": 8, "I64": 8, "F64": 8, "C64": 8},
-}
+_BYTES = {stored: size for size, names in _OF_BYTES.items() for stored in names}
 _NAMES = {name: stored for stored, name in TORCH_NAMES.items()}
-# The order of safetensors' own writer: the widest dtype first, so that each tensor is aligned.
-_ORDER = (
-    *("U64", "I64", "F64", "C64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16"),
-    *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"),
-)
+_ORDER = [*TORCH_NAMES]
 
 
 class Stored(NamedTuple):

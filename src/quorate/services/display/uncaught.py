@@ -15,7 +15,10 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
 from types import TracebackType
 
 from quorate.errors import Hook, OneLineError, QuorateError, cut, show_one_line_errors
@@ -85,8 +88,8 @@ def told_torchrun(line: str) -> bool:
 
 def folded(error: BaseException) -> Iterator[str]:
     """Yield Python's text for an exception, with quorate's frames folded and long texts cut."""
-    told = traceback.TracebackException.from_exception(error, compact=True)
-    link: traceback.TracebackException | None = told
+    told = TracebackException.from_exception(error, compact=True)
+    link: TracebackException | None = told
     while link is not None:
         link.stack = _Folded.of(link.stack, is_ours=issubclass(_kind(link), QuorateError))
         link = link.__cause__ or link.__context__
@@ -102,11 +105,11 @@ def folded(error: BaseException) -> Iterator[str]:
         yield f"... ({left_out:,} characters are left out)\n"
 
 
-class _Folded(traceback.StackSummary):
+class _Folded(StackSummary):
     """A stack in which each run of quorate's frames is one line."""
 
     @classmethod
-    def of(cls, stack: traceback.StackSummary, *, is_ours: bool) -> _Folded:
+    def of(cls, stack: StackSummary, *, is_ours: bool) -> _Folded:
         """Return a folded stack.
 
         Args:
@@ -115,22 +118,16 @@ class _Folded(traceback.StackSummary):
                 shown.
         """
         found = cls()
-        hidden = 0
-        for frame, is_hidden in zip(stack, _hidden(stack, is_ours=is_ours), strict=True):
-            hidden += is_hidden
-            if is_hidden:
-                continue
-            found._close(hidden)
-            hidden = 0
-            found.append(frame)
-        found._close(hidden)
+        marked = zip(_hidden(stack, is_ours=is_ours), stack, strict=True)
+        for is_hidden, pairs in groupby(marked, key=itemgetter(0)):
+            frames = [frame for _, frame in pairs]
+            if not is_hidden:
+                found += frames
+            elif found:  # the launcher's frames, before all others, are dropped silently
+                found.append(FrameSummary(_FOLDED, len(frames), "", lookup_line=False))
         return found
 
-    def _close(self, hidden: int) -> None:
-        if hidden and self:  # the launcher's frames, before all others, are dropped silently
-            self.append(traceback.FrameSummary(_FOLDED, hidden, "", lookup_line=False))
-
-    def format_frame_summary(self, frame_summary: traceback.FrameSummary, **more: bool) -> str:
+    def format_frame_summary(self, frame_summary: FrameSummary, **more: bool) -> str:
         if frame_summary.filename != _FOLDED:
             return super().format_frame_summary(frame_summary, **more)
         number = frame_summary.lineno or 0
@@ -138,7 +135,7 @@ class _Folded(traceback.StackSummary):
         return f"  ({frames} of quorate; QUORATE_TRACEBACK=full shows all)\n"
 
 
-def _hidden(stack: Sequence[traceback.FrameSummary], *, is_ours: bool) -> list[bool]:
+def _hidden(stack: Sequence[FrameSummary], *, is_ours: bool) -> list[bool]:
     """Return for each frame whether the frame is folded."""
     files = [frame.filename for frame in stack]
     of_package = [file.startswith(_PACKAGE) for file in files]
@@ -163,5 +160,5 @@ def _is_installed(file: str) -> bool:
     return any(part in file for part in _INSTALLED)
 
 
-def _kind(told: traceback.TracebackException) -> type[BaseException]:
+def _kind(told: TracebackException) -> type[BaseException]:
     return told.exc_type or BaseException
