@@ -159,17 +159,9 @@ class Fit:
                 for callback in self._visitors("started"):
                     callback.started(self._run)
                 return
-            # 3. The services, which end before the loop, in this order.
+            # 3. The services, and the updates.
             signals.under_way, loop.state.callbacks_saved = True, {}
-            if self._run_dir is not None:
-                self._open_logs(self._run_dir, loop, stack)
-            status = RunStatus(self._run_dir, loop.last_step, setup.lock.renew)
-            status.begun(loop.state.global_step)
-            stack.push(lambda _kind, raised, _trace: self._note_end(loop, status, raised))
-            stack.push(self._tell_stopped)
-            supervisor = stack.enter_context(self._supervisor(loop, graph))
-            stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
-            # 4. Training.
+            supervisor = self._open_services(loop, graph, stack)
             first = loop.state.global_step + 1
             self._state = loop.state
             run_trace.begun(loop.state.global_step)
@@ -196,6 +188,20 @@ class Fit:
             if (warning := self._loss_trend.warning()) is not None:
                 self.say(warning)
         signals.leave()
+
+    def _open_services(
+        self, loop: TrainingLoop, graph: Graph | None, stack: ExitStack
+    ) -> Supervisor:
+        """Open the services beside a loop; ``stack`` ends the last one first, which saves."""
+        if self._run_dir is not None:
+            self._open_logs(self._run_dir, loop, stack)
+        status = RunStatus(self._run_dir, loop.last_step, self._setup.lock.renew)
+        status.begun(loop.state.global_step)
+        stack.push(lambda _kind, raised, _trace: self._note_end(loop, status, raised))
+        stack.push(self._tell_stopped)
+        supervisor = stack.enter_context(self._supervisor(loop, graph))
+        stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
+        return supervisor
 
     def _look_before_workers(self, loop: TrainingLoop) -> Graph | None:
         """Check the required metrics, and return the graph of the model for summaries."""
