@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from quorate.coordination.run_event import START, WARNING, RunEvent
-from quorate.machine.regular_file import open_regular
 from quorate.machine.valid_json import dumped
 from quorate.services.run_directory.line_file import LineFile
 
@@ -80,10 +79,9 @@ class EventLog:
             say: shows a line about this file to the user, without adding the line to the log.
             renew: ``RunLock.renew``, called before the file is made again.
         """
-        path = run_dir / NAME
         with self._lock:
             self._global_step = global_step
-            self._file = LineFile(path, say, renew, ends_in_a_line=_ends_in_a_line(path))
+            self._file = LineFile(run_dir / NAME, say, renew)
             at = round(self._begun_at, 4)
             self._write({"at": at, "kind": START, "text": started, **facts})
             waiting, self._waiting = self._waiting, []
@@ -101,15 +99,3 @@ class EventLog:
         assert self._file is not None
         step = {"at": record["at"], "global_step": self._global_step()}
         self._file.write(f"{dumped(step | {**record})}\n".encode())
-
-
-def _ends_in_a_line(path: Path) -> bool:
-    """Return whether the last line of a file has no line end, as a kill may leave it."""
-    try:
-        with open_regular(path) as file:
-            if file.seek(0, 2) == 0:
-                return False
-            file.seek(-1, 2)
-            return file.read(1) != b"\n"
-    except OSError:
-        return False

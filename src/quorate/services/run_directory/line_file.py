@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quorate.errors import UserError
+from quorate.machine.regular_file import open_regular
 
 MOST_WAITING_BYTES = 16 << 20  # while writing fails; newer lines are lost
 LOOK_EVERY_S = 1.0  # interval of the check that the file still has its name
@@ -26,7 +27,6 @@ class LineFile:
         path: the path of the file, in an existing folder.
         say: shows a line to the user.
         renew: ``RunLock.renew``, called before the file is made again.
-        ends_in_a_line: whether the last line in the file has no line end.
     """
 
     def __init__(
@@ -34,14 +34,12 @@ class LineFile:
         path: Path,
         say: Callable[[str], None],
         renew: Callable[[], None] = lambda: None,
-        *,
-        ends_in_a_line: bool = False,
     ) -> None:
         self._path = path
         self._say = say
         self._renew = renew
-        # Whole lines, possibly after the rest of a line.
-        self._waiting = bytearray(b"\n" if ends_in_a_line else b"")
+        # Whole lines, possibly after the rest of a line, or the end of a line cut by a kill.
+        self._waiting = bytearray(b"\n" if _ends_in_a_line(path) else b"")
         self._is_in_a_line = False  # whether the first waiting line is partly written
         self._lost = 0  # number of lines
         self._failing: OSError | UserError | None = None
@@ -114,3 +112,15 @@ class LineFile:
                 self._is_in_a_line = False
             with suppress(OSError):  # a network file system reports late errors
                 os.close(descriptor)
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    """Return whether the last line of a file has no line end, as a kill may leave it."""
+    try:
+        with open_regular(path) as file:
+            if file.seek(0, 2) == 0:
+                return False
+            file.seek(-1, 2)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False

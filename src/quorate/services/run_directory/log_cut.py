@@ -51,7 +51,6 @@ class Cut(NamedTuple):
     damaged: int = 0  # number of lines removed
     kept_in: Path | None = None  # file with the damaged lines; None: the lines could not be saved
     is_a_log: bool = True  # False: the file was left unchanged
-    ends_in_a_line: bool = False  # whether the last line is complete except for its line end
 
 
 def cut(path: Path, global_step: int) -> Cut:
@@ -66,18 +65,17 @@ def cut(path: Path, global_step: int) -> Cut:
             the middle, the file is unchanged.
     """
     # 1. Find the first line to remove, and whether any later line has to stay.
-    first, is_mixed, damaged, last = None, False, 0, b"\n"
+    first, is_mixed, damaged = None, False, 0
     for line in _lines(path, global_step, _first_checked(path)):
         if len(line.data) > MOST_LINE_BYTES:
             return Cut(is_a_log=False)
         if line.fate == KEPT:
-            is_mixed, last = is_mixed or first is not None, line.data
+            is_mixed = is_mixed or first is not None
             continue
         first = line.begin if first is None else first
         damaged += line.fate == DAMAGED
-    ends_in_a_line = not last.endswith(b"\n")
     if first is None:
-        return Cut(ends_in_a_line=ends_in_a_line)
+        return Cut()
     # 2. Save the damaged lines in a file beside the log: the user may still read them.
     beside = path.with_name(f"{path.name}.damaged")
     is_kept = damaged > 0 and _put_beside(path, beside, first, global_step)
@@ -87,7 +85,7 @@ def cut(path: Path, global_step: int) -> Cut:
         write_atomically(real, _kept(real, first, global_step), like=real.stat())
     else:
         os.truncate(path, first)
-    return Cut(damaged, beside if is_kept else None, ends_in_a_line=ends_in_a_line)
+    return Cut(damaged, beside if is_kept else None)
 
 
 def _first_checked(path: Path) -> int:

@@ -52,8 +52,8 @@ class MetricsLog:
         self._begun_at, self._begun = time.time(), time.monotonic()
         self._is_first = True
         self._spent_at = self._begun
-        ends_in_a_line = self._cut(global_step)
-        self._lines = LineFile(self._path, say, renew, ends_in_a_line=ends_in_a_line)
+        self._cut(global_step)
+        self._lines = LineFile(self._path, say, renew)
 
     def update(self, report: Report, slow: Sequence[str] = ()) -> None:
         """Write the report of an update. A later kill does not lose the line.
@@ -106,27 +106,24 @@ class MetricsLog:
 
     # --- a resume ---------------------------------------------------------------------------------
 
-    def _cut(self, global_step: int) -> bool:
-        """Remove lines of later steps; return whether the last line kept has no line end."""
+    def _cut(self, global_step: int) -> None:
+        """Remove lines of later steps, and damaged lines."""
         path = self._path
         try:
             if not path.exists():
-                return False
+                return
             done = cut(path, global_step)
             if not done.is_a_log:
                 aside = _free_name(path)
                 path.rename(aside)
                 self._say(f"{path} is damaged or not a log; moved the file to {aside}")
-                return False
-            if done.damaged:
+            elif done.damaged:
                 how = "dropped" if done.kept_in is None else "moved"
                 where = "" if done.kept_in is None else f" to {done.kept_in}"
                 lines = "line" if done.damaged == 1 else "lines"
                 self._say(f"{path}: {how} {done.damaged:,} damaged {lines}{where}")
-            return done.ends_in_a_line
         except OSError as error:
             self._say(f"{path} still has the lines of steps after {global_step:,}: {error}")
-        return False
 
 
 def spent(workers: Sequence[WorkerStatus]) -> dict[str, list[float]]:
