@@ -29,8 +29,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,10 +186,8 @@ def record_of(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the checkpoint was damaged since.
     """
-    try:
+    with _readable(path / RECORD):
         return records.parsed(read_regular(path / RECORD, records.MOST_BYTES))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(path / RECORD, _reason(error)) from error
 
 
 def tensors(
@@ -208,23 +206,19 @@ def tensors(
 
     from quorate.services.checkpoints.tensor_bytes import read_at
 
-    file = path / name
-    try:
+    file, read = path / name, {}
+    with _readable(file):
         stored = tensor_file.header(file).tensors
         here = {tensor for tensor in stored if not elsewhere(tensor)}
         if reason := too_large(sum(stored[t].stop - stored[t].start for t in here)):
             raise CheckpointError(file, f"reading it takes {reason}")
-        read = {}
         with open_regular(file) as opened:
             for tensor, (dtype, shape, start, _) in stored.items():
                 device = "cpu" if tensor in here else "meta"
-                kind = getattr(torch, dtype)
-                read[tensor] = torch.empty(shape, dtype=kind, device=device)
+                read[tensor] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
                 if tensor in here:
                     read_at(opened.fileno(), read[tensor], start)
-        return read
-    except (OSError, EOFError) as error:
-        raise CheckpointError(file, _reason(error)) from error
+    return read
 
 
 def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
@@ -240,7 +234,7 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
         CheckpointError: the checkpoint was damaged since its verification.
     """
     file = path / name
-    try:
+    with _readable(file):
         stored = tensor_file.header(file).tensors
         return digest_of_bytes(
             TensorBytes(
@@ -251,8 +245,6 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
             )
             for tensor in order
         )
-    except OSError as error:
-        raise CheckpointError(file, _reason(error)) from error
 
 
 def newest_first(run_dir: Path) -> list[tuple[Path, int]]:
@@ -297,10 +289,8 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
         CheckpointError: a file is missing, differs from its checksum, belongs to another step, or
             contradicts the other files.
     """
-    try:
+    with _readable(path):
         return _check(path, step)
-    except OSError as error:
-        raise CheckpointError(error.filename or path, _reason(error)) from error
 
 
 def _check_at(path: Path, step: int) -> dict[str, Any]:
@@ -309,11 +299,9 @@ def _check_at(path: Path, step: int) -> dict[str, Any]:
     if not is_ours(path.with_name(path.name.removeprefix(REPLACED)), step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(path.parent, got=f"{path.name!r}", expected=f"the name {expected!r}")
-    try:
+    with _readable(path):  # not a link to a missing target, for example
         if not stat.S_ISDIR(path.stat().st_mode):
             raise CheckpointError(path, "not a directory")
-    except OSError as error:  # a link to a missing target
-        raise CheckpointError(path, _reason(error)) from error
     return check(path, step)
 
 
@@ -348,10 +336,8 @@ def _check(path: Path, step: int | None) -> dict[str, Any]:
             got=f"SHA-256 {found!r}",
             expected=f"{expected!r} as {MARKER!r} says",
         )
-    try:
+    with _readable(path / RECORD):
         record = records.parsed(text)
-    except ValueError as error:
-        raise CheckpointError(path / RECORD, error) from error
     if step is not None and record["global_step"] != step:
         raise CheckpointError(
             path,
@@ -380,5 +366,15 @@ def marker(record: bytes) -> bytes:
     return f"{hashlib.sha256(record).hexdigest()}\n".encode()
 
 
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Replace an error of a reader in the block by an error of one line.
+
+    Raises:
+        CheckpointError: the block raised OSError, EOFError or ValueError.
+    """
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
+        where = getattr(error, "filename", None) or path
+        raise CheckpointError(where, getattr(error, "strerror", None) or error) from error
