@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,8 +143,13 @@ class RunLock:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def _locked(run_dir: Path) -> tuple[int, str | None]:
+def _locked(run_dir: Path, how: int = os.O_RDONLY) -> tuple[int, str | None]:
     """Return a descriptor with the lock; and the reason if the file system has no locks.
+
+    Args:
+        how: the mode in which to open the file. A file system with a file open for writing cannot
+            be remounted read-only. NFS requires a file open for writing, and reports EBADF
+            otherwise.
 
     Raises:
         OSError: the file cannot be opened.
@@ -152,29 +157,22 @@ def _locked(run_dir: Path) -> tuple[int, str | None]:
     """
     path = run_dir / NAME
     while True:
-        # Open for reading: a file system with a file open for writing cannot be remounted
-        # read-only. NFS requires a file open for writing, and reports EBADF otherwise.
-        for how in (os.O_RDONLY, os.O_RDWR):
-            descriptor = _open(path, how)
+        descriptor = _open(path, how)
+        with ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            _close_to_readers(run_dir, descriptor)
             try:
-                _close_to_readers(run_dir, descriptor)
                 is_taken, lacking = _lock(descriptor)
-                if is_taken:
-                    raise _in_use(run_dir, path, descriptor)
-                is_there = _is_still(path, descriptor)
             except OSError as error:
-                os.close(descriptor)
                 if error.errno != errno.EBADF or how == os.O_RDWR:
                     raise
-            except BaseException:
-                os.close(descriptor)
-                raise
-            else:
-                break
-        if is_there:
-            _sign(path)
-            return descriptor, lacking
-        os.close(descriptor)  # the directory was removed and made again after the file was opened
+                return _locked(run_dir, os.O_RDWR)
+            if is_taken:
+                raise _in_use(run_dir, path, descriptor)
+            if _is_still(path, descriptor):  # else the directory was made again meanwhile
+                stack.pop_all()
+                _sign(path)
+                return descriptor, lacking
 
 
 def _open(path: Path, how: int) -> int:
