@@ -3,8 +3,6 @@
 A run is killed at step after step, at the places in ``PHASES``; each kill leaves a file.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -53,7 +51,7 @@ class Kills(quorate.Callback):
         # The present step of this process, and the number of begun shards: separate in a fork.
         self._now = mmap(-1, 16, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
-    def __deepcopy__(self, _: Any) -> Kills:
+    def __deepcopy__(self, _: Any) -> "Kills":
         return self  # for a model with these hooks
 
     def watch(self, model: nn.Module) -> None:

@@ -3,8 +3,6 @@
 No run reaches most of these orders: workers end, are silent, late and killed at the same time.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -33,7 +31,7 @@ class Process(WorkerHandle):
 
     pid = None
 
-    def __init__(self, number: int, group: Group) -> None:
+    def __init__(self, number: int, group: "Group") -> None:
         super().__init__(number)
         self.group = group
         self.is_placed = group.elastic is None

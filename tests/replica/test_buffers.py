@@ -3,8 +3,6 @@
 And train() and eval() as in a plain loop: a model's own, and parts put aside by the script.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from itertools import pairwise
@@ -183,7 +181,7 @@ class Net(nn.Module):
 class SaysItsMode(Net):
     """Notes more than the flags of modules in a train() of its own."""
 
-    def train(self, mode: bool = True) -> SaysItsMode:
+    def train(self, mode: bool = True) -> "SaysItsMode":
         self.mode = float(mode)
         super().train(mode)
         return self
@@ -208,7 +206,7 @@ def test_evaluations_call_a_train_of_the_models_own_too() -> None:
 class KeepsNorms(Net):
     """Keeps the backbone's statistics and freezes its first layer, as detectors do."""
 
-    def train(self, mode: bool = True) -> KeepsNorms:
+    def train(self, mode: bool = True) -> "KeepsNorms":
         super().train(mode)
         self.backbone[1].eval()
         self.backbone[0].requires_grad_(False)

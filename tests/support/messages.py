@@ -9,8 +9,6 @@ file, under the name of the test, so a reworded message is a single line of a di
 ``pytest --update-messages tests/data`` writes the sentences as the tests of a room see them now.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import tempfile
@@ -46,7 +44,7 @@ _VARIABLE = [
     (re.compile(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b"), "DATE"),
 ]
 
-_test: _Test | None = None  # the running test
+_test: "_Test | None" = None  # the running test
 
 
 @contextmanager

@@ -5,8 +5,6 @@ reference is kept in a file of the test run's temporary folder, shared by the pr
 pytest-xdist, by its inputs. The first caller computes; callers meanwhile wait.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -44,7 +42,7 @@ class References:
         folder.mkdir(exist_ok=True)
 
     @classmethod
-    def of_this_test_run(cls, factory: pytest.TempPathFactory) -> References:
+    def of_this_test_run(cls, factory: pytest.TempPathFactory) -> "References":
         """Return the references shared by all processes of this test run."""
         base = factory.getbasetemp()
         # A process of xdist has a separate folder inside the test run's. Without xdist the folder

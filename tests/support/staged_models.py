@@ -3,8 +3,6 @@
 ``BATCH`` says what a row has; a case's ``call`` picks the arguments of its model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -263,7 +261,7 @@ class Frozen(nn.Module):
         self.adapter, self.head = nn.Linear(144, 8), nn.Linear(8, 2)
         self.train()
 
-    def train(self, mode: bool = True) -> Frozen:
+    def train(self, mode: bool = True) -> "Frozen":
         super().train(mode)
         self.backbone[1].eval()
         return self

@@ -11,8 +11,6 @@ The kernel keeps the environment from the start of a process: a fork has the env
 process. To be found by a mark, a run and its forks have a page of memory named after the mark.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib
@@ -89,7 +87,7 @@ class Warm:
         env: Mapping[str, str],
         mark: str = "",
         module: str = "quorate",
-    ) -> Forked:
+    ) -> "Forked":
         """Start the command ``quorate``, or another module, with errors in the output.
 
         With a mark, see above, the run leads a process group too.

@@ -1,7 +1,5 @@
 """Callbacks: the order of calls, and the fate of a run after an exception in a callback."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable
@@ -83,7 +81,7 @@ class Keeping(quorate.Callback):
     kept: Any = None
 
     def __init__(
-        self, make: Callable[[Any], Any], change: Callable[[Keeping, quorate.Report], Any]
+        self, make: Callable[[Any], Any], change: Callable[["Keeping", quorate.Report], Any]
     ) -> None:
         self.make, self.change = make, change
 

@@ -6,8 +6,6 @@
 line. Random configurations follow from a seed alone.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -99,7 +97,7 @@ class Configuration:
         return [(self.engine, self.then)[part % 2] for part in range(parts)]
 
     @property
-    def undisturbed(self) -> Configuration:
+    def undisturbed(self) -> "Configuration":
         """The same training on a single worker, in a single part."""
         kept = ("model", "optimizer", "options", "data", "shards", "seed", "rule", "steps")
         return Configuration(**{name: getattr(self, name) for name in kept})

@@ -1,7 +1,5 @@
 """Source trees: the current tree, and a base commit in a worktree of git's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -58,7 +56,7 @@ class Tree:
             raise RuntimeError(f"the driver of a tree ended with {self._driver.wait()}")
         return Ended(**json.loads(answer))
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> "Tree":
         return self
 
     def __exit__(self, *_: object) -> None:
