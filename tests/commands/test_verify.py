@@ -167,13 +167,23 @@ SOUND: dict[str, tuple[str, ...]] = {
     "penalty_over_the_global_model": ON_TOWERS,
     "two_threads_and_index_put": (*FEW, "--threads", "2"),
 }
+# Seen on towers too: no process is started.
+HERE = ("counter_attribute", "cached_by_first_batch", "optimizer", "rows", "callback")
+HERE += ("counter_in_group", "two_threads_and_index_put")
+
+
+def verified(verify: WarmRuns, name: str, ways: tuple[str, ...], script: Path, code: int) -> str:
+    verify.here = name in HERE
+    engine = ("--engine", "towers") if verify.here else ()
+    words = ("--workers", "1,2", "--updates", "3", *engine, *ways, str(script), "--", name)
+    return verify(*words, code=code)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND)
 def test_what_breaks_the_promise_is_named(name: str, verify: WarmRuns) -> None:
     script, ways, named = FOUND[name]
-    said = verify("--workers", "1,2", "--updates", "3", *ways, str(script), "--", name, code=1)
+    said = verified(verify, name, ways, script, code=1)
     for part in named:
         assert part in said, said
 
@@ -181,8 +191,7 @@ def test_what_breaks_the_promise_is_named(name: str, verify: WarmRuns) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_nobody_is_accused_where_the_promise_is_kept(name: str, verify: WarmRuns) -> None:
-    words = ("--workers", "1,2", "--updates", "3", *SOUND[name], str(STRANGER), "--", name)
-    said = verify(*words, code=0)
+    said = verified(verify, name, SOUND[name], STRANGER, code=0)
     assert "same bits on 1 worker, 2 workers" in said or "same bits on 1 worker and 2" in said
     if name == "penalty_over_the_global_model":
         assert "note: it cannot be run on towers" in said
