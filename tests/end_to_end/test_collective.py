@@ -13,6 +13,8 @@ import torch.distributed
 from support.references import References
 from support.runs import SCRIPTS, TOWER, Ended, command, inspected, run, run_all, soon, torchrun
 
+from quorate.__main__ import main
+
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
     pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked"),
@@ -245,9 +247,21 @@ OTHERS = {
         "rank 1 differs from rank 0 in the torch build: got 2.99.0, expected"
     ),
     "{run} {folder}/ranks$RANK.py": "rank 1 differs from rank 0 in the script's text: got",
-    "--workers 3": ("workers: got 3, expected 2, as torchrun has started 2 ranks; leave it to"),
-    "--engine towers": ("engine: got 'towers', expected collective, as torchrun has started 2"),
+    "{run} --workers 3 {script}": (
+        "workers: got 3, expected 2, as torchrun has started 2 ranks; leave it to"
+    ),
 }
+
+
+def test_an_engine_that_does_not_fit_torchrun_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 9}
+    for name, value in (place | {"MASTER_ADDR": "host", "TORCHELASTIC_RUN_ID": "1"}).items():
+        monkeypatch.setenv(name, f"{value}")
+    assert main(command("ranks.py", options=("--engine", "towers"))[3:]) == 2
+    said = "engine: got 'towers', expected collective, as torchrun has started 2"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -263,10 +277,7 @@ def test_ranks_of_torchrun_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
         "script": SCRIPTS / "ranks.py",
     }
     commands = {
-        line: torchrun(2, "--no-python", "sh", "-c", line.format(**places))
-        if "RANK" in line
-        else torchrun(2, *command("ranks.py", options=tuple(line.split()))[1:])
-        for line in OTHERS
+        line: torchrun(2, "--no-python", "sh", "-c", line.format(**places)) for line in OTHERS
     }
     for line, ended in run_all(commands).items():
         assert ended.code == 1, ended.said  # torchrun's own

@@ -36,7 +36,7 @@ def possible() -> None:
         pytest.skip(why)
 
 
-def of_ranks(run_dir: Path, nodes: str, steps: int = 16, restarts: int = 0) -> list[str]:
+def of_ranks(run_dir: Path, nodes: str, steps: int = 8, restarts: int = 0) -> list[str]:
     """Return torchrun's command line of a training with 0.3 s a step on two ranks."""
     options = ("--run-dir", str(run_dir), "--save-every-steps", "2")
     words = command("ranks.py", f"steps={steps}", "pause=0.15", "then=tells", options=options)
@@ -156,5 +156,5 @@ def test_the_host_of_rank_0_is_lost_and_where_they_meet_is_elsewhere(
         three[2].kill()
         for each in (store, heard[lost]):
             each.ended(60)
-    tower = references.on_a_tower("ranks.py", "steps=16")
+    tower = references.on_a_tower("ranks.py")
     assert digests(tmp_path / "run") == tower.digests

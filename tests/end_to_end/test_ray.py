@@ -73,11 +73,10 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     phases = "model=phases options=ema+schedule data=short"
     runs = {
         "everything": ("everything.py", (), ("--shards", "5"), 3, 3),
-        # A step computed again at other parameters; changes by callbacks; a whole batch's loss.
+        # A step computed again elsewhere; a whole batch's loss, with changes by callbacks.
         "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
-        "changes": ("ranks.py", ("then=change",), (), 2, 0),
         "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
-        "batch": ("ranks.py", ("loss=gather",), ("--shards", "5"), 2, 0),
+        "batch": ("ranks.py", ("loss=gather", "then=change"), ("--shards", "5"), 2, 0),
         # Models in turns; state of user code beside the model.
         "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
         "beside": ("beside.py", (), (), 2, 0),
