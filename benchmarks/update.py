@@ -32,6 +32,7 @@ from quorate.training.optimizing.mean import make_mean, squares
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 from quorate.training.optimizing.update import Update
 
 CLIP_NORM = 1e9  # never reached, as most updates of most runs do not
@@ -56,7 +57,9 @@ def main() -> None:
     kind = getattr(torch.optim, options.optimizer)
     optimizer = FlatOptimizer(lambda params: kind(params, lr=1e-6), model, parameters)
     update = Update(
-        optimizer, Buffers(model), Optimize(kind, clip_norm=CLIP_NORM if options.clip else None)
+        [ScheduledOptimizer(optimizer, None, None)],
+        Buffers(model),
+        Optimize(kind, clip_norm=CLIP_NORM if options.clip else None),
     )
     gradients = [parameters.new() for _ in range(options.parts)]
     spare = parameters.new()

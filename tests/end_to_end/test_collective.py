@@ -52,6 +52,7 @@ WAYS = [
     Way(2, "ranks.py", "what=nan optimizer=tensors", options=WHOLE),
     # Callbacks reach the state of the optimizer, spread over all ranks.
     Way(3, "ranks.py", "then=moments,change", bits="--precision bf16"),
+    Way(3, "ranks.py", "then=halve,change optimizer=several", options=SMALL),
     # An optimizer with a second request for a gradient.
     Way(3, "ranks.py", "optimizer=wolfe"),
     # Losses over the whole batch. In slices of a few blocks a single rank has the temperature.

@@ -82,10 +82,16 @@ def test_the_files_of_one_process(whole: Path, tmp_path: Path) -> None:
     is_as_whole(tmp_path / "run", whole)
 
 
-def test_the_files_of_one_process_of_groups_with_momentum(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "several"])
+def test_the_files_of_one_process_of_groups_with_momentum(optimizer: str, tmp_path: Path) -> None:
     for name, options in (("tower", TOWER), ("ranks", (*on(3), "--bucket-mb", "0.25"))):
-        ended = trained(tmp_path / name, "optimizer=sgd", options=options)
+        ended = trained(tmp_path / name, f"optimizer={optimizer}", options=options)
         assert ended.code == 0, ended.said
+    is_as_whole(tmp_path / "ranks", tmp_path / "tower")
+    for name, options in (("tower", on(2)), ("ranks", TOWER)):  # read by others
+        shutil.rmtree(checkpoint(tmp_path / name, 6))
+        ended = trained(tmp_path / name, f"optimizer={optimizer}", options=options)
+        assert "resumed step 4" in ended.out, ended.said
     is_as_whole(tmp_path / "ranks", tmp_path / "tower")
 
 

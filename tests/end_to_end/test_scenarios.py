@@ -92,6 +92,20 @@ WORKERS = [
         " event=kill-worker at=5"
     ),
     Scenario("model=phases options=ema+schedule data=short engine=ranks:2"),
+    # Several optimizers in each update.
+    *(
+        Scenario(f"{training} data=short {engines}", codes=(code, 0))
+        for training in (
+            "model=mlp optimizer=several options=ema+clip",
+            "model=phases optimizer=several options=schedule",
+        )
+        for engines, code in (
+            ("engine=processes:2 event=resume then=ranks:2", 0),
+            ("engine=ranks:4 event=kill-worker then=towers:3", 1),
+        )
+    ),
+    Scenario("model=mlp optimizer=several engine=stages:2 event=resume then=ranks:2", [0, 0]),
+    Scenario("model=mlp optimizer=several rule=async steps=40 engine=processes:2"),
     Scenario(
         "model=mlp data=loaded engine=processes:2 steps=16 pause=5"
         " fault=kill@worker:2+kill@starting+kill@fetching"

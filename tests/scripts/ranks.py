@@ -281,6 +281,14 @@ def make(params: list[nn.Parameter]) -> torch.optim.Optimizer:
     return made[-1]
 
 
+OPTIMIZERS["several"] = OPTIMIZERS["adam"]
+SEVERAL: Any = [
+    ("precise", lambda named_parameters: torch.optim.SGD(named_parameters, 0.1, 0.9), None, 0.2),
+    ("left.weight", OPTIMIZERS["adafactor"]),
+    ("*", make, None, 0.3),
+]
+
+
 class Tells(quorate.Callback):
     """Prints each step and the crew; saves at once, so a rank can fail meanwhile."""
 
@@ -404,7 +412,7 @@ if __name__ == "__main__":
         Deep if WORDS["deep"] else Net,
         quorate.Gather(represent, contrast) if WORDS["loss"] == "gather" else loss,
         optimizer=quorate.Optimize(
-            make,
+            SEVERAL if WORDS["optimizer"] == "several" else make,
             clip_norm=0.5,
             ema_decay=0.9,
             schedule=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 3),

@@ -24,6 +24,7 @@ HIDDEN = (
     *("doubts", "row_sample", "hyperparameters"),
 )
 OF_A_PHASE = ("name", "updates", "optimizer", "schedule", "clip_norm", "ema_decay")
+OF_AN_OPTIMIZER = ("optimizer", "schedule", "clip_norm")
 MOST_CHARACTERS = 2000  # of a line: a record may contain any text
 NAME_WIDTH = 20  # of the first column: the same with --all and without
 MOST_METRICS = 8  # in a line
@@ -85,10 +86,9 @@ def command(run_dir: Path | None, shows_all: bool, as_json: bool, address: str |
         "damaged": [saved.wrong for saved in listed if saved.wrong is not None],
     }
     facts |= {name: value for name, value in record.items() if name not in HIDDEN}
-    if record.get("phases") is not None:
-        facts["phases"] = [
-            {name: each.get(name) for name in OF_A_PHASE} for each in record["phases"]
-        ]
+    for kind, names in (("phases", OF_A_PHASE), ("optimizers", OF_AN_OPTIMIZER)):
+        if record.get(kind) is not None:
+            facts[kind] = [_some(each, names) for each in record[kind]]
     for file, name in (("model", "digest"), ("averaged", "averaged_digest")):
         if f"{file}.safetensors" in record["files"]:
             facts[name] = files.digest_of(path, f"{file}.safetensors", record["order"])
@@ -246,6 +246,8 @@ def _rest(facts: dict[str, Any], record: dict[str, Any]) -> Iterator[tuple[str, 
     from quorate.coordination.tally import Tally
 
     facts = {name: value for name, value in facts.items() if name not in IN_SUMMARY}
+    if "optimizers" in facts:
+        facts["optimizers"] = [*map(_optimizer, facts["optimizers"])]
     if "phases" in facts:
         facts["phases"] = [*map(_phase, facts["phases"])]
         facts["round"] = " ".join(record["round"]["phases"])
@@ -266,11 +268,26 @@ def _doubts(record: dict[str, Any]) -> list[str]:
     return doubts
 
 
+def _some(entry: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return some values of a phase or an optimizer, and of each optimizer of its list."""
+    some = {name: entry.get(name) for name in names}
+    if entry.get("optimizers") is not None:
+        some["optimizers"] = [_some(each, OF_AN_OPTIMIZER) for each in entry["optimizers"]]
+    return some
+
+
 def _phase(phase: dict[str, Any]) -> str:
     """Return ``g: 1,200 updates, Adam, StepLR, clip_norm 1.0``."""
-    said = [f"{phase['updates']:,} updates", phase["optimizer"], phase["schedule"]]
-    said += [f"{name} {phase[name]}" for name in ("clip_norm", "ema_decay") if phase[name]]
-    return f"{phase['name']}: {', '.join(word for word in said if word)}"
+    made = f"{phase['name']}: {phase['updates']:,} updates, {_optimizer(phase)}"
+    each = [_optimizer(optimizer) for optimizer in phase.get("optimizers", ())]
+    return f"{made} ({'; '.join(each)})" if each else made
+
+
+def _optimizer(saved: dict[str, Any]) -> str:
+    """Return ``Adam, StepLR, clip_norm 1.0``."""
+    said = [saved["optimizer"], saved["schedule"]]
+    said += [f"{name} {saved[name]}" for name in ("clip_norm", "ema_decay") if saved.get(name)]
+    return ", ".join(word for word in said if word)
 
 
 def _line(saved: Listed, best: dict[str, Any] | None) -> str:

@@ -8,7 +8,7 @@ gradients of one layout have the same partition on every machine.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from itertools import islice
 from math import prod
@@ -34,6 +34,15 @@ class Piece(NamedTuple):
     def stop(self) -> int:
         """The first element behind the piece."""
         return self.start + self.length
+
+
+class Block(NamedTuple):
+    """A stretch of a vector with some parameters alone, within a block of the vector."""
+
+    vector: int
+    start: int  # offset in the vector
+    number: int  # of the owner's range with the stretch
+    at: range  # in the range
 
 
 class Partition:
@@ -71,6 +80,35 @@ class Partition:
         """Return an owner's ranges of whole vectors, as views."""
         return [whole.vectors[n][span.start : span.stop] for n, span in self.ranges[owner]]
 
+    def blocks(self, owner: int, names: Collection[str]) -> list[Block]:
+        """Return the stretches of some parameters in an owner's ranges, cut at blocks.
+
+        The stretches of all owners are the same for any partition.
+        """
+        found = []
+        for number, (vector, span) in enumerate(self.ranges[owner]):
+            for run in self._runs(vector, names):
+                start, stop = max(run.start, span.start), min(run.stop, span.stop)
+                while start < stop:
+                    end = min(stop, start - start % BLOCK + BLOCK)
+                    at = range(start - span.start, end - span.start)
+                    found.append(Block(vector, start, number, at))
+                    start = end
+        return found
+
+    def _runs(self, vector: int, names: Collection[str]) -> list[range]:
+        """Return the longest ranges of a vector with no parameters but the named ones."""
+        runs: list[range] = []
+        for section in self._sections[vector]:
+            if section.name not in names:
+                continue
+            end = section.start + section.span
+            if runs and runs[-1].stop == section.start:
+                runs[-1] = range(runs[-1].start, end)
+            else:
+                runs.append(range(section.start, end))
+        return runs
+
     def norm(self, squares: Sequence[Iterable[float]]) -> float:
         """Return the norm of whole vectors: the same number for any partition.
 
@@ -102,6 +140,19 @@ class Partition:
                 place = start - span.start
                 made.sections[key] = Section(key, number, place, stop - start, (length,), (1,))
         return made, pieces
+
+
+def norm_of_blocks(blocks: Sequence[Sequence[Block]], squares: Sequence[Sequence[float]]) -> float:
+    """Return the norm of some parameters: the same number for any partition.
+
+    Args:
+        blocks: the blocks of the parameters, by owner.
+        squares: squared norm of each block, by owner.
+    """
+    found: dict[tuple[int, int], float] = {}
+    for own, values in zip(blocks, squares, strict=True):
+        found.update(zip(((b.vector, b.start) for b in own), values, strict=True))
+    return root(found[start] for start in sorted(found))
 
 
 def root(squares: Iterable[float]) -> float:

@@ -76,3 +76,9 @@ def printable(text: object, most: int = MOST_CHARACTERS) -> str:
 
 def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def abridged_names(names: Sequence[str], most: int = 4) -> str:
+    """Return ``a, b, c and 17 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

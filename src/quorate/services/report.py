@@ -39,6 +39,8 @@ class Report:
     doubts: list[str] = field(default_factory=list)
     totals: dict[str, torch.Tensor] = field(default_factory=dict)  #: raw int64 sums, by name
     phase: str | None = None  #: phase of the update, and prefix of its metrics
+    #: learning rate of each optimizer, if an update has several; see ``lr``
+    lrs: list[float] = field(default_factory=list)
 
     @property
     def loss(self) -> float:

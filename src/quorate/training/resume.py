@@ -150,15 +150,26 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             f"at.progress counted to {was['last_step']:,} updates and counts to "
             f"{now['last_step']:,}"
         )
-    found += _other_values(was, now, "")
-    for before_it, phase in zip(was.get("phases") or (), now.get("phases", ()), strict=False):
-        of = f" of phase {phase['name']}"
-        found += [
-            f"{name}{of} was {printable(before_it.get(name))} and is {phase[name]}"
-            for name in OF_PHASES
-            if before_it.get(name) != phase[name]
-        ]
-        found += _other_values(before_it, phase, of)
+    return [*found, *_other_updates(was, now, "")]
+
+
+def _other_updates(was: Mapping[str, Any], now: Mapping[str, Any], of: str) -> list[str]:
+    """Return the changes of how updates are made, in words: of optimizers, and of each phase.
+
+    Args:
+        of: the phase or optimizer of the values, as a suffix of messages.
+    """
+    found = _other_values(was, now, of)
+    for kind in ("phases", "optimizers"):
+        pairs = zip(was.get(kind) or (), now.get(kind) or (), strict=False)
+        for number, (before_it, each) in enumerate(pairs):
+            own = f" of phase {each['name']}" if kind == "phases" else f" of optimizer {number}{of}"
+            found += [
+                f"{name}{own} was {printable(before_it.get(name))} and is {each[name]}"
+                for name in OF_PHASES
+                if name in each and before_it.get(name) != each[name]
+            ]
+            found += _other_updates(before_it, each, own)
     return found
 
 
@@ -166,7 +177,7 @@ def _other_values(was: Mapping[str, Any], now: Mapping[str, Any], of: str) -> li
     """Return the changed values of a schedule and of parameter groups, in words.
 
     Args:
-        of: the phase of the values, as a suffix of messages.
+        of: the phase or optimizer of the values, as a suffix of messages.
     """
     found = []
     for number, (old, new) in enumerate(

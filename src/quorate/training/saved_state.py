@@ -17,7 +17,6 @@ from quorate.services.checkpoints.trees import Decoder, Encoder
 from quorate.services.checkpoints.writer import Contents
 from quorate.training.collective.state_file import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
-from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.state import State
 
 __all__ = [
@@ -62,7 +61,7 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
         with state.saves.outlined() as fill:
             files[OPTIMIZER], kept = state.phases.save()
         return Contents(files, _record(state, facts, files, kept), fill)
-    with state.optimizer.whole():
+    with state.phases.whole():
         moments, kept = state.phases.save()
         files[OPTIMIZER] = moments
         memory = {} if spare is None else spare.files
@@ -159,7 +158,7 @@ class ParsedCheckpoint(NamedTuple):
     model: dict[str, torch.Tensor]
     averaged: dict[str, torch.Tensor]  # empty without an average
     rest: dict[str, torch.Tensor]  # tensors left out by state dicts
-    optimizer: list[LoadableOptimizer]  # by phase
+    optimizer: list[list[LoadableOptimizer]]  # of each phase
     record: dict[str, Any]
     lines: list[str]  # for the user
     shared: shared_values.SavedShared = shared_values.NONE
@@ -203,10 +202,9 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoi
         except CheckpointError as error:
             raise MisfitError(path, error) from error
     beside, more = shared_values.read(path, record)
-    if isinstance(state.optimizer, SlicedOptimizer) and state.optimizer.is_large:
-        moments = tensors(path, OPTIMIZER, state.optimizer.is_by_element)  # ranks read these
-    else:
-        moments = tensors(path, OPTIMIZER)
+    # Ranks read the large ones.
+    large = [each.is_by_element for each in state.phases.sharded if each.is_large]
+    moments = tensors(path, OPTIMIZER, lambda key: any(is_left(key) for is_left in large))
     return ParsedCheckpoint(
         read["model.safetensors"],
         read.get("averaged.safetensors", {}),
@@ -225,8 +223,9 @@ def load(saved: ParsedCheckpoint, state: State) -> None:
     """Bring a state to a checkpoint."""
     take_weights(Weights(saved.model, saved.averaged, saved.rest), state)
     state.phases.load(saved.optimizer)
-    if isinstance(state.optimizer, SlicedOptimizer) and saved.file is not None:
-        state.optimizer.leave_unread(saved.file)
+    if saved.file is not None:
+        for optimizer in state.phases.sharded:
+            optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:
         state.model_edits.load(amendments)
     saved.shared.load()

@@ -24,7 +24,6 @@ from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.phases import Phases
-from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.serving.served_optimizer import ServedOptimizer
 
 
@@ -103,7 +102,7 @@ class State:
 
     @property
     def optimizer(self) -> FlatOptimizer:
-        """The optimizer; of the first phase, where phases have an optimizer each."""
+        """The optimizer; the first, if there are several."""
         return self.phases.optimizers[0]
 
     def begin_phase(self, phase: str | None) -> None:
@@ -134,12 +133,8 @@ class State:
 
     def end_parts(self) -> None:
         """End the processes that make updates, if there are some. The whole state is here."""
-        self.optimizer.close()
-
-    @property
-    def optimizer_of_ranks(self) -> SlicedOptimizer:
-        """The first optimizer, where the ranks of a collective make updates together."""
-        return self.phases.of_ranks[0]
+        for optimizer in self.phases.optimizers:
+            optimizer.close()
 
     def save_with(
         self, ranks: RankControl, say: Callable[[str], None] = lambda _: None
@@ -149,8 +144,8 @@ class State:
         Args:
             say: see ``Saves``.
         """
-        if isinstance(self.optimizer, SlicedOptimizer) and self.optimizer.is_sharded:
-            self.saves = Saves(ranks, self.optimizer, say)
+        if sharded := self.phases.sharded:
+            self.saves = Saves(ranks, sharded, say)
         return self.saves
 
     def leave_ranks(self) -> None:

@@ -74,9 +74,9 @@ class UnsavedAttributes:
         """Return objects already saved in checkpoints, by ``id``."""
         carried: dict[int, str] = {}
         state = self._state
-        updates = state.phases.updates.values()
-        carried |= {id(each.scheduler): "a schedule" for each in updates if each.scheduler}
-        for optimizer in (one for each in updates for one in optimizers(each.optimizer.inner)):
+        scheduled = [one for each in state.phases.updates.values() for one in each.scheduled]
+        carried |= {id(each.scheduler): "a schedule" for each in scheduled if each.scheduler}
+        for optimizer in (one for each in scheduled for one in optimizers(each.optimizer.inner)):
             carried[id(optimizer)] = "an optimizer"
             carried |= {id(optimizer.state): "its state", id(optimizer.param_groups): "groups"}
             carried |= {id(group): "a group" for group in optimizer.param_groups}

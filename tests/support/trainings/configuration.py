@@ -15,7 +15,7 @@ from support.trainings.datasets import DATASETS
 from support.trainings.engines import ENGINES, MORTAL
 from support.trainings.faults import faults_of
 from support.trainings.models import MODELS
-from support.trainings.optimizers import OPTIMIZERS, UPDATE_OPTIONS
+from support.trainings.optimizers import LISTS, OPTIMIZERS, UPDATE_OPTIONS
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Configuration:
     def __post_init__(self) -> None:
         tables: dict[str, tuple[Sequence[str], Sequence[str]]] = {
             "model": ([self.model], [*MODELS]),
-            "optimizer": ([self.optimizer], [*OPTIMIZERS]),
+            "optimizer": ([self.optimizer], [*OPTIMIZERS, *LISTS]),
             "options": (self.options, [*UPDATE_OPTIONS, *RUN_OPTIONS]),
             "data": ([self.data], [*DATASETS]),
             "engine": ([self.engine], [*ENGINES]),

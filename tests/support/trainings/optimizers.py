@@ -29,6 +29,15 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3),
 }
 
+# Several optimizers in each update; not drawn for random configurations.
+LISTS: dict[str, list[Any]] = {
+    "several": [
+        ("*last", lambda named_parameters: torch.optim.SGD(named_parameters, 0.1, 0.9), None, 0.2),
+        (lambda _, p: p.ndim == 2, lambda parameters: torch.optim.Muon(parameters, lr=0.02)),
+        ("*", adamw, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)),
+    ]
+}
+
 # Further parts of an update: keywords of ``Optimize``.
 UPDATE_OPTIONS: dict[str, dict[str, Any]] = {
     "ema": {"ema_decay": 0.9},
@@ -52,5 +61,5 @@ def make_optimize(
     keywords: dict[str, Any] = {}
     for option in options:
         keywords |= UPDATE_OPTIONS.get(option, {})
-    one = quorate.Optimize(OPTIMIZERS[name], **keywords)
+    one = quorate.Optimize(LISTS.get(name) or OPTIMIZERS[name], **keywords)
     return dict.fromkeys(phases, one) if phases else one

@@ -22,7 +22,7 @@ COUNTS = ("epoch", "rows", "dropped_rows", "staleness", "not_finite")
 NUMBERS = ("weight", "examples_per_s", "at", "begun_at")
 LISTS = ("fresh", "stale", "dropped")
 # Fields that are not numbers >= 0. All unlisted fields are metrics: numbers.
-OTHERS = ("global_step", "lr", "grad_norm", "slow", "doubts", "phase", "spent")
+OTHERS = ("global_step", "lr", "lrs", "grad_norm", "slow", "doubts", "phase", "spent")
 _AGAIN = "mend or remove the line"
 
 

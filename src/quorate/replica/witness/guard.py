@@ -16,6 +16,7 @@ from operator import methodcaller
 import torch
 
 from quorate.errors import UserError
+from quorate.machine.text import abridged_names
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import parameters_of, versions
 
@@ -159,12 +160,6 @@ def parameter_text(model: torch.nn.Module, name: str) -> str:
     except AttributeError:  # a name by a naming scheme of its own
         return name
     return f"{name} ({kind})"
-
-
-def abridged_names(names: Sequence[str], most: int = 4) -> str:
-    """Return ``a, b, c and 17 more``."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def written_by_kind(model: torch.nn.Module) -> frozenset[str]:

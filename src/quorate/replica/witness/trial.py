@@ -11,12 +11,13 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from quorate.machine.text import abridged_names
 from quorate.replica.compiling import as_written
 from quorate.replica.model import frozen, trainable
 from quorate.replica.replica import Replica
 from quorate.replica.torch_internals import version
 from quorate.replica.witness.data_writes import WriteWatch, names_data
-from quorate.replica.witness.guard import abridged_names, parameter_text, written_by_kind
+from quorate.replica.witness.guard import parameter_text, written_by_kind
 
 T = TypeVar("T")
 

@@ -101,11 +101,9 @@ class Round(Struct, forbid_unknown_fields=True):
     takes: list[Count]  # the batch of each update, as a position in the round
 
 
-class PhaseState(Struct, forbid_unknown_fields=True):
-    """The state of a phase; see ``by_phase.py``, and ``Record`` for the meaning of equal names."""
+class SavedOptimizer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The state of an optimizer of a list; see ``Record`` for the meaning of equal names."""
 
-    name: Word
-    updates: Count  # number of updates of this phase
     optimizer: Word
     optimizer_numbers: dict[str, dict[str, Number]]
     optimizer_state: Any = None
@@ -114,8 +112,16 @@ class PhaseState(Struct, forbid_unknown_fields=True):
     schedule_state: Any = None
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
-    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     hyperparameters: list[dict[str, Any]] = []
+
+
+class PhaseState(SavedOptimizer, forbid_unknown_fields=True, kw_only=True):
+    """The state of a phase; see ``phases.py``."""
+
+    name: Word
+    updates: Count  # number of updates of this phase
+    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    optimizers: list[SavedOptimizer] | None = None  # if an update has a list of optimizers
 
 
 class Amended(Struct, forbid_unknown_fields=True):
@@ -181,6 +187,7 @@ class Record(Struct, forbid_unknown_fields=True):
     hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
     round: Round | None = None  # the round, if the run has phases
     phases: list[PhaseState] | None = None  # in the order of their first update
+    optimizers: list[SavedOptimizer] | None = None  # if an update has a list of optimizers
     doubts: list[str] = []  # reasons why the bits may depend on the number of workers
 
 
@@ -321,14 +328,18 @@ def _contradictions(record: Record) -> Iterator[str]:
             yield f"got the best at step {best.global_step:,}, expected at most {step:,}"
         if math.isnan(best.value):
             yield "got NaN as the best value"
-    # 4. The schedule.
-    if record.schedule_state is not None and record.schedule is None:
-        yield f"got schedule_state={abridged(record.schedule_state)}, and no schedule"
+    # 4. The optimizers and their schedules.
     decay = record.ema_decay
-    for phase in record.phases or ():
-        decay = phase.ema_decay if decay is None else decay
-        if phase.schedule_state is not None and phase.schedule is None:
-            yield f"got a schedule_state of phase {abridged(phase.name)}, and no schedule"
+    for each in (record, *(record.phases or ())):
+        of = f" of phase {abridged(each.name)}" if isinstance(each, PhaseState) else ""
+        decay = each.ema_decay if decay is None else decay
+        for saved in (each, *(each.optimizers or ())):
+            if saved.schedule_state is not None and saved.schedule is None:
+                yield f"got schedule_state={abridged(saved.schedule_state)}{of}, and no schedule"
+        if each.optimizers is not None:
+            named = " + ".join(saved.optimizer for saved in each.optimizers)
+            if named != each.optimizer:
+                yield f"got optimizer={abridged(each.optimizer)}, expected {abridged(named)}"
     if record.phases is not None:
         if record.round is None:
             yield "got phases, and no round of them"

@@ -223,7 +223,8 @@ def numbers(report: Report, shown: Mapping[str, float]) -> str:
     if any(report.dropped):
         late += f"  dropped {sum(report.dropped):,}"
     speed = f"{report.examples_per_s:,.0f} examples/s"
-    return f"{metrics(shown)}  lr {report.lr:.3g}{late}  {speed}"
+    rates = " ".join(f"{rate:.3g}" for rate in report.lrs or [report.lr])
+    return f"{metrics(shown)}  lr {rates}{late}  {speed}"
 
 
 def metrics(values: Mapping[str, float]) -> str:

@@ -66,8 +66,9 @@ class MetricsLog:
             record["slow"] = [*slow]
         for name in ("totals", "worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
-        if not report.doubts:
-            del record["doubts"]
+        for name in ("doubts", "lrs"):
+            if not record[name]:
+                del record[name]
         metrics = record.pop("metrics")
         record |= self._times()
         taken = {*record, *TIMES}

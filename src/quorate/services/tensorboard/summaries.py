@@ -181,6 +181,8 @@ class _Interval:
         if report.grad_norm is not None:
             self._norms.setdefault(f"{phase}gradient_norm", _Mean()).add(report.grad_norm, 1.0)
         self._rates[f"{phase}learning_rate"] = report.lr
+        for number, rate in enumerate(report.lrs):
+            self._rates[f"{phase}learning_rate_{number}"] = rate
         self._last = report
 
     def points(

@@ -86,13 +86,12 @@ def _opened(loop: TrainingLoop, ranks: RankControl) -> RankWorker:
     """
     state, steps = loop.state, (loop.state.global_step, loop.last_step)
     workers = loop.setup.workers
-    optimizer = state.optimizer_of_ranks
     decided = workers.replicas.computing.decided
     ranks.tell("open", loop.plan.to_json(), decided, share.described(state))
     if misfits := [text for text in ranks.gather("") if text]:
         raise UserError(misfits[0])
     share.send(ranks, state)
-    if optimizer.is_sharded:
+    for optimizer in state.phases.sharded:
         optimizer.scatter()
     values = share.news_of_values(state, NO_VALUES)
     ranks.tell("join", steps, values)
@@ -152,7 +151,6 @@ class _Lead:
         self.reason = "all steps are done"
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         state.model_edits.watch_values(partial(share.values, state))
-        self._optimizer = state.optimizer_of_ranks
         self._note_state()
         self._sent_changes = state.model_edits.model_changes.number
 
@@ -173,8 +171,9 @@ class _Lead:
             optimizer.require_same_state()
         news = self._news()
         try:
-            if self._optimizer.is_lent:
-                self._optimizer.scatter()  # user code may have changed the state
+            for optimizer in state.phases.sharded:
+                if optimizer.is_lent:
+                    optimizer.scatter()  # user code may have changed the state
             applied: Applied = self._ranks.call("update", step, *news)
         except RankError:
             self._ranks.require_all()  # raises with the name of the lost rank, if known

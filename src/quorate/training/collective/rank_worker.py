@@ -101,7 +101,7 @@ class RankWorker:
         self._keep_buffers()
         # Ranks write the slices of all owners if forward writes parameters, or if each rank has the
         # whole state of the optimizer.
-        by_owners = state.optimizer_of_ranks.is_sharded and not state.written
+        by_owners = all(each.is_sharded for each in state.phases.of_ranks) and not state.written
         self.exchange.open(state.parameters, by_owners=by_owners)
         self._written = writes.layout(state.parameters.views, state.written)
         threads = workers.config.workers.threads

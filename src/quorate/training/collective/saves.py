@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,17 @@ class Saves:
 
     Args:
         ranks: the connections to all ranks.
-        optimizer: this rank's optimizer.
+        optimizers: this rank's optimizers with a slice of their state.
         say: shows a line to the user; used on rank 0.
     """
 
     def __init__(
         self,
         ranks: RankControl,
-        optimizer: SlicedOptimizer,
+        optimizers: Sequence[SlicedOptimizer],
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._ranks, self._optimizer = ranks, optimizer
+        self._ranks, self._optimizers = ranks, optimizers
         self._say = say
         self._writes: list[bool] | None = None  # whether each rank can write; None: not known yet
         ranks.methods |= {
@@ -62,9 +62,7 @@ class Saves:
     @property
     def are_by_all(self) -> bool:
         """True if all ranks are to write the state together."""
-        return self._optimizer.is_away and state_file.is_large(
-            self._optimizer.flat_parameters.layout
-        )
+        return all(each.is_away and each.is_large for each in self._optimizers)
 
     # --- rank 0 -----------------------------------------------------------------------------------
 
@@ -119,12 +117,23 @@ class Saves:
         Yields:
             A function to fill a draft with the state; see ``Contents.fill``.
         """
-        entries = self._optimizer.joined(self._ranks.call("describe"))
-        with self._optimizer.outlined(entries):
-            yield partial(self._fill, listed(entries))
+        described = zip(*self._ranks.call("describe"), strict=True)  # by optimizer
+        with ExitStack() as stack:
+            outlines = list[Listing]()
+            for optimizer, listings in zip(self._optimizers, described, strict=True):
+                entries = optimizer.joined(listings)
+                stack.enter_context(optimizer.outlined(entries))
+                outlines.append(listed(entries))
+            yield partial(self._fill, outlines)
 
-    def _fill(self, listing: Listing, draft: CheckpointWriter) -> Callable[[Flush], None]:
-        rows = state_file.rows_of(draft.stored[state_file.OPTIMIZER], listing)
+    def _fill(
+        self, listings: Sequence[Listing], draft: CheckpointWriter
+    ) -> Callable[[Flush], None]:
+        stored = draft.stored[state_file.OPTIMIZER]
+        rows = [
+            state_file.rows_of(stored, listing, optimizer.prefix)
+            for optimizer, listing in zip(self._optimizers, listings, strict=True)
+        ]
         folder = draft.folder.resolve()
         writes = self._writes or self._rehearse(folder)
         self._ranks.tell("fill", str(folder), rows, writes)
@@ -152,29 +161,33 @@ class Saves:
         return self._ranks.gather(state_file.trouble(self._ranks.rank, error), beside=True)
 
     def _filled(
-        self, folder: Path, rows: Sequence[Row], writes: Sequence[bool]
+        self, folder: Path, rows: Sequence[Sequence[Row]], writes: Sequence[bool]
     ) -> tuple[StateFile, list[Trouble | None]]:
-        of_ranks = Rows(rows, self._optimizer.partition)
-        return state_file.fill(self._ranks, self._own, folder, of_ranks, writes)
+        """Write this rank's part of the rows of each optimizer. All ranks call. Blocks."""
+        states = [
+            (own, Rows(of_one, optimizer.partition))
+            for own, of_one, optimizer in zip(self._own, rows, self._optimizers, strict=True)
+        ]
+        return state_file.fill(self._ranks, states, folder, writes)
 
     @property
-    def _own(self) -> SliceState:
-        assert self._optimizer.slice is not None
-        return self._optimizer.slice
+    def _own(self) -> list[SliceState]:
+        """This rank's slice of each optimizer's state."""
+        return [each.slice for each in self._optimizers if each.slice is not None]
 
-    def _describe(self) -> list[Listing]:
+    def _describe(self) -> list[list[Listing]]:
         """Return the messages about the state of all ranks, by rank. All ranks call. Blocks."""
-        listing, _ = self._own.told()
-        return self._ranks.gather(listing)
+        return self._ranks.gather([listing for listing, _ in (own.told() for own in self._own)])
 
     # --- ranks other than 0 -----------------------------------------------------------------------
 
     def _sign(self, path: str, token: bytes) -> None:
         self._ranks.gather(_signed(Path(path), token, self._ranks.rank))
 
-    def _fill_part(self, folder: str, rows: list[list[Any]], writes: list[bool]) -> None:
+    def _fill_part(self, folder: str, rows: list[list[list[Any]]], writes: list[bool]) -> None:
         """Write this rank's part of a save, and flush the file in a thread. Blocks."""
-        file, troubles = self._filled(Path(folder), [Row(*row) for row in rows], writes)
+        by_optimizer = [[Row(*row) for row in of_one] for of_one in rows]
+        file, troubles = self._filled(Path(folder), by_optimizer, writes)
         if any(troubles):
             file.close()
             return

@@ -9,7 +9,6 @@ import torch
 
 from quorate.engines.collective.rank_control import RankControl
 from quorate.replica.beside.values import Values
-from quorate.training.optimizing.optimizer_state import is_in_a_tree
 from quorate.training.state import State
 
 
@@ -41,10 +40,7 @@ def send(ranks: RankControl, state: State) -> None:
     Of entries of the optimizer with a value per element, each rank receives only its own part: see
     ``SlicedOptimizer.scatter``.
     """
-    tensors, kept = state.phases.save()
-    if state.optimizer_of_ranks.is_sharded:
-        tensors = {key: value for key, value in tensors.items() if is_in_a_tree(key)}
-        kept = {**kept, "optimizer_numbers": {}}
+    tensors, kept = state.phases.save(with_sharded=False)
     ranks.tell(
         "take",
         {key: [_dtype(value), list(value.shape)] for key, value in tensors.items()},

@@ -72,18 +72,19 @@ class Row(NamedTuple):
         return size
 
 
-def rows_of(stored: Mapping[str, Stored], listing: Listing) -> list[Row]:
+def rows_of(stored: Mapping[str, Stored], listing: Listing, prefix: str) -> list[Row]:
     """Return the places in a file of the entries with a value per element.
 
     Args:
         stored: positions of the tensors in the file.
-        listing: all entries, by parameter; see ``entries``.
+        listing: all entries of an optimizer, by parameter; see ``entries``.
+        prefix: prefix of the optimizer's tensors in the file.
     """
     return [
         Row(name, entry, place.dtype, place.start)
         for name, entry, dtype, _ in listing
         if dtype is not None
-        for place in [stored[f"{entry}.{name}"]]
+        for place in [stored[f"{prefix}{entry}.{name}"]]
     ]
 
 
@@ -338,24 +339,28 @@ def _carry(ranks: RankControl, rank: int, data: torch.Tensor, *, sends: bool) ->
 
 
 def fill(
-    ranks: RankControl, own: SliceState, folder: Path, rows: Rows, writes: Sequence[bool]
+    ranks: RankControl,
+    states: Iterable[tuple[SliceState, Rows]],
+    folder: Path,
+    writes: Sequence[bool],
 ) -> tuple[StateFile, list[Trouble | None]]:
     """Write this rank's part of some rows, or send the part to rank 0. All ranks call. Blocks.
 
     Args:
-        own: the state of this rank's slice.
+        states: the state of this rank's slice and the rows to write, by optimizer.
         folder: directory of the file; the file exists at full size.
-        rows: the rows to write.
         writes: whether each rank can write to the file, by rank.
 
     Returns:
         The file, and the troubles of all ranks for ``require_done``; the same on all ranks.
     """
     file = StateFile(folder / OPTIMIZER, is_read=False)
-    move(ranks, own, rows, writes, file)
+    nbytes = 0
+    for own, rows in states:
+        move(ranks, own, rows, writes, file)
+        nbytes += sum(prod(rows.sections[row.name].shape) * row.itemsize for row in rows.rows)
     found = ranks.gather([trouble(ranks.rank, file.error), file.nbytes])
     troubles, written = [each for each, _ in found], sum(nbytes for _, nbytes in found)
-    nbytes = sum(prod(rows.sections[row.name].shape) * row.itemsize for row in rows.rows)
     if written != nbytes and not any(troubles):
         troubles[0] = errno.EIO, f"ranks have written {written:,} bytes of {nbytes:,}"
     return file, troubles
@@ -383,17 +388,17 @@ def require_done(troubles: Sequence[Trouble | None], path: Path) -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def rows_in(path: Path, listing: Listing) -> list[Row]:
+def rows_in(path: Path, listing: Listing, prefix: str) -> list[Row]:
     """Return the places in a checkpoint's file of the entries with a value per element.
 
     Args:
-        listing: all entries, by parameter; see ``entries``.
+        listing, prefix: see ``rows_of``.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
     with _readable(path):
-        return rows_of(tensor_file.header(path).tensors, listing)
+        return rows_of(tensor_file.header(path).tensors, listing, prefix)
 
 
 def mark(path: Path) -> str:

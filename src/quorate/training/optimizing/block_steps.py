@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from quorate.training.optimizing import cores as _cores
 from quorate.training.optimizing.bare_step import bare_step, is_counted
 from quorate.training.optimizing.kernels.adam import step_by_kernel
-from quorate.training.optimizing.known_optimizers import is_by_element, piece_of_state
+from quorate.training.optimizing.known_optimizers import is_by_element, piece_of_state, values_of
 from quorate.training.optimizing.mean import MOST_CORES, SPAN
 
 _State = dict[str, Any]
@@ -108,8 +108,8 @@ def _step(kind: type[Optimizer], blocks: Sequence[_Block]) -> list[tuple[_State,
     """
     counted = []
     for group, own_blocks in _by_group(blocks):
-        options = {name: value for name, value in group.items() if name != "params"}
-        own = kind([{**options, "params": [torch.nn.Parameter(torch.empty(0))]}])  # type: ignore[call-arg]
+        nothing = torch.nn.Parameter(torch.empty(0))
+        own = kind([{**values_of(group), "params": [nothing]}])  # type: ignore[call-arg]
         for block in own_blocks:
             entries = _step_of(own, block)
             if block.span.start == 0:

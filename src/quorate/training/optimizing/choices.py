@@ -14,9 +14,11 @@ __all__ = ["Optimize", "Optimizers", "optimize_of"]
 
 if TYPE_CHECKING:
     from quorate.replica.loss import Loss
+    from quorate.training.optimizing.assignments import Entry
     from quorate.training.optimizing.optimizer import OptimizerFactory
 
-    Optimizers: TypeAlias = OptimizerFactory | Optimize | Mapping[str, OptimizerFactory | Optimize]
+    Choice: TypeAlias = OptimizerFactory | list[Entry] | Optimize
+    Optimizers: TypeAlias = Choice | Mapping[str, Choice]
 
 
 def optimize_of(optimizer: Optimizers, loss: Loss) -> dict[str | None, Optimize]:

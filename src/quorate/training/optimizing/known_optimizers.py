@@ -65,6 +65,11 @@ class States(defaultdict[Any, Any]):
         return self._of(tensor) or default if found is None else found
 
 
+def values_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group, without its parameters and their names."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
 def is_by_element(entry: str, value: object) -> bool:
     """Return whether a state entry of an element-wise optimizer has a value for each element."""
     return isinstance(value, torch.Tensor) and entry not in COUNTERS
@@ -113,8 +118,8 @@ def entries_of(
     """Return the names of the state entries for a tensor of a group, found by a trial step."""
     example = torch.nn.Parameter(torch.zeros(1, dtype=tensor.dtype, device=tensor.device))
     example.grad = torch.zeros_like(example)
-    options = {name: value for name, value in group.items() if name != "params"}
-    optimizer = kind([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
+    options = copy.deepcopy(values_of(group))
+    optimizer = kind([{**options, "params": [example]}])  # type: ignore[call-arg]
     optimizer.step()
     made = optimizer.state[example].items()
     return frozenset(entry for entry, value in made if isinstance(value, torch.Tensor))

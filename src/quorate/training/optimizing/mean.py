@@ -89,6 +89,16 @@ def mean_of_sum(
     return Mean(gradient, is_alright, norm)
 
 
+def clip_scale(most: float, norm: float) -> float:
+    """Return the factor that scales a gradient down to a norm, as torch's clip_grad_norm_ does.
+
+    Args:
+        most: the largest norm.
+        norm: the norm of the gradient.
+    """
+    return min(1.0, most / (norm + 1e-6))
+
+
 def _mean_by_device(
     total: ShardSum, additions: Sequence[Addition], device: torch.device, *, wants_norm: bool
 ) -> Mean:
@@ -145,11 +155,23 @@ def make_mean(
 
 def squares(vector: torch.Tensor) -> list[float]:
     """Return the squared norm of each block of a vector."""
-    wide = torch.float64 if has_float64(vector.device) else torch.float32
+    return squares_of(torch.split(vector, BLOCK)) if vector.numel() else []
+
+
+def squares_on_cores(blocks: Sequence[torch.Tensor], cores: int) -> list[float]:
+    """Return the squared norm of each block, computed on some cores; the bits are the same."""
+    cores = max(1, min(cores, MOST_CORES, len(blocks)))
+    ends = [len(blocks) * n // cores for n in range(cores + 1)]
+    runs = (blocks[first:end] for first, end in pairwise(ends))
+    return [*chain.from_iterable(side_by_side([partial(squares_of, run) for run in runs]))]
+
+
+def squares_of(blocks: Sequence[torch.Tensor]) -> list[float]:
+    """Return the squared norm of each block; blocks lie on one device, and none is empty."""
+    wide = torch.float64 if blocks and has_float64(blocks[0].device) else torch.float32
     norms = [
         torch.linalg.vector_norm(torch.view_as_real(b) if b.is_complex() else b, dtype=wide)
-        for b in torch.split(vector, BLOCK)
-        if b.numel()
+        for b in blocks
     ]
     found: list[float] = torch.stack(norms).cpu().double().square().tolist() if norms else []
     return found

@@ -16,11 +16,13 @@ from quorate.settings import (
     one_of,
     switch,
 )
+from quorate.training.optimizing.assignments import Assignment, read_assignments
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from quorate.training.optimizing.assignments import Entry
     from quorate.training.optimizing.optimizer import OptimizerFactory
 
 NOT_FINITE = ("stop", "skip")
@@ -34,35 +36,55 @@ def _optimizer_function(name: str, value: Any) -> OptimizerFactory:
         is_of_torch = type(value).__module__.startswith("torch.optim.")
         kind = f"{'torch.optim.' if is_of_torch else ''}{type(value).__name__}"
         lr = float(groups[0].get("lr", lr))
-    fix = f"pass {name}=lambda parameters: {kind}(parameters, lr={lr:g})"
-    if isinstance(value, (list, tuple)):
-        fix += ", or a dict of such functions where the loss has phases: docs/several-models.md"
+    fix = f"pass {_argument(name)}lambda parameters: {kind}(parameters, lr={lr:g})"
+    if isinstance(value, tuple):
+        fix += ", or a list of entries (pattern, function): docs/several-models.md"
     made: OptimizerFactory = function(name, value, "from parameters to a torch optimizer", 1, fix)
     return made
+
+
+def _optimizers(name: str, value: Any) -> Any:
+    """Check the function that makes an optimizer, or a list of entries with such functions."""
+    if isinstance(value, list):
+        return read_assignments(name, value, _optimizer_function, _schedule_function)
+    return _optimizer_function(name, value)
 
 
 def _schedule_function(name: str, value: Any) -> Any:
     """Check the function that makes a schedule; for a scheduler, show the function to write."""
     kind = type(value).__name__ if hasattr(value, "get_last_lr") else "CosineAnnealingLR"
-    fix = f"pass {name}=lambda optimizer: torch.optim.lr_scheduler.{kind}(optimizer, ...)"
+    fix = f"pass {_argument(name)}lambda optimizer: torch.optim.lr_scheduler.{kind}(optimizer, ...)"
     return function(name, value, "from an optimizer to a scheduler", 1, fix)
+
+
+def _argument(name: str) -> str:
+    """Return the beginning of an argument in a script; nothing for a value of an entry."""
+    return "" if ":" in name else f"{name}="
 
 
 @dataclass(frozen=True)
 class Optimize(Settings):
     """Settings of an update: optimizer, schedule, clipping, averaging, non-finite gradients.
 
-    A plain function instead of ``Optimize(...)`` sets ``optimizer``.
+    A plain function or list instead of ``Optimize(...)`` sets ``optimizer``.
 
     Args:
-        optimizer: a function from a list of parameters to a torch optimizer.
+        optimizer: a function from a list of parameters to a torch optimizer. A function whose first
+            parameter is called ``named_parameters`` receives pairs of a name and a parameter. Or a
+            list of entries ``(pattern, optimizer, schedule, clip_norm)`` for several optimizers in
+            each update; the last two may be left out or None. A pattern such as "blocks.*" matches
+            the name of a parameter, or of a module around it; a function from a name and a
+            parameter to a truth value may stand in its place. The first entry that matches takes
+            the parameter. An entry's ``clip_norm`` is for the norm of its own parameters.
         schedule: a function from the optimizer to a torch LR scheduler. The scheduler is stepped
-            once per update. Default: constant learning rates.
+            once per update. With a list, for each entry without a schedule of its own. Default:
+            constant learning rates.
         schedule_metric: the metric for a schedule that is a ``ReduceLROnPlateau``. For a metric of
             the validation set, such as "validation/loss", the scheduler is stepped once per
             evaluation; for a metric of the updates, such as "loss", once per update.
         clip_norm: largest global norm of the mean gradient; a larger gradient is scaled down to
-            this norm. Set ``clip_norm`` if the loss spikes. Default: no clipping.
+            this norm. Set ``clip_norm`` if the loss spikes. With a list, the norm is over the
+            parameters of all entries, and entries clip afterwards. Default: no clipping.
         ema_decay: decay of an exponential moving average of the parameters. After n updates the
             decay is min(ema_decay, (1 + n) / (10 + n)). The averaged weights are used in
             evaluations and saved with the plain weights. Set ``ema_decay`` if the validation metric
@@ -75,10 +97,11 @@ class Optimize(Settings):
             rank keeps the whole state. The bits are the same. Default: True.
     """
 
-    optimizer: OptimizerFactory = field(
+    optimizer: OptimizerFactory | list[Entry] = field(
         metadata=about(
-            "function from a list of parameters to a torch optimizer",
-            check=_optimizer_function,
+            "function from a list of parameters to a torch optimizer, or a list of (pattern, "
+            "function, schedule, clip_norm)",
+            check=_optimizers,
         )
     )
     _: KW_ONLY
@@ -126,6 +149,19 @@ class Optimize(Settings):
             check=switch,
         ),
     )
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """The optimizers of an update; a single function takes all parameters."""
+        if isinstance(self.optimizer, list):
+            own: Any = self.optimizer  # checked: see ``read_assignments``
+            return [each._replace(schedule=each.schedule or self.schedule) for each in own]
+        return [Assignment("*", self.optimizer, self.schedule)]
+
+    @property
+    def has_several(self) -> bool:
+        """True if the optimizers are a list, each with a choice of parameters."""
+        return isinstance(self.optimizer, list)
 
     def require_validation(self, *, is_there: bool) -> None:
         """Check that a loop supplies the metric of the schedule.

@@ -12,6 +12,7 @@ piece has its own count of steps. Cutting changes no bits.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from quorate.engines.partition import Block, Partition, root
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
@@ -44,24 +46,50 @@ from quorate.training.optimizing.known_optimizers import (
     piece_of_state,
     require_state_of,
 )
-from quorate.training.optimizing.mean import Addition, Mean, mean_of_sum
+from quorate.training.optimizing.mean import (
+    Addition,
+    Mean,
+    clip_scale,
+    mean_of_sum,
+    squares_on_cores,
+)
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.sparse.row_optimizers import kept_by_rows
 
-OptimizerFactory = Callable[[list[torch.nn.Parameter]], Optimizer]
+OptimizerFactory = (
+    Callable[[list[torch.nn.Parameter]], Optimizer]
+    | Callable[[list[tuple[str, torch.nn.Parameter]]], Optimizer]
+)
+
+
+def takes_names(factory: OptimizerFactory) -> bool:
+    """Return whether an optimizer function receives pairs of a name and a parameter.
+
+    The function does if its first parameter is called ``named_parameters``.
+    """
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a callable without a signature, not written in Python
+        return False
+    return next(iter(parameters), None) == "named_parameters"
 
 
 class FlatOptimizer:
     """The user's optimizer over the coordinator's flat parameters.
 
     Args:
-        factory: the user's function from a list of parameters to an optimizer.
+        factory: the user's function from a list of parameters to an optimizer; see ``takes_names``.
         model: the model whose trainable parameters are views of ``parameters``.
         names: names of the optimizer's parameters. Default: all.
+
+    Attributes:
+        is_sharded: whether each rank of a collective has a slice of the state.
 
     Raises:
         SettingError: the factory does not return an optimizer, or the optimizer cannot work.
     """
+
+    is_sharded = False
 
     def __init__(
         self,
@@ -71,7 +99,8 @@ class FlatOptimizer:
         names: Collection[str] | None = None,
     ) -> None:
         named = {n: p for n, p in trainable(model).items() if names is None or n in names}
-        self.inner = factory(list(named.values()))
+        given: Any = [*named.items()] if takes_names(factory) else [*named.values()]
+        self.inner = factory(given)
         if not isinstance(self.inner, Optimizer):
             raise SettingError(
                 "optimizer",
@@ -80,7 +109,7 @@ class FlatOptimizer:
                 "for example lambda params: torch.optim.SGD(params, lr=0.1)",
             )
         self.names = {id(p): name for name, p in named.items()}
-        self._is_of_phase = names is not None
+        self._is_of_some = names is not None
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self._given = [dict(group) for group in self.inner.param_groups]  # before any is fused
@@ -93,6 +122,7 @@ class FlatOptimizer:
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
         self.bring_home()
+        self._blocks: list[Block] | None = None  # of the gradients of these parameters; see clip
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
         # Per optimizer tensor: the names of its parameters, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
@@ -159,8 +189,8 @@ class FlatOptimizer:
 
     @property
     def takes_closure(self) -> bool:
-        """True if ``step`` accepts a closure, and has no other phases beside."""
-        return not self._is_of_phase and takes_closure(self.inner)
+        """True if ``step`` accepts a closure, and no other optimizer has other parameters."""
+        return not self._is_of_some and takes_closure(self.inner)
 
     @property
     def device(self) -> torch.device:
@@ -184,6 +214,18 @@ class FlatOptimizer:
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the names of the parameters whose gradient has a non-finite element."""
         return not_finite(gradient)
+
+    def clip(self, gradient: Flat, most: float) -> None:
+        """Scale the mean gradient of this optimizer's own parameters down to a norm."""
+        if self._blocks is None:
+            whole = Partition.among(gradient.layout, 1)
+            self._blocks = whole.blocks(0, self.parameters)
+        own = [gradient.vectors[b.vector][b.start : b.start + len(b.at)] for b in self._blocks]
+        rows = gradient.rows.items()
+        own += [each.values.view(-1) for name, each in rows if name in self.parameters]
+        scale = clip_scale(most, root(squares_on_cores(own, self.cores)))
+        for stretch in own if scale < 1 else ():
+            stretch.mul_(scale)
 
     def add_to_average(self, average: Average, n: int) -> None:
         """Add the parameters after update n (from 1) to an average."""

@@ -34,8 +34,8 @@ from quorate.training.optimizing.attributes import (
     put,
     state_of,
 )
-from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.update import Update
+from quorate.training.optimizing.known_optimizers import values_of
+from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 
 
 class LoadableOptimizer(NamedTuple):
@@ -53,20 +53,16 @@ class OptimizerState:
     """The saving and loading of the state of an optimizer and of its schedule.
 
     Args:
-        optimizer: the optimizer, as made by the script.
-        update: makes the optimizer's steps, and owns the schedule.
+        scheduled: the optimizer, as made by the script, and its schedule.
         model: the coordinator's model.
         notes: messages for the user, on optimizer state lost by a resume.
     """
 
-    def __init__(
-        self, optimizer: FlatOptimizer, update: Update, model: torch.nn.Module, notes: Notes
-    ) -> None:
+    def __init__(self, scheduled: ScheduledOptimizer, model: torch.nn.Module, notes: Notes) -> None:
         named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
         self._carried = {id(part): name for name, part in named}
-        self._optimizer = optimizer
-        self._inner = optimizer.inner
-        self._update = update
+        self._scheduled, self._optimizer = scheduled, scheduled.optimizer
+        self._inner = scheduled.optimizer.inner
         self._frozen = frozen(model)
         self._notes = notes
         # As made by the script: a value made differently at a resume was edited by the user.
@@ -80,8 +76,11 @@ class OptimizerState:
 
     # --- saving -----------------------------------------------------------------------------------
 
-    def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def save(self, *, with_sharded: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return tensors by name, shared with the optimizer, and entries of the record.
+
+        Args:
+            with_sharded: whether to return the state per parameter, if ranks have slices of it.
 
         Raises:
             CheckpointError: the optimizer holds state that cannot be saved.
@@ -90,7 +89,9 @@ class OptimizerState:
         own: Any = None
         numbers: dict[str, dict[str, Any]] = {}
         if self._optimizer.flat:
-            for name, entries in self._optimizer.state().items():
+            is_left_out = self._optimizer.is_sharded and not with_sharded
+            state = {} if is_left_out else self._optimizer.state()
+            for name, entries in state.items():
                 for entry, value in entries.items():
                     if isinstance(value, torch.Tensor):
                         encoder.tensors[f"{entry}.{name}"] = value
@@ -120,8 +121,8 @@ class OptimizerState:
         self, group: Mapping[str, Any], number: int, encoder: Encoder
     ) -> dict[str, Any]:
         values = {}
-        for key, value in group.items():
-            if key == "params" or callable(value):  # the script makes a function again
+        for key, value in values_of(group).items():
+            if callable(value):  # the script makes a function again
                 continue
             values[key] = encoder.encode(value, f"optimizer.param_groups[{number}].{key}")
         return values
@@ -149,12 +150,12 @@ class OptimizerState:
 
     def _encoded_schedule(self, encoder: Encoder) -> Any:
         """Return the state of the schedule; None if a resume replays the schedule."""
-        if self._update.scheduler is None:
+        if self._scheduled.scheduler is None:
             return None
         try:
-            return encoder.encode(self._update.scheduler.state_dict(), "schedule.state_dict()")
+            return encoder.encode(self._scheduled.scheduler.state_dict(), "schedule.state_dict()")
         except CheckpointError as error:
-            if not self._update.can_replay:
+            if not self._scheduled.can_replay:
                 raise
             self._notes.add(
                 f"checkpoints lack the schedule, so a resume replays it from step 0: {error}"
@@ -197,12 +198,12 @@ class OptimizerState:
             self._require_fitting(named)
             decoded = [{k: decoder.decode(v) for k, v in g["values"].items()} for g in groups]
             for values, group in zip(decoded, self._inner.param_groups, strict=False):
-                made = {k: v for k, v in group.items() if k != "params" and not callable(v)}
+                made = {k: v for k, v in values_of(group).items() if not callable(v)}
                 require_like(values, made, "a parameter group")
             schedule = decoder.decode(record.get("schedule_state"))
             if schedule is not None and not self._is_edited(record):
-                assert self._update.scheduler is not None
-                require_like(schedule, self._update.scheduler.state_dict(), "schedule")
+                assert self._scheduled.scheduler is not None
+                require_like(schedule, self._scheduled.scheduler.state_dict(), "schedule")
             return LoadableOptimizer(by_name, own, named, decoded, schedule, record)
         except CheckpointError as error:
             raise MisfitError(path, error) from error
@@ -227,15 +228,15 @@ class OptimizerState:
         for group, values in zip(self._inner.param_groups, fresh, strict=True):
             group.update(values)
         edited = self._edited(record)
-        scheduler = self._update.scheduler
+        scheduler = self._scheduled.scheduler
         if scheduler is None:
             for keys in edited if record.get("schedule") else ():
                 keys.add("lr")  # the learning rate is the script's again
         elif saved.schedule is not None and not self._is_edited(record):
             scheduler.load_state_dict(saved.schedule)
-        elif self._update.can_replay:
+        elif self._scheduled.can_replay:
             for _ in range(record["global_step"]):
-                self._update.skip()
+                self._scheduled.skip()
             for keys, group, values in zip(edited, self._inner.param_groups, fresh, strict=True):
                 scheduled = {key for key, value in values.items() if not _same(group[key], value)}
                 keys |= {"lr"} | scheduled
@@ -313,7 +314,7 @@ class OptimizerState:
     def _edited(self, record: Mapping[str, Any]) -> list[set[str]]:
         """Return per group the keys of values that the script makes differently than before."""
         edited: list[set[str]] = [set() for _ in self._inner.param_groups]
-        now = self._update.hyperparameters[1:]
+        now = self._scheduled.hyperparameters[1:]
         for keys, new, old in zip(
             edited, now, record.get("hyperparameters", now)[1:], strict=False
         ):
@@ -324,8 +325,8 @@ class OptimizerState:
     def _is_edited(self, record: Mapping[str, Any]) -> bool:
         """Return whether the script makes the optimizer or the schedule differently than before."""
         return (
-            record.get("hyperparameters") != self._update.hyperparameters
-            or record.get("schedule") != type(self._update.scheduler).__name__
+            record.get("hyperparameters") != self._scheduled.hyperparameters
+            or record.get("schedule") != type(self._scheduled.scheduler).__name__
         )
 
     # --- attributes -------------------------------------------------------------------------------
@@ -355,7 +356,7 @@ class OptimizerState:
         """
         within = optimizers(self._inner)
         carried = {**self._carried, **{id(o): type(o).__name__ for o in within}}
-        schedule, kind = self._update.scheduler, type(self._inner).__name__
+        schedule, kind = self._scheduled.scheduler, type(self._inner).__name__
         own = self._attributes().items()
         return kept_beside(
             within if schedule is None else [*within, schedule],
@@ -377,8 +378,7 @@ def _values(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's values without its parameters."""
     return {
         key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in group.items()
-        if key != "params"
+        for key, value in values_of(group).items()
     }
 
 

@@ -1,14 +1,15 @@
 """The phases of a run: each has its own optimizer, schedule and clip. A plain run has one phase.
 
-The parameters of all models lie in one flat vector, and an optimizer has the stretches of the
-parameters trained by its phase. So the code for vectors, sums, snapshots and checkpoints does not
-depend on phases. An update belongs to one phase: schedules, averages and optimizers count the
-updates of their own phase only.
+The parameters of all models lie in one flat vector, and an optimizer has the stretches of its own
+parameters: those trained by a phase, or a part of them where an update has several optimizers. So
+the code for vectors, sums, snapshots and checkpoints does not depend on phases. An update belongs
+to one phase: schedules, averages and optimizers count the updates of their own phase only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,18 @@ from quorate.machine.text import printable
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
+from quorate.replica.model import trainable
 from quorate.replica.notes import Notes
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.sparse.found import Found
+from quorate.training.optimizing.assignments import assign
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimize import Optimize
-from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
+from quorate.training.optimizing.phase_state import PhaseState, by_prefix
+from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Update
 from quorate.training.parts.parted_optimizer import PartedOptimizer
@@ -70,55 +75,116 @@ class Phases:
         self._over, self._exchange = (model, parameters), exchange
         self._served, self._parts = served, parts
         self.updates: dict[str | None, Update] = {}
-        self._states: dict[str | None, OptimizerState] = {}
+        self._states: dict[str | None, PhaseState] = {}
         for name, choice in optimize.items():
             names, own = None, average
             if name is not None:
                 assert isinstance(loss, PhaseLosses)
                 names = loss.trained(model, name)
-            optimizer = self._made(choice, names)
-            if isinstance(optimizer, PartedOptimizer) and not optimizer.flat:
-                notes.add(
-                    f"one process makes all updates and holds the whole optimizer state, because "
-                    f"{type(optimizer.inner).__name__} does not work element by element"
-                )
-            if name is not None and (optimizer.has_modes or needs_closure(optimizer.inner)):
-                got = f"{type(optimizer.inner).__name__} in phase {name!r}"
-                expected = "optimizers that step from one gradient, and have one set of weights"
-                raise SettingError("optimizer", got, expected, "take another, Adam for example")
+            scheduled = self._made(choice, name, names)
+            for optimizer in (each.optimizer for each in scheduled):
+                if isinstance(optimizer, PartedOptimizer) and not optimizer.flat:
+                    kind = type(optimizer.inner).__name__
+                    is_only = not choice.has_several
+                    what = "all updates" if is_only else f"the updates of {kind}"
+                    state = "the whole optimizer state" if is_only else "all of its state"
+                    notes.add(
+                        f"one process makes {what} and holds {state}, because {kind} does not work "
+                        "element by element"
+                    )
             if average is not None and names is not None:
                 # With a decay of 0 the shadow equals the parameters.
                 own = average.of(names, choice.ema_decay or 0.0)
-            self.updates[name] = update = Update(optimizer, buffers, choice, own)
-            self._states[name] = OptimizerState(optimizer, update, model, notes)
+            self.updates[name] = update = Update(scheduled, buffers, choice, own)
+            states = [OptimizerState(each, model, notes) for each in scheduled]
+            self._states[name] = PhaseState(update, states)
 
-    def _made(self, optimize: Optimize, names: Collection[str] | None) -> FlatOptimizer:
+    def _made(
+        self, optimize: Optimize, phase: str | None, names: Collection[str] | None
+    ) -> list[ScheduledOptimizer]:
+        """Return the optimizers of a phase, in order.
+
+        Args:
+            names: names of the parameters of the phase; None for all.
+
+        Raises:
+            SettingError: an optimizer does not work beside others.
+        """
+        of = "" if phase is None else f" in phase {phase!r}"
+        assignments, made = optimize.assignments, list[ScheduledOptimizer]()
+        own: Sequence[Collection[str] | None] = [names]
+        if optimize.has_several:
+            parameters = trainable(self._over[0])
+            trained = {n: p for n, p in parameters.items() if names is None or n in names}
+            own = assign(assignments, trained, of)
+        for number, (each, names) in enumerate(zip(assignments, own, strict=True)):
+            prefix = "" if phase is None else f"{phase}/"
+            prefix += f"{number}/" if optimize.has_several else ""
+            shards = optimize.shard_optimizer
+            optimizer = self._optimizer(each.optimizer, names, prefix, is_sharded=shards)
+            if names is not None and (optimizer.has_modes or needs_closure(optimizer.inner)):
+                entry = f" for {each.text}" if optimize.has_several else ""
+                got = f"{type(optimizer.inner).__name__}{entry}{of}"
+                expected = "optimizers that step from one gradient, and have one set of weights"
+                raise SettingError("optimizer", got, expected, "take another, Adam for example")
+            metric = optimize.schedule_metric
+            made.append(ScheduledOptimizer(optimizer, each.schedule, metric, each.clip_norm))
+        return made
+
+    def _optimizer(
+        self,
+        factory: OptimizerFactory,
+        names: Collection[str] | None,
+        prefix: str,
+        *,
+        is_sharded: bool,
+    ) -> FlatOptimizer:
         """Return an optimizer of the class for whoever makes the updates.
 
         Args:
-            names: names of the parameters of a phase, whose state is not sharded; None for all.
+            names: names of the parameters of the optimizer; None for all.
+            prefix: prefix of the optimizer's tensors in checkpoints.
         """
-        over = (optimize.optimizer, *self._over)
+        over = (factory, *self._over)
         if self._exchange is not None:
-            is_sharded = optimize.shard_optimizer and names is None
             return SlicedOptimizer(
-                *over, exchange=self._exchange, is_sharded=is_sharded, names=names
+                *over,
+                exchange=self._exchange,
+                is_sharded=is_sharded,
+                names=names,
+                prefix=prefix,
             )
         if self._served:
+            if names is not None:
+                expected = "none, as an update has several optimizers"
+                raise SettingError("servers", "some", expected, "leave them out")
             return ServedOptimizer(*over)
-        if self._parts > 1 and names is None:
-            return PartedOptimizer(*over, self._parts)
+        if self._parts > 1:
+            return PartedOptimizer(*over, self._parts, names)
         return FlatOptimizer(*over, names)
 
     @property
     def optimizers(self) -> list[FlatOptimizer]:
         """The optimizers of all phases, in order."""
-        return [update.optimizer for update in self.updates.values()]
+        return [each.optimizer for update in self.updates.values() for each in update.scheduled]
 
     @property
     def of_ranks(self) -> list[SlicedOptimizer]:
         """The optimizers of all phases, where the ranks of a collective make updates together."""
         return [each for each in self.optimizers if isinstance(each, SlicedOptimizer)]
+
+    @property
+    def sharded(self) -> list[SlicedOptimizer]:
+        """The optimizers whose state each rank has for its slices alone."""
+        return [each for each in self.of_ranks if each.is_sharded]
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Fetch the states of all optimizers to this process inside the block. Blocks."""
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(optimizer.whole())
+            yield
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -157,27 +223,30 @@ class Phases:
             for name, state in self._states.items()
         )
 
-    def save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def save(self, *, with_sharded: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return tensors by name, shared with the optimizers, and entries of the record.
 
         In the record, the states of phases form a list in the order of the phases; the name of a
         tensor is prefixed with the name of its phase and a slash.
 
+        Args:
+            with_sharded: whether to return the states per parameter that ranks have slices of.
+
         Raises:
             CheckpointError: an optimizer holds state that cannot be saved.
         """
         if None in self._states:
-            return self._states[None].save()
+            return self._states[None].save(with_sharded=with_sharded)
         tensors, facts = dict[str, torch.Tensor](), self.facts()
         for entry, own in zip(facts["phases"], self._states.values(), strict=True):
-            state, kept = own.save()
+            state, kept = own.save(with_sharded=with_sharded)
             tensors |= {f"{entry['name']}/{key}": value for key, value in state.items()}
             entry |= kept
         return tensors, {"optimizer": self.kind, "optimizer_numbers": {}, **facts}
 
     def loadable(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
-    ) -> list[LoadableOptimizer]:
+    ) -> list[list[LoadableOptimizer]]:
         """Return the argument of ``load``, made from the result of ``save``. Nothing is changed.
 
         Raises:
@@ -194,12 +263,7 @@ class Phases:
                 f"it was trained with phases {was}, and this run has {now}",
                 fix="use the same, or choose another run_dir",
             )
-        parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in saved}
-        for key, value in tensors.items():
-            phase, _, own = key.partition("/")
-            if phase not in parts:
-                raise MisfitError(path, f"optimizer state {key!r:.80} is of no phase")
-            parts[phase][own] = value
+        parts = by_prefix(tensors, saved, "phase", path)
         # A schedule counts the updates of its own phase.
         return [
             state.loadable(own, {**entry, "global_step": entry["updates"]}, path)
@@ -208,8 +272,8 @@ class Phases:
             )
         ]
 
-    def load(self, saved: list[LoadableOptimizer]) -> None:
+    def load(self, saved: list[list[LoadableOptimizer]]) -> None:
         """Load the result of ``loadable``, except for values now set differently by the script."""
         for name, own in zip(self.updates, saved, strict=True):
             self._states[name].load(own)
-            self.updates[name].updates = own.record["global_step"]
+            self.updates[name].updates = own[0].record["global_step"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -16,18 +16,29 @@ def metric_of(scheduler: LRScheduler | None, metric: str | None) -> str | None:
     """Return the metric for the scheduler's steps; None for a scheduler counting updates.
 
     Raises:
-        SettingError: the scheduler wants a metric and has none, or has a metric without wanting
-            any.
+        SettingError: the scheduler wants a metric and has none.
     """
-    wants = isinstance(scheduler, ReduceLROnPlateau)
-    if wants and metric is None:
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        return None
+    if metric is None:
         expected = "the name of a metric, as ReduceLROnPlateau goes by one"
         fix = 'for example schedule_metric="validation/loss"'
         raise SettingError("schedule_metric", metric, expected, fix)
-    if metric is not None and not wants:
+    return metric
+
+
+def require_used(metric: str | None, used: Iterable[str | None]) -> None:
+    """Check that a schedule follows the metric of the settings.
+
+    Args:
+        used: the metric of each schedule of an update.
+
+    Raises:
+        SettingError: no schedule follows the metric.
+    """
+    if metric is not None and not any(used):
         expected = "None, as the schedule counts updates"
         raise SettingError("schedule_metric", metric, expected, "leave it out")
-    return metric
 
 
 def scheduler_of(schedule: Schedule, optimizer: Optimizer) -> LRScheduler:

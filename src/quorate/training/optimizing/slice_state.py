@@ -69,8 +69,3 @@ class SliceState(FlatOptimizer):
         entries = self.state()
         listing = listed(entries)
         return listing, vectors(entries, listing)
-
-
-def values_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a group, without its parameters."""
-    return {name: value for name, value in group.items() if name != "params"}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.partition import Block, Piece, norm_of_blocks
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
@@ -30,11 +31,17 @@ from quorate.training.optimizing.entries import (
     outlined,
     vectors,
 )
-from quorate.training.optimizing.known_optimizers import COUNTERS
-from quorate.training.optimizing.mean import Addition, Mean, make_mean
+from quorate.training.optimizing.known_optimizers import COUNTERS, values_of
+from quorate.training.optimizing.mean import (
+    Addition,
+    Mean,
+    clip_scale,
+    make_mean,
+    squares_on_cores,
+)
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import OptimizerFactory
-from quorate.training.optimizing.slice_state import SliceState, values_of
+from quorate.training.optimizing.slice_state import SliceState
 from quorate.training.optimizing.spread_optimizer import LentStates, SpreadOptimizer
 
 
@@ -48,7 +55,9 @@ class SlicedOptimizer(SpreadOptimizer):
         exchange: the exchange of their gradients.
         is_sharded: whether each rank has the state for its slices alone, if the optimizer works
             element by element.
-        names: names of the optimizer's parameters; not if sharded. Default: all.
+        names: names of the optimizer's parameters. Default: all.
+        prefix: prefix of the names of the optimizer's tensors in checkpoints; no other optimizer
+            has the prefix.
 
     Raises:
         SettingError: the factory returns no optimizer, or an optimizer unusable with any engine.
@@ -65,18 +74,24 @@ class SlicedOptimizer(SpreadOptimizer):
         exchange: GradientExchange,
         is_sharded: bool,
         names: Collection[str] | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__(factory, model, parameters, names)
+        self.prefix = prefix
         self._exchange, self._ranks = exchange, exchange.ranks
         self.partition = exchange.slices.partition
         self.is_sharded = is_sharded and self.flat
         self.slice: SliceState | None = None  # of this rank; None: all of the state is in ``inner``
         self._is_alone = False
         self._noted: list[Any] = []
+        self._blocks_of: list[list[Block]] = []  # by rank, of these parameters; see ``clip``
         self._unread: Path | None = None  # the file of loaded state that is still on "meta"
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self.lend)
-            exchange.ranks.methods |= {"gather": self.gather, "take_part": self.take_part}
+            exchange.ranks.methods |= {
+                f"gather {prefix}": self.gather,
+                f"take_part {prefix}": self.take_part,
+            }
 
     # --- an update --------------------------------------------------------------------------------
 
@@ -112,6 +127,26 @@ class SlicedOptimizer(SpreadOptimizer):
         own = [pieces[int(key)].name for key in not_finite(self._exchange.slices.part(gradient))]
         odd = {name for each in self._ranks.gather(own) for name in each}
         return [name for name in self.partition.whole.sections if name in odd]
+
+    def clip(self, gradient: Flat, most: float) -> None:
+        """Scale the mean gradient of this optimizer's own parameters down to a norm. Blocks.
+
+        Args:
+            gradient: this rank's slices.
+        """
+        if self._is_alone:
+            super().clip(gradient, most)
+            return
+        if not self._blocks_of:
+            ranks = range(self._ranks.size)
+            self._blocks_of = [self.partition.blocks(rank, self.parameters) for rank in ranks]
+        ranges = self._exchange.slices.part(gradient).vectors
+        blocks = self._blocks_of[self._ranks.rank]
+        own = [ranges[block.number][block.at.start : block.at.stop] for block in blocks]
+        squares = self._ranks.gather(squares_on_cores(own, self.cores))
+        scale = clip_scale(most, norm_of_blocks(self._blocks_of, squares))
+        for stretch in own if scale < 1 else ():
+            stretch.mul_(scale)
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return the whole gradient, gathered from the slices of all ranks, in new memory. Blocks.
@@ -158,7 +193,7 @@ class SlicedOptimizer(SpreadOptimizer):
         """
         if self.slice is None:
             rank, groups = self._ranks.rank, map(values_of, self.param_groups)
-            pieces = self.partition.pieces(rank)
+            pieces = self._pieces_of(rank)
             values = self.partition.views(self.flat_parameters, rank)
             self.slice = SliceState(
                 type(self.inner),
@@ -170,6 +205,10 @@ class SlicedOptimizer(SpreadOptimizer):
             self.slice.put(of_pieces(self.state(), pieces))
             dict.clear(self.inner.state)
         return self.slice
+
+    def _pieces_of(self, rank: int) -> list[Piece]:
+        """Return a rank's pieces of this optimizer's parameters."""
+        return [p for p in self.partition.pieces(rank) if p.name in self.parameters]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -200,7 +239,7 @@ class SlicedOptimizer(SpreadOptimizer):
         """Gather on rank 0, after telling the other ranks to take part."""
         if self._ranks.is_broken:
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
-        self._ranks.call("gather")
+        self._ranks.call(f"gather {self.prefix}")
 
     def gather(self) -> None:
         """Send this rank's state to rank 0, to be assembled there. All ranks call the method."""
@@ -212,7 +251,7 @@ class SlicedOptimizer(SpreadOptimizer):
         self.put(self.joined(listings))
         whole, takes = self.state(), list[tuple[int, torch.Tensor]]()
         for rank, listing in enumerate(listings):
-            places = vectors(of_pieces(whole, self.partition.pieces(rank)), listing)
+            places = vectors(of_pieces(whole, self._pieces_of(rank)), listing)
             if rank == 0:
                 for place, value in zip(places, own, strict=True):
                     place.copy_(value)
@@ -228,11 +267,11 @@ class SlicedOptimizer(SpreadOptimizer):
         ranks, path, rows, whole = self._ranks, self._unread, list[Row](), self.state()
         listing, mark = listed(whole), ""
         if path is not None:
-            rows, mark = state_file.rows_in(path, listing), state_file.mark(path)
-        ranks.tell("take_part", listing, str(path), mark, rows)
+            rows, mark = state_file.rows_in(path, listing, self.prefix), state_file.mark(path)
+        ranks.tell(f"take_part {self.prefix}", listing, str(path), mark, rows)
         reads = ranks.gather(True)
         for rank in range(1, ranks.size) if path is None else ():
-            part = of_pieces(whole, self.partition.pieces(rank))
+            part = of_pieces(whole, self._pieces_of(rank))
             ranks.swap([(rank, value) for value in vectors(part, listed(part))], [])
         self.slice = None
         own = self._own()
@@ -253,7 +292,7 @@ class SlicedOptimizer(SpreadOptimizer):
         ranks, found = self._ranks, [Row(*row) for row in rows]
         reads = ranks.gather(bool(found) and state_file.sees(Path(path), mark))
         whole = outlined(listing, self.partition.whole.sections)
-        part = of_pieces(whole, self.partition.pieces(ranks.rank))
+        part = of_pieces(whole, self._pieces_of(ranks.rank))
         dict.clear(self.inner.state)
         self.slice = None
         own = self._own()
@@ -284,9 +323,9 @@ class SlicedOptimizer(SpreadOptimizer):
         return self.is_sharded and state_file.is_large(self.flat_parameters.layout)
 
     def is_by_element(self, key: str) -> bool:
-        """Return whether a tensor from ``OptimizerState.save`` has a value per element."""
-        entry, _, name = key.partition(".")
-        return entry not in COUNTERS and name in self.parameters
+        """Return whether a tensor of a checkpoint has a value per element of this optimizer."""
+        entry, _, name = key.removeprefix(self.prefix).partition(".")
+        return key.startswith(self.prefix) and entry not in COUNTERS and name in self.parameters
 
     def leave_unread(self, path: Path) -> None:
         """Note the file with the loaded state that is still on "meta", if there is any.
@@ -303,7 +342,7 @@ class SlicedOptimizer(SpreadOptimizer):
         path, self._unread = self._unread, None
         if path is None:
             return
-        rows = state_file.rows_in(path, listed(self.state()))
+        rows = state_file.rows_in(path, listed(self.state()), self.prefix)
         self.put(self.state())
         whole = self.state()
         with closing(StateFile(path, is_read=True)) as file:

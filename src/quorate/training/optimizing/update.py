@@ -7,9 +7,7 @@ of workers or cores.
 
 from __future__ import annotations
 
-import json
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ import torch
 
 from quorate.coordination.tree import tree_sum
 from quorate.engines.tracing import span
-from quorate.errors import LossError, NotFiniteError, SettingError, UserError
+from quorate.errors import LossError, NotFiniteError, UserError
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import Part, ShardSum, Share
@@ -29,16 +27,15 @@ from quorate.replica.witness import writes
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.optimizing.mean import Addition, Mean
+from quorate.training.optimizing.mean import Addition, Mean, clip_scale
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.schedule import metric_of, scheduler_of
+from quorate.training.optimizing.schedule import require_used
+from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 
 # Computes a step's sum at the current parameters, and passes it on. Afterwards the memory of the
 # sum is the workers' again.
 Again = Callable[[Callable[[ShardSum], None]], None]
-
-VALIDATION = "validation/"  # prefix of the names of validation metrics, as in summaries
 
 _NOTHING = nullcontext()
 
@@ -55,7 +52,7 @@ class Applied:
 
     metrics: dict[str, float]  # weighted means over all shards, "loss" first
     weight: float
-    lr: float  # the learning rate of the update
+    lrs: list[float]  # the learning rate of each optimizer
     grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # of each shard
@@ -77,36 +74,32 @@ class Update:
     """The application of steps to the parameters of a phase: the only update there is.
 
     Args:
-        optimizer: the optimizer over the coordinator's flat parameters.
+        scheduled: the optimizers over the coordinator's flat parameters, with their schedules.
         buffers: the buffers of the coordinator's model.
-        optimize: the schedule, clipping, and what to do with non-finite gradients.
+        optimize: clipping, and what to do with non-finite gradients.
         average: the average of the parameters, if they are averaged.
 
     Attributes:
+        optimizer: the first optimizer, which also handles vectors of all parameters.
         updates: number of updates so far, made or skipped.
+
+    Raises:
+        SettingError: no schedule follows the metric of the settings.
     """
 
     def __init__(
         self,
-        optimizer: FlatOptimizer,
+        scheduled: Sequence[ScheduledOptimizer],
         buffers: Buffers,
         optimize: Optimize,
         average: Average | None = None,
     ) -> None:
-        self.optimizer, self.optimize = optimizer, optimize
-        self.average = average
+        require_used(optimize.schedule_metric, (each.metric for each in scheduled))
+        self.scheduled, self.optimizer = scheduled, scheduled[0].optimizer
+        self.optimize, self.average = optimize, average
         self.updates = 0
         self._buffers = buffers
-        groups = [_plain(group) for group in optimizer.inner.param_groups]
-        self.scheduler = None
-        if optimize.schedule is not None:
-            self.scheduler = scheduler_of(optimize.schedule, optimizer.inner)
-        self._goes_by = metric_of(self.scheduler, optimize.schedule_metric)
-        # As set by the script: the schedule's first, then those of each group of parameters.
-        self.hyperparameters = [
-            _plain({} if self.scheduler is None else self.scheduler.state_dict()),
-            *groups,
-        ]
+        self._optimizers = [each.optimizer for each in scheduled]
         self.sum_s = 0.0  # duration of the last mean, which is one pass with the tree sum
         self.under_way = False  # True after an interrupted update: parameters are half updated
 
@@ -162,34 +155,34 @@ class Update:
         # 4. Further results of shards; 5. clip; 6. optimizer, schedule, average.
         self.under_way = True
         remarks, questions = list[str](), self._take_beside(total, present)
-        lr = self.optimizer.lr
-        if self.optimizer.flat and has_step_hooks(self.optimizer.inner):
-            remarks.append(LATE_HOOK)
-        with self._on_cores():
-            self._clip(mean)
+        lrs = [each.optimizer.lr for each in self.scheduled]
+        self._clip(mean)
+        for each in self.scheduled:
+            if each.optimizer.flat and has_step_hooks(each.optimizer.inner):
+                remarks.append(LATE_HOOK)
             try:
-                if again is None:
-                    self.optimizer.step(mean.gradient, total.missing or ())
-                else:
-                    self._step_with_closure(mean.gradient, total, n, present, again)
+                with _on_cores(each.optimizer):
+                    if again is None:
+                        each.optimizer.step(mean.gradient, total.missing or ())
+                    else:
+                        self._step_with_closure(mean.gradient, total, n, present, again)
             except UserError:
                 raise
             except Exception as error:
                 given = "no closure" if again is None else "a closure"
                 error.add_note(f"quorate: in the optimizer's step(), which is given {given}")
                 raise
-            if self.average is not None:
+        if self.average is not None:
+            with _on_cores(*self._optimizers):
                 self.optimizer.add_to_average(self.average, n)
         metrics = total.means()
-        if self._goes_by is not None:
-            self._step_by(metrics, "")
-        elif self.scheduler is not None:
-            self.scheduler.step()
+        for each in self.scheduled:
+            each.count(metrics)
         self.under_way = False
         return Applied(
             metrics=metrics,
             weight=total.weight,
-            lr=lr,
+            lrs=lrs,
             grad_norm=mean.norm,
             missing=total.missing or frozenset(),
             shares=total.shares,
@@ -222,13 +215,16 @@ class Update:
         return questions
 
     def _clip(self, mean: Mean) -> None:
-        """Scale a gradient down to a norm of ``clip_norm``, as torch's clip_grad_norm_ does."""
+        """Scale a gradient down to ``clip_norm``, then the parts of optimizers to theirs."""
         clip_norm = self.optimize.clip_norm
-        if clip_norm is None or mean.norm is None:
-            return
-        scale = clip_norm / (mean.norm + 1e-6)
-        if scale < 1:
-            mean.gradient.mul_(scale)
+        if clip_norm is not None and mean.norm is not None:
+            scale = clip_scale(clip_norm, mean.norm)
+            if scale < 1:
+                with _on_cores(*self._optimizers):
+                    mean.gradient.mul_(scale)
+        for each in self.scheduled:
+            if each.clip_norm is not None:
+                each.optimizer.clip(mean.gradient, each.clip_norm)
 
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, again: Again
@@ -268,65 +264,43 @@ class Update:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about updates that a checkpoint records, for a resume to compare."""
-        schedule = None if self.scheduler is None else type(self.scheduler).__name__
-        return {"schedule": schedule, "hyperparameters": self.hyperparameters}
-
-    @property
-    def can_replay(self) -> bool:
-        """True if the schedule follows from the number of updates alone."""
-        return self.scheduler is not None and self._goes_by is None
+        if not self.optimize.has_several:
+            return self.scheduled[0].facts()
+        several = [{"clip_norm": each.clip_norm, **each.facts()} for each in self.scheduled]
+        return {"optimizers": several}
 
     def leave_average(self) -> None:
         """Stop averaging parameters: another process averages them."""
         self.average = None
 
     def leave_schedule(self) -> None:
-        """Stop stepping the schedule: another process steps it and sets the learning rates."""
-        self.scheduler = self._goes_by = None
+        """Stop stepping schedules: another process steps them and sets the learning rates."""
+        for each in self.scheduled:
+            each.leave_schedule()
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """Step a schedule that follows a metric of the validation set."""
-        if self._goes_by is not None:
-            self._step_by(metrics, VALIDATION)
-
-    def _step_by(self, metrics: Mapping[str, float], prefix: str) -> None:
-        assert self._goes_by is not None
-        name = self._goes_by.removeprefix(prefix)
-        if self._goes_by.startswith(VALIDATION) != bool(prefix):
-            return
-        if name not in metrics:
-            known = ", ".join(f"{prefix}{known}" for known in sorted(metrics))
-            fix = "the loss function names them"
-            raise SettingError("schedule_metric", self._goes_by, f"one of {known}", fix)
-        scheduler: Any = self.scheduler
-        scheduler.step(metrics[name])
+        """Step the schedules that follow a metric of the validation set."""
+        for each in self.scheduled:
+            each.evaluated(metrics)
 
     def skip(self) -> None:
         """Count an update that was not made: learning rates follow the number of steps."""
         self.updates += 1
-        if self.scheduler is not None and self._goes_by is None:
-            with warnings.catch_warnings():
-                # torch expects an optimizer step between two steps of a schedule.
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
-                self.scheduler.step()
+        for each in self.scheduled:
+            each.skip()
 
     def _not_made(self, total: ShardSum) -> Applied:
         assert total.gradient is not None
         return Applied(
             metrics=total.means(),
             weight=total.weight,
-            lr=self.optimizer.lr,
+            lrs=[each.optimizer.lr for each in self.scheduled],
             grad_norm=None,
             missing=total.missing or frozenset(),
             shares=total.shares,
             totals=total.totals,
             not_finite=self.optimizer.not_finite(total.gradient),
         )
-
-    def _on_cores(self) -> AbstractContextManager[None]:
-        """Return a context with several cores, if the optimizer works element by element."""
-        cores = self.optimizer.cores if self.optimizer.flat else 1
-        return intra_op_threads(cores) if cores > 1 else _NOTHING
 
 
 def _copied(gradient: Flat) -> Flat:
@@ -336,12 +310,7 @@ def _copied(gradient: Flat) -> Flat:
     return copied
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that JSON can hold, as JSON returns them."""
-    kept = {}
-    for name, value in values.items():
-        try:
-            kept[name] = json.loads(json.dumps(value))
-        except (TypeError, ValueError):  # tensors: parameters, or a learning rate held in a tensor
-            continue
-    return kept
+def _on_cores(*optimizers: FlatOptimizer) -> AbstractContextManager[None]:
+    """Return a context with several cores, if optimizers work element by element."""
+    cores = min(each.cores if each.flat else 1 for each in optimizers)
+    return intra_op_threads(cores) if cores > 1 else _NOTHING

@@ -23,8 +23,8 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.optimizing.known_optimizers import values_of
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
-from quorate.training.optimizing.slice_state import values_of
 from quorate.training.parts.state_memory import StateMemory, Told
 
 
@@ -38,12 +38,18 @@ class PartedOptimizer(FlatOptimizer):
         model: the model whose trainable parameters are views of ``parameters``.
         parameters: parameters in a shared segment.
         parts: number of parts.
+        names: names of the optimizer's parameters. Default: all.
     """
 
     def __init__(
-        self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat, parts: int
+        self,
+        factory: OptimizerFactory,
+        model: torch.nn.Module,
+        parameters: Flat,
+        parts: int,
+        names: Collection[str] | None = None,
     ) -> None:
-        super().__init__(factory, model, parameters)
+        super().__init__(factory, model, parameters, names)
         assert parameters.segment is not None
         self._part_of = _parts(parameters, parts)
         self._parts = 1 + max(self._part_of.values(), default=0)

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from quorate.data.source import Source
 from quorate.errors import LossError
 from quorate.machine.memory_fraction import free_cache
+from quorate.machine.text import abridged_names
 from quorate.replica.model import trainable, unchanged
 from quorate.replica.shared.references import found
-from quorate.replica.witness.guard import abridged_names
 from quorate.replica.witness.history import forget_cached
 from quorate.replica.witness.scaled_loss import Scaled
 from quorate.training.probing.loss_trial import LossTrial

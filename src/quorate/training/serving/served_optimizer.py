@@ -20,9 +20,9 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.entries import listed, of_pieces, to_json, vectors
+from quorate.training.optimizing.known_optimizers import values_of
 from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import OptimizerFactory
-from quorate.training.optimizing.slice_state import values_of
 from quorate.training.optimizing.spread_optimizer import LentStates, SpreadOptimizer
 
 HANDLER = "quorate.training.serving.slice:Slice"  # the code of servers for a slice

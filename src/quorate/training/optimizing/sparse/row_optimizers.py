@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from quorate.errors import SettingError
 from quorate.replica.sparse.found import Found
 from quorate.training.optimizing.closure import needs_closure
+from quorate.training.optimizing.known_optimizers import values_of
 
 THEY_DO = "SGD without momentum and weight decay, Adagrad without weight decay, or SparseAdam"
 
@@ -60,9 +61,9 @@ def _takes_rows(optimizer: Optimizer, group: dict[str, Any], name: str) -> bool:
     if needs_closure(optimizer):
         raise _refused(optimizer, name, "it wants several gradients for an update")
     example = torch.nn.Parameter(torch.zeros(2, 1))
-    options = {key: value for key, value in group.items() if key != "params"}
     try:
-        trial = type(optimizer)([{**copy.deepcopy(options), "params": [example]}])  # type: ignore[call-arg]
+        options = copy.deepcopy(values_of(group))
+        trial = type(optimizer)([{**options, "params": [example]}])  # type: ignore[call-arg]
     except Exception:  # made in another way: training will show an error, if any
         return True
     index, values = torch.tensor([[1]]), torch.ones(1, 1)
