@@ -130,8 +130,11 @@ def take_weights(saved: Weights, state: State) -> None:
         targets[name].copy_(value)
 
 
-def weights_in(path: Path, record: dict[str, Any], state: State) -> Weights:
+def weights_in(path: Path, record: dict[str, Any], state: State) -> tuple[Weights, list[str]]:
     """Read the weights of a sound checkpoint, and compare them with a state.
+
+    Returns:
+        The weights, and lines for the user on tensors that are not used.
 
     Raises:
         MisfitError: a tensor is missing, is not the model's, or has another shape or dtype.
@@ -148,16 +151,15 @@ def weights_in(path: Path, record: dict[str, Any], state: State) -> Weights:
     if "averaged.safetensors" not in files:
         rest = {name: value for name, value in rest.items() if not name.startswith("averaged.")}
         own = {name: value for name, value in own.items() if not name.startswith("averaged.")}
-    rest, _ = _fitting(rest, own, state.parameters.views, path)
-    return Weights(read["model.safetensors"], read.get("averaged.safetensors", {}), rest)
+    rest, lines = _fitting(rest, own, state.parameters.views, path)
+    averaged = read.get("averaged.safetensors", {})
+    return Weights(read["model.safetensors"], averaged, rest), lines
 
 
 class ParsedCheckpoint(NamedTuple):
     """A checkpoint read and compared with a state: loading can no longer fail half-way."""
 
-    model: dict[str, torch.Tensor]
-    averaged: dict[str, torch.Tensor]  # empty without an average
-    rest: dict[str, torch.Tensor]  # tensors left out by state dicts
+    weights: Weights
     optimizer: list[list[LoadableOptimizer]]  # of each phase
     record: dict[str, Any]
     lines: list[str]  # for the user
@@ -181,21 +183,14 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoi
             f"it was trained with {printable(record['optimizer'])}, and this run has {optimizer}",
             fix="use the same optimizer, or choose another run_dir",
         )
-    parts = [("model.safetensors", state.tensors())]
-    if state.average is not None:
-        if "averaged.safetensors" not in record["files"]:
-            raise CheckpointError(
-                path,
-                "it has no averaged parameters, and ema_decay is set",
-                fix="leave it out, or choose another run_dir",
-            )
-        parts.append(("averaged.safetensors", state.tensors(state.average.shadow)))
-    for file, targets in parts:
-        _require_same(path, file, targets)
+    if state.average is not None and "averaged.safetensors" not in record["files"]:
+        raise CheckpointError(
+            path,
+            "it has no averaged parameters, and ema_decay is set",
+            fix="leave it out, or choose another run_dir",
+        )
     # 2. The tensors.
-    read = {file: tensors(path, file) for file, _ in parts}
-    rest = tensors(path, "rest.safetensors") if "rest.safetensors" in record["files"] else {}
-    rest, lines = _fitting(rest, _rest(state), state.parameters.views, path)
+    saved, lines = weights_in(path, record, state)
     if (amendments := record.get("amendments")) is not None:
         try:
             state.model_edits.require_fitting(amendments)
@@ -206,9 +201,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoi
     large = [each.is_by_element for each in state.phases.sharded if each.is_large]
     moments = tensors(path, OPTIMIZER, lambda key: any(is_left(key) for is_left in large))
     return ParsedCheckpoint(
-        read["model.safetensors"],
-        read.get("averaged.safetensors", {}),
-        rest,
+        saved,
         state.phases.loadable(moments, record, path),
         record,
         [*lines, *more],
@@ -221,7 +214,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoi
 @torch.no_grad()
 def load(saved: ParsedCheckpoint, state: State) -> None:
     """Bring a state to a checkpoint."""
-    take_weights(Weights(saved.model, saved.averaged, saved.rest), state)
+    take_weights(saved.weights, state)
     state.phases.load(saved.optimizer)
     if saved.file is not None:
         for optimizer in state.phases.sharded:

@@ -90,7 +90,8 @@ def give_weights(path: Path, say: Say, state: State) -> None:
             if sound is None:
                 raise CheckpointError(f"weights of {path}", "there is no checkpoint in it")
             path = sound.path
-        take_weights(weights_in(path, files.check_named(path), state), state)
+        saved, _ = weights_in(path, files.check_named(path), state)
+        take_weights(saved, state)
         return
     load_weights(state.model, path, say)
     if state.average is not None:
