@@ -202,8 +202,11 @@ def _has_defaults(group: type[Settings]) -> bool:
 # --- checks: functions of a name, for messages, and a value; each returns the value to store ------
 
 
-def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
+def whole(name: str, value: object, *, least: int, most: int | None = None, fix: str = "") -> int:
     """Check a whole number.
+
+    Args:
+        fix: the remedy for any other value; by default, it depends on the value.
 
     Raises:
         SettingError: the value is no integer, too small or too large.
@@ -212,13 +215,13 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
-        raise SettingError(name, value, expected, f"pass {name} as an int") from None
+        raise SettingError(name, value, expected, fix or f"pass {name} as an int") from None
     if isinstance(value, bool):
-        raise SettingError(name, value, expected, f"pass {name} as an int")
+        raise SettingError(name, value, expected, fix or f"pass {name} as an int")
     if number < least:
-        raise SettingError(name, value, expected, "choose a larger one")
+        raise SettingError(name, value, expected, fix or "choose a larger one")
     if most is not None and number > most:
-        raise SettingError(name, value, expected, "choose a smaller one")
+        raise SettingError(name, value, expected, fix or "choose a smaller one")
     return number
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from quorate.errors import SettingError
+from quorate.settings import whole
 
 MODES = ("min", "max")
 
@@ -67,6 +68,4 @@ def at_least(name: str, value: int, least: int) -> int:
     Raises:
         SettingError: the value is no whole number, or too small.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingError(name, value, f"a whole number >= {least}", f"for example {name}={least}")
-    return value
+    return whole(name, value, least=least, fix=f"for example {name}={least}")

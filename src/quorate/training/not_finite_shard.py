@@ -15,7 +15,7 @@ from quorate.training.optimizing.not_finite import is_finite
 from quorate.training.optimizing.update import Applied
 
 if TYPE_CHECKING:
-    from quorate.training.loop import TrainingLoop
+    from quorate.training.training_loop import TrainingLoop
 
 NAMES_SHOWN, SHARDS_SHOWN = 6, 3
 

@@ -41,7 +41,6 @@ from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import leading
 from quorate.training.config import DatasetConfig, too_many_shards
 from quorate.training.first_lines import first_lines
-from quorate.training.loop import TrainingLoop, coordinating
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
 from quorate.training.optimizing.cores import intra_op_threads
@@ -52,6 +51,7 @@ from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.stop_after import StopAfter
+from quorate.training.training_loop import TrainingLoop, coordinating
 from quorate.training.worker_group import WorkerGroup
 
 Say = Callable[[str], None]

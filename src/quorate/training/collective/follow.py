@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -79,27 +80,15 @@ def _follow(workers: WorkerGroup, dataset: Any, make_state: MakeState) -> int:
     return code
 
 
+@dataclass(eq=False)
 class _Follower:
-    """The methods that rank 0 calls on another rank before the first step, and for each update.
+    """The methods that rank 0 calls on another rank before the first step, and for each update."""
 
-    Args:
-        workers: the workers of the trainer.
-        dataset: the data of this rank.
-        make_state: makes the state of this rank.
-        ranks: the connections to all ranks.
-        stack: ends the worker of this rank.
-    """
-
-    def __init__(
-        self,
-        workers: WorkerGroup,
-        dataset: Any,
-        make_state: MakeState,
-        ranks: RankControl,
-        stack: ExitStack,
-    ) -> None:
-        self._workers, self._dataset, self._make_state = workers, dataset, make_state
-        self._ranks, self._stack = ranks, stack
+    workers: WorkerGroup
+    dataset: Any  # the data of this rank
+    make_state: MakeState
+    ranks: RankControl  # the connections to all ranks
+    stack: ExitStack  # ends the worker of this rank
 
     def open(
         self, plan: dict[str, Any], decided: dict[str, Any], model: dict[str, list[Any]]
@@ -111,20 +100,20 @@ class _Follower:
             SystemExit: some rank's model differs from rank 0's; rank 0 prints the difference.
         """
         workers, loading, rank = (
-            self._workers,
-            self._workers.config.loading,
-            self._ranks.rank,
+            self.workers,
+            self.workers.config.loading,
+            self.ranks.rank,
         )
         own_plan = from_json(plan, loading.order, loading.sampling)
-        if (rows := length(self._dataset)) != own_plan.rows:
+        if (rows := length(self.dataset)) != own_plan.rows:
             raise UserError(
                 f"rank {rank} has another dataset",
                 got=f"{rows} rows",
                 expected=f"{own_plan.rows} as on rank 0",
                 fix="give every rank the same data",
             )
-        self._source = Source(self._dataset, own_plan, loading.collate, loading.augment)
-        self._state = state = self._make_state(self._source)
+        self._source = Source(self.dataset, own_plan, loading.collate, loading.augment)
+        self._state = state = self.make_state(self._source)
         if decided["compile"] != workers.replicas.computing.compile:
             raise UserError(
                 "compile",
@@ -137,18 +126,18 @@ class _Follower:
         for update in state.phases.updates.values():
             update.leave_average()
             update.leave_schedule()
-        if any(self._ranks.gather(share.misfit(rank, model, state))):
+        if any(self.ranks.gather(share.misfit(rank, model, state))):
             raise SystemExit(2)
 
     def take(self, described: dict[str, list[Any]], record: dict[str, Any]) -> None:
         """Receive the state of rank 0."""
-        share.take(self._ranks, described, record, self._state)
+        share.take(self.ranks, described, record, self._state)
 
     def join(self, steps: tuple[int, int], values: dict[str, Any] | None) -> None:
         """Become a worker for the steps of the loop, and let rank 0 compare all ranks."""
-        workers, ranks = self._workers, self._ranks
+        workers, ranks = self.workers, self.ranks
         made = RankWorker(ranks, workers, self._state, self._source, range(*steps))
-        self._worker = worker = self._stack.enter_context(closing(made))
+        self._worker = worker = self.stack.enter_context(closing(made))
         ranks.methods["update"] = self._update
         ranks.monitor.sheet = worker.sheet
         worker.take_values(values)

@@ -21,9 +21,9 @@ from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.drive import Ready
-from quorate.training.loop import StartedWorkers, TrainingLoop
 from quorate.training.optimizing.update import Applied
 from quorate.training.stop import Stops
+from quorate.training.training_loop import StartedWorkers, TrainingLoop
 
 
 @contextmanager
