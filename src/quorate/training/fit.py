@@ -403,12 +403,11 @@ class Fit:
     ) -> None:
         """Record how the run ended, and how its workers spent their time."""
         n, reason = loop.state.global_step, self._stops.reason
-        state, why = status.ending(n, reason, raised)
+        state, why = status.ended(n, reason, raised)
         more: dict[str, Any] = {"state": state}
         if loop.transport is not None:
             more["spent"] = spent(loop.transport.status())
         self._events.add(RunEvent(f"{state}: {printable(why)}", END), **more)
-        status.ended(n, reason, raised)
 
     def _has_tensorboard(self) -> bool:
         """Return whether summaries can be written; else name the missing extra to the user."""

@@ -139,11 +139,6 @@ class WorkerGroup:
         return self.has_processes or is_rank or self.replicas.are_in_stages
 
     @property
-    def parts(self) -> int:
-        """The number of processes making an update together, one per device of a replica."""
-        return len(self.groups[0]) if self.replicas.are_in_stages else 1
-
-    @property
     def most_open(self) -> int:
         """The number of steps that may be open under any rule."""
         return RESULTS_PER_WORKER * len(self.groups)
@@ -207,7 +202,8 @@ class WorkerGroup:
             notes=self.replicas.notes,
             exchanging=None if self.rank_group is None else self.rank_group.exchanging,
             served=self.config.workers.servers is not None,
-            parts=self.parts,
+            # Processes that make an update together: one per device of a replica.
+            parts=len(self.groups[0]) if self.replicas.are_in_stages else 1,
         )
 
     def evaluation_source(

@@ -66,25 +66,22 @@ class RunStatus:
         """Write that the run is in progress."""
         self._write(RUNNING, global_step, "")
 
-    def ended(self, global_step: int, reason: str | None, raised: BaseException | None) -> None:
-        """Write that the run is over.
+    def ended(
+        self, global_step: int, reason: str | None, raised: BaseException | None
+    ) -> tuple[str, str]:
+        """Write that the run is over, and return the state in which the run ends, and why.
 
         Args:
             reason: the source of a stop request, if there was one.
             raised: the exception that ended the run, if any.
         """
-        state, why = self.ending(global_step, reason, raised)
-        self._write(state, global_step, why)
-
-    def ending(
-        self, global_step: int, reason: str | None, raised: BaseException | None
-    ) -> tuple[str, str]:
-        """Return the state in which the run ends, and the reason; arguments as for ``ended``."""
+        state, why = FINISHED, reason or "all steps are done"
         if isinstance(raised, Exception):
-            return FAILED, f"{type(raised).__name__}: {raised}"
-        if raised is not None or global_step < self._last_step:  # a second Ctrl-C, sys.exit()
-            return STOPPED, reason or type(raised).__name__
-        return FINISHED, reason or "all steps are done"
+            state, why = FAILED, f"{type(raised).__name__}: {raised}"
+        elif raised is not None or global_step < self._last_step:  # a second Ctrl-C, sys.exit()
+            state, why = STOPPED, reason or type(raised).__name__
+        self._write(state, global_step, why)
+        return state, why
 
     def _write(self, state: str, global_step: int, reason: str) -> None:
         if self._path is None:

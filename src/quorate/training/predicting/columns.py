@@ -80,7 +80,7 @@ class Columns:
             column.put(leaf)
         self._rows += rows
 
-    def finish(self) -> Any:
+    def finish(self, about: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
         """Return the finished columns, nested as the outputs."""
         return nested(self.structure, iter([column.finish() for column in self._columns]))
 
@@ -110,23 +110,9 @@ class _List:
         return self._items
 
 
-class _InMemory:
-    def __init__(self, rows: int) -> None:
-        def make(_: Path, first: Any) -> Column:
-            return _List() if isinstance(first, list) else _Tensor(rows, first)
-
-        self._columns = Columns(make)
-
-    def put(self, value: Any, rows: int) -> None:
-        self._columns.put(value, rows)
-
-    def finish(self, about: dict[str, Any]) -> Any:  # noqa: ARG002
-        return self._columns.finish()
-
-
 def in_memory(rows: int) -> Sink:
     """Return a sink that keeps a number of rows in memory, nested as the outputs."""
-    return _InMemory(rows)
+    return Columns(lambda _, first: _List() if isinstance(first, list) else _Tensor(rows, first))
 
 
 def _owned(item: Any) -> Any:
