@@ -270,9 +270,9 @@ def contradicts(record: dict[str, Any], file: str, names: Collection[str]) -> st
     return ""
 
 
-def abridged(value: object, most: int = 60) -> str:
+def abridged(value: object) -> str:
     """Return a value of a record for a message: on one line, printable, not too long."""
-    return printable(repr(value), most)
+    return printable(repr(value), 60)
 
 
 def _contradictions(record: Record) -> Iterator[str]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 AFTER_S = 5.0  # seconds without output before the current phase is named
 EVERY_S = 30.0  # between two lines about the same phase
+LOOK_EVERY_S = 0.1
 
 
 class StartProgress:
@@ -19,25 +20,16 @@ class StartProgress:
 
     Args:
         mention: shows a line to the user; called in the separate thread.
-        after_s: seconds without output before the current phase is named; default: ``AFTER_S``.
-        every_s: seconds until the same phase is named again.
     """
 
-    def __init__(
-        self,
-        mention: Callable[[str], None],
-        after_s: float | None = None,
-        every_s: float = EVERY_S,
-    ) -> None:
+    def __init__(self, mention: Callable[[str], None]) -> None:
         self._mention = mention
-        self._after_s = AFTER_S if after_s is None else after_s
-        self._every_s = every_s
-        self._changed = threading.Condition()
-        self._what: Callable[[], str] | None = None  # None: no phase is in progress
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._what: Callable[[], str] = str
         self._shown_at = time.monotonic()  # time of the last line; at first: of the start
         self._begun_at = self._due_at = 0.0
         self._is_named = False  # whether the current phase has been named
-        self._is_over = False
         self._thread: threading.Thread | None = None
 
     def at(self, what: str | Callable[[], str]) -> None:
@@ -47,12 +39,11 @@ class StartProgress:
             what: the name of the phase, "loading rows", or a function that returns the current
                 name. Any thread may call the function.
         """
-        with self._changed:
+        with self._lock:
             self._what = (lambda: what) if isinstance(what, str) else what
             self._begun_at, self._is_named = time.monotonic(), False
-            self._due_at = self._shown_at + self._after_s
-            self._changed.notify()
-        if self._thread is None and not self._is_over:
+            self._due_at = self._shown_at + AFTER_S
+        if self._thread is None and not self._over.is_set():
             thread = threading.Thread(target=self._run, name="quorate-start", daemon=True)
             with suppress(RuntimeError):  # no thread can be started: the start is silent
                 thread.start()
@@ -60,34 +51,17 @@ class StartProgress:
 
     def close(self) -> None:
         """End the messages: from now on other output shows the progress. May be called again."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
+        self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        while (due := self._due()) is not None:
-            what, took_s = due
-            self._mention(
-                f"{what()} ..." if took_s is None else f"{what()} ({took_s:.0f} s so far)"
-            )
-
-    def _due(self) -> tuple[Callable[[], str], float | None] | None:
-        """Wait until a phase has to be named.
-
-        Returns:
-            The phase; and its duration so far in seconds, if the phase was named before. None after
-            ``close``.
-        """
-        with self._changed:
-            while not self._is_over:
-                left_s = self._due_at - time.monotonic()
-                if left_s > 0 or self._what is None:
-                    self._changed.wait(max(left_s, 0.0))
+        while not self._over.wait(LOOK_EVERY_S):
+            with self._lock:
+                now = time.monotonic()
+                if now < self._due_at:
                     continue
-                now = self._shown_at = time.monotonic()
-                took_s = now - self._begun_at if self._is_named else None
-                self._due_at, self._is_named = now + self._every_s, True
-                return self._what, took_s
-        return None
+                what = self._what
+                took = f"({now - self._begun_at:.0f} s so far)" if self._is_named else "..."
+                self._shown_at, self._due_at, self._is_named = now, now + EVERY_S, True
+            self._mention(f"{what()} {took}")

@@ -19,7 +19,6 @@ class WorkerTable:
         screen: the display.
         status: returns the current status of all workers.
         slow_workers: compares the times of workers.
-        gauges: read the use of devices; closed with this service.
         tell: receives, in the service's thread, the lines of ``slow_workers``, for the log.
     """
 
@@ -31,13 +30,12 @@ class WorkerTable:
         screen: Display,
         status: Callable[[], list[WorkerStatus]],
         slow_workers: SlowWorkers,
-        gauges: Gauges | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._screen = screen
         self._status = status
         self._slow_workers = slow_workers
-        self._gauges = gauges or Gauges()
+        self._gauges = Gauges()
         self._tell = tell
 
     def updated(self, report: Report) -> None:

@@ -37,7 +37,6 @@ class Summaries:
         every_s: seconds between two points. Choose less if curves are too coarse; a kill -9 costs
             at most the points of one interval.
         status: returns the current status of the workers. Called in the service's thread.
-        gauges: read once per tick, by this service alone; closed at the end.
         global_step: the step at which the run resumes. Later points, left by an interrupted run,
             are removed.
         finished: turns totals into numbers: once per interval, for all totals of the interval.
@@ -53,7 +52,6 @@ class Summaries:
         every_s: float,
         *,
         status: Callable[[], list[WorkerStatus]],
-        gauges: Gauges | None = None,
         global_step: int,
         finished: Callable[[Counts], dict[str, float]] = lambda _totals: {},
         clock: Callable[[], float] = time.monotonic,
@@ -62,7 +60,7 @@ class Summaries:
         self.every_s = every_s
         self._folder = run_dir / "summaries"
         self._status = status
-        self._gauges = gauges or Gauges()
+        self._gauges = Gauges()  # read once per tick, by this service alone
         self._first_step = self._global_step = global_step
         self._finished = finished
         self._clock = clock
