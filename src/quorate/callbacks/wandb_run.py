@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from quorate.callbacks.learning_rates import learning_rates
@@ -74,12 +75,8 @@ class WandB(Callback):
         logged: dict[str, Any] = {}
         for name, sample in samples.items():
             if isinstance(sample, str):
-                logged[name] = self._wandb.Html(f"<pre>{_escaped(sample)}</pre>")
+                logged[name] = self._wandb.Html(f"<pre>{escape(sample, quote=False)}</pre>")
             else:
                 images = sample if sample.ndim == 4 else sample[None]
                 logged[name] = [self._wandb.Image(as_pixels(image)) for image in images]
         self._run.log(logged, step=global_step)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -80,11 +80,9 @@ class _Clock(threading.Thread):
         try:
             work(self._service)
         except Exception as error:  # the edge of a service: training does not depend on it
-            failure = f"{self._service.name} failed, training continues: {_described(error)}"
+            failure = (
+                f"{self._service.name} failed, training continues: {type(error).__name__}: {error}"
+            )
             if failure != self._shown:
                 self._say(failure)
             self._shown = failure
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

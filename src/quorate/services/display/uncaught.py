@@ -91,7 +91,8 @@ def folded(error: BaseException) -> Iterator[str]:
     told = TracebackException.from_exception(error, compact=True)
     link: TracebackException | None = told
     while link is not None:
-        link.stack = _Folded.of(link.stack, is_ours=issubclass(_kind(link), QuorateError))
+        kind = link.exc_type or BaseException
+        link.stack = _Folded.of(link.stack, is_ours=issubclass(kind, QuorateError))
         link = link.__cause__ or link.__context__
     written = left_out = 0
     for text in told.format():
@@ -158,7 +159,3 @@ def _hidden(stack: Sequence[FrameSummary], *, is_ours: bool) -> list[bool]:
 
 def _is_installed(file: str) -> bool:
     return any(part in file for part in _INSTALLED)
-
-
-def _kind(told: TracebackException) -> type[BaseException]:
-    return told.exc_type or BaseException
