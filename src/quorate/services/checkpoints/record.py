@@ -102,26 +102,31 @@ class Round(Struct, forbid_unknown_fields=True):
 
 
 class SavedOptimizer(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The state of an optimizer of a list; see ``Record`` for the meaning of equal names."""
+    """The state of an optimizer and its schedule."""
 
     optimizer: Word
-    optimizer_numbers: dict[str, dict[str, Number]]
-    optimizer_state: Any = None
-    optimizer_attributes: dict[str, Any] = {}
+    optimizer_numbers: dict[str, dict[str, Number]]  # by parameter and entry
+    optimizer_state: Any = None  # a tree: the state_dict of an optimizer without vectors
+    optimizer_attributes: dict[str, Any] = {}  # trees: state that the optimizer keeps in attributes
     optimizer_groups: list[Group] = []
-    schedule_state: Any = None
+    schedule_state: Any = None  # a tree; None: the schedule is replayed from its start
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
-    hyperparameters: list[dict[str, Any]] = []
+    hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
 
 
-class PhaseState(SavedOptimizer, forbid_unknown_fields=True, kw_only=True):
+class SavedUpdate(SavedOptimizer, kw_only=True):
+    """The state of the updates of a phase, or of a run without phases."""
+
+    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    optimizers: list[SavedOptimizer] | None = None  # if an update has a list of optimizers
+
+
+class PhaseState(SavedUpdate, kw_only=True):
     """The state of a phase; see ``phases.py``."""
 
     name: Word
     updates: Count  # number of updates of this phase
-    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    optimizers: list[SavedOptimizer] | None = None  # if an update has a list of optimizers
 
 
 class Amended(Struct, forbid_unknown_fields=True):
@@ -133,7 +138,7 @@ class Amended(Struct, forbid_unknown_fields=True):
     frozen: Count
 
 
-class Record(Struct, forbid_unknown_fields=True):
+class Record(SavedUpdate, kw_only=True):
     """The schema of state.json. A field with a default may be missing in older records."""
 
     format: Literal[2]
@@ -147,14 +152,8 @@ class Record(Struct, forbid_unknown_fields=True):
     update: Word
     account: Account
     order: list[str]  # names in model.safetensors, in the order of the model
-    optimizer: Word
-    optimizer_numbers: dict[str, dict[str, Number]]  # by parameter and entry
     saved_at: Annotated[float, Meta(ge=0, le=_SAVED_BY)]  # seconds since the epoch
     files: dict[File, Sha256]
-    optimizer_state: Any = None  # a tree: the state_dict of an optimizer without vectors
-    optimizer_attributes: dict[str, Any] = {}  # trees: state that the optimizer keeps in attributes
-    optimizer_groups: list[Group] = []
-    schedule_state: Any = None  # a tree; None: the schedule is replayed from its start
     callbacks: dict[str, Any] = {}  # trees: the state of callbacks, by name
     amendments: Amended | None = None
     shared: dict[Key, dict[Key, Number]] = {}  # values of each ``Shared`` other than tensors
@@ -177,17 +176,12 @@ class Record(Struct, forbid_unknown_fields=True):
     deterministic: bool | None = None
     kernels: Literal["torch", "onednn"] = "torch"  # for float32 products on a CPU
     random: Literal["device", "host"] = "device"  # where random numbers of accelerators are drawn
-    schedule: Word | None = None
-    clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
-    ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     torch: Word = ""
     python: Word = ""
     processors: list[Word] = []
     row_sample: dict[RowNumber, str | None] | None = None  # hashes; see data.row_sample
-    hyperparameters: list[dict[str, Any]] = []  # of the schedule, then of each parameter group
     round: Round | None = None  # the round, if the run has phases
     phases: list[PhaseState] | None = None  # in the order of their first update
-    optimizers: list[SavedOptimizer] | None = None  # if an update has a list of optimizers
     doubts: list[str] = []  # reasons why the bits may depend on the number of workers
 
 
