@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from math import inf
@@ -182,19 +182,27 @@ class Checkpoints:
         return every_steps is not None and global_step % every_steps == 0
 
     def _tidy(self, contents: Contents) -> None:
-        """Delete the surplus checkpoints."""
+        """Delete surplus checkpoints by TF1's rule.
+
+        The newest few stay, and one per so many hours for good; the best stays until a better one
+        exists. Checkpoints of later steps were skipped as damaged: the run will reach those steps
+        again and replace them.
+        """
         listed = files.newest_first(self._run_dir)
         paths = {step: path for path, step in listed if files.is_ours(path, step)}
-        every_h = self._settings.keep_every_h
-        best = contents.record["account"]["best"]
-        for step in surplus(
-            (Saved(step, _written_at(path)) for step, path in paths.items()),
-            contents.global_step,
-            keep=self._settings.keep,
-            every_s=None if every_h is None else 3600 * every_h,
-            best=None if best is None else best["global_step"],
-        ):
-            files.remove(paths[step])
+        past = sorted(step for step in paths if step <= contents.global_step)
+        stay = set(past[-self._settings.keep :])
+        if (best := contents.record["account"]["best"]) is not None:
+            stay.add(best["global_step"])
+        if (every_h := self._settings.keep_every_h) is not None:
+            last_at = -inf  # time of the last checkpoint that stays for good
+            for step in past:
+                if (at := _written_at(paths[step])) >= last_at + 3600 * every_h:
+                    last_at = at
+                    stay.add(step)
+        for step in past:
+            if step not in stay:
+                files.remove(paths[step])
 
 
 def _written_at(path: Path) -> float:
@@ -208,45 +216,3 @@ def _give_way() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
-# --- which checkpoints to keep --------------------------------------------------------------------
-
-
-class Saved(NamedTuple):
-    """A checkpoint on disk."""
-
-    global_step: int
-    at: float  # time of writing, in seconds since the epoch
-
-
-def surplus(
-    saved: Iterable[Saved],
-    newest: int,
-    *,
-    keep: int,
-    every_s: float | None,
-    best: int | None,
-) -> set[int]:
-    """Return the steps whose checkpoints have to be deleted: TF1's rule. Pure.
-
-    The newest few are kept, and one checkpoint per so many hours for good.
-
-    Args:
-        saved: all checkpoints.
-        newest: the step of the checkpoint just written. Checkpoints of later steps were skipped as
-            damaged: the run will reach those steps again and replace them.
-        keep: number of newest checkpoints to keep.
-        every_s: seconds; the first checkpoint is kept for good, and so is each checkpoint written
-            at least so long after the last one kept for good. None: no checkpoint is kept for good.
-        best: the step of the best checkpoint, kept until a better one exists; None: there is none.
-    """
-    past = sorted(checkpoint for checkpoint in saved if checkpoint.global_step <= newest)
-    stay = {best, *(checkpoint.global_step for checkpoint in past[-keep:])}
-    if every_s is not None:
-        last_at = -inf
-        for checkpoint in past:
-            if checkpoint.at >= last_at + every_s:
-                last_at = checkpoint.at
-                stay.add(checkpoint.global_step)
-    return {checkpoint.global_step for checkpoint in past} - stay

@@ -178,9 +178,6 @@ class Decoder:
     def _items(self, content: list[Any], depth: int) -> list[Any]:
         return [self.decode(item, depth) for item in content]
 
-    def _dict(self, content: list[Any], depth: int) -> dict[Any, Any]:
-        return {self.decode(key, depth): self.decode(value, depth) for key, value in content}
-
     def _tensor(self, tree: dict[str, Any], key: str) -> torch.Tensor:
         if key not in self._made:
             value = self._tensors[key]
@@ -219,7 +216,7 @@ _KINDS: Mapping[str, Callable[[Decoder, dict[str, Any], Any, int], Any]] = {
     "tuple": lambda d, _tree, content, depth: tuple(d._items(content, depth)),
     "set": lambda d, _tree, content, depth: set(d._items(content, depth)),
     "frozenset": lambda d, _tree, content, depth: frozenset(d._items(content, depth)),
-    "dict": lambda d, _tree, content, depth: d._dict(content, depth),
+    "dict": lambda d, _tree, content, depth: dict(d._items(pair, depth) for pair in content),
     "complex": lambda d, _tree, content, depth: complex(*d._items(content, depth)),
     "numpy": lambda d, tree, _, depth: d._numpy(tree, depth),
     "dtype": lambda d, _tree, name, _: d._dtype(name),
