@@ -22,10 +22,10 @@ from quorate.machine.devices import has_streams
 from quorate.machine.standard_streams import Steady, flush_standard_streams
 from quorate.services.display.uncaught import told_torchrun
 from quorate.training.collective import share
-from quorate.training.collective.asked import end_by_signals, watch_for_sigterm
 from quorate.training.collective.identity import identity
 from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.state import State
+from quorate.training.stop import end_by_signals, watch_for_sigterm
 from quorate.training.worker_group import WorkerGroup
 
 MakeState = Callable[[Source], State]
