@@ -20,9 +20,9 @@ import torch
 from quorate.coordination.coordinator import Coordinator
 from quorate.data.feed import Feed
 from quorate.engines.job import Job
+from quorate.engines.job_channel import StepSums
 from quorate.engines.local.towers import TowersChannel
 from quorate.engines.shard_runner import ShardRunner
-from quorate.engines.step_sums import StepSums
 from quorate.replica.flat import Flat
 from quorate.replica.quick import torch_calls
 from quorate.replica.replica import Replica

@@ -23,8 +23,8 @@ import quorate
 from quorate.coordination.rules import parse
 from quorate.simulation.checkpoint_interval import best_s, goodput
 from quorate.simulation.inputs import Checkpoints, Failures, Network
+from quorate.simulation.models import lognormal
 from quorate.simulation.prediction import Prediction
-from quorate.simulation.shard_times import lognormal
 from quorate.simulation.virtual_run import VirtualRun
 
 NEEDED = 50  # gradients of an update, OSDI 2016

@@ -23,9 +23,8 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.coordination.protocol import Compute, Discard, Done, Joined
-from quorate.engines import Channel, Transport
+from quorate.engines import Channel, Transport, WrappedTransport
 from quorate.engines.job import Job, Training
-from quorate.engines.wrapped import WrappedTransport
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.observer import observing
 from quorate.training.state import State

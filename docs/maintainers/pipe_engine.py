@@ -23,14 +23,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from quorate.coordination.protocol import Compute, Event, Joined, Left
+from quorate.engines import WrappedTransport
 from quorate.engines.job import Job
-from quorate.engines.job_channel import JobChannel, Request
+from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.local.towers import Towers
 from quorate.engines.messages import pack, unpack
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
-from quorate.engines.step_sums import StepSums
 from quorate.engines.worker_status import Timesheet, WorkerStatus
-from quorate.engines.wrapped import WrappedTransport
 from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum

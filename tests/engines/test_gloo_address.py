@@ -2,8 +2,8 @@
 
 import pytest
 
-from quorate.engines.collective import gloo_address
-from quorate.engines.collective.gloo_address import chosen, route
+from quorate.engines.collective import network
+from quorate.engines.collective.network import listening_address, own_address
 
 WAY = {"127.0.1.1": "127.0.0.1", "10.0.0.1": "10.0.0.2", "10.0.0.2": "10.0.0.1"}
 
@@ -21,7 +21,7 @@ WAY = {"127.0.1.1": "127.0.0.1", "10.0.0.1": "10.0.0.2", "10.0.0.2": "10.0.0.1"}
 def test_it_leads_to_the_other_hosts(
     store: str | None, others: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gloo_address, "towards", lambda host, _: WAY.get(host))
+    monkeypatch.setattr(network, "towards", lambda host, _: WAY.get(host))
     at = None if store is None else (store, 29500)
-    own = route(at)
-    assert chosen(at, own, [own, *others]) == expected
+    own = own_address(at)
+    assert listening_address(at, own, [own, *others]) == expected

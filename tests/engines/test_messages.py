@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from quorate.engines.collective.heartbeat import Heartbeat
+from quorate.engines.collective.heartbeats import Heartbeat
 from quorate.engines.messages import pack, unpack, unpack_apart
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.script import Script

@@ -22,9 +22,8 @@ import torch
 from torch import nn
 
 import quorate
-from quorate.engines import Channel, Transport
+from quorate.engines import Channel, Transport, WrappedTransport
 from quorate.engines.job import Job, Training
-from quorate.engines.wrapped import WrappedTransport
 from quorate.testing import check_engine
 from quorate.training.observer import observing
 from quorate.training.state import State

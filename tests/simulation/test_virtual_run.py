@@ -9,8 +9,8 @@ from support.messages import expect_error
 
 from quorate.coordination.rules import parse
 from quorate.errors import ProtocolError
-from quorate.simulation.cores import COORDINATOR, SharedCores
 from quorate.simulation.inputs import Cores
+from quorate.simulation.models import COORDINATOR, SharedCores
 from quorate.simulation.virtual_run import VirtualRun, WorkerFailure
 
 

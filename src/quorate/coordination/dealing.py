@@ -19,7 +19,7 @@ Hazards, beside speed:
   shard and which shard is computed twice, and nothing else.
 - An idle worker without a shard is considered again only at the next event. If time alone would
   change the answer, ``look_again_at`` must name the time, or the run may stand still.
-- An event costs O(log N): ``unassigned_shards.py``, ``workers.py`` and ``running_shards.py`` keep
+- An event costs O(log N): ``open_steps.py``, ``workers.py`` and ``running_shards.py`` keep
   everything sorted, and no event looks at all workers.
 
 Legend: V shards of a step, N workers, t step, s shard, w worker. Times are in seconds of one

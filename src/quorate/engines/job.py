@@ -19,7 +19,7 @@ from quorate.data.source import Batch, Source, Ticket
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.remote_error import exited
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
-from quorate.engines.stages.shard_input import MicroBatch, ShardInput, no_stage
+from quorate.engines.stages.stage_runner import MicroBatch, ShardInput, no_stage
 from quorate.engines.tracing import Trace, current
 from quorate.machine import out_of_memory
 from quorate.machine.signal_handlers import LeftError

@@ -21,7 +21,6 @@ from quorate.coordination.rules import Rule, parse
 from quorate.errors import SettingError
 from quorate.settings import whole
 from quorate.simulation.checkpoint_interval import best_s, daly_s, goodput, young_s
-from quorate.simulation.cores import SharedCores
 from quorate.simulation.inputs import (
     Checkpoints,
     Cores,
@@ -32,8 +31,8 @@ from quorate.simulation.inputs import (
     not_negative,
     positive,
 )
+from quorate.simulation.models import ServerTraffic, ShardTimeModel, SharedCores
 from quorate.simulation.prediction import Prediction
-from quorate.simulation.shard_times import ServerTraffic, ShardTimeModel
 from quorate.simulation.virtual_run import TIMEOUT_S, UpdateRecord, VirtualRun, WorkerFailure
 
 SHARDS_PLAYED = 8_000  # of a run without ``steps``, about

@@ -36,8 +36,8 @@ from quorate.coordination.protocol import (
 )
 from quorate.coordination.rules import Rule
 from quorate.errors import ProtocolError
-from quorate.simulation.cores import COORDINATOR, SharedCores
 from quorate.simulation.event_queue import EventQueue
+from quorate.simulation.models import COORDINATOR, ShardWork, SharedCores
 
 TIMEOUT_S = 300.0  # as Workers(timeout_s=) is by default
 
@@ -60,19 +60,6 @@ class UpdateRecord(NamedTuple):
     shards: int
     staleness: int  # of the oldest gradient
     vectors: int  # that reached the coordinator
-
-
-class ShardWork(NamedTuple):
-    """Seconds of a worker for a shard: on a core of the worker's own, and without a core.
-
-    A worker abandons a canceled shard between pulling the parameters and pushing the gradient. A
-    cancellation during the push comes too late.
-    """
-
-    computing_s: float
-    waiting_s: float = 0.0
-    pulling_s: float = 0.0
-    pushing_s: float = 0.0
 
 
 @dataclass

@@ -32,17 +32,17 @@ No other part of quorate imports this package.
 
 from quorate.testing.around_trainer import checking_transport, in_memory
 from quorate.testing.contract import ContractError, check_engine, check_transport
-from quorate.testing.moves import (
+from quorate.testing.workers_in_memory import (
     Fails,
     Finishes,
     Hangs,
+    InMemory,
     Joins,
     Leaves,
     LeavesOff,
     Move,
     ScriptError,
 )
-from quorate.testing.workers_in_memory import InMemory
 
 __all__ = [
     "ContractError",

@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from quorate.coordination.protocol import Effect, Event
-from quorate.engines import Channel, Transport
+from quorate.engines import Channel, Transport, WrappedTransport
 from quorate.engines.job import Job, Training
 from quorate.engines.local.towers import Towers
-from quorate.engines.wrapped import WrappedTransport
 from quorate.errors import SettingError
 from quorate.testing.contract import check_engine
-from quorate.testing.moves import Move
-from quorate.testing.workers_in_memory import InMemory, one_second
+from quorate.testing.workers_in_memory import InMemory, Move, one_second
 from quorate.training.observer import observing
 from quorate.training.state import State
 

@@ -1,8 +1,8 @@
 """Workers in memory: an engine without threads, processes or waiting.
 
 Real replicas compute the shards, one after the other, in the thread of the coordinator, so the bits
-are the same as with any other engine. A script decides what happens, and in which order. After the
-end of the script, or without a script, workers behave normally.
+are the same as with any other engine. A script of moves decides what happens, and in which order.
+After the end of the script, or without a script, workers behave normally.
 
 Time is virtual: a shard takes one second unless the test says otherwise, and waiting takes no real
 time. So tests of stragglers and timeouts are fast, and every run takes the same course.
@@ -14,17 +14,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
 from queue import Empty, SimpleQueue
 
 from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, WorkerEffect
 from quorate.engines.job import Job, Task, Training
-from quorate.engines.job_channel import JobChannel, Request
+from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.shard_runner import Outcome, ShardFailure, ShardRunner
-from quorate.engines.step_sums import StepSums
 from quorate.engines.worker_status import Timesheet, WorkerStatus
-from quorate.errors import WorkerError
+from quorate.errors import QuorateError, WorkerError
 from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import as_compute_thread
@@ -32,16 +32,61 @@ from quorate.replica.replica import Replica
 from quorate.replica.snapshots import new_snapshots
 from quorate.replica.streams import Stream
 from quorate.simulation.event_queue import EventQueue
-from quorate.testing.moves import (
-    Fails,
-    Finishes,
-    Hangs,
-    Joins,
-    Leaves,
-    LeavesOff,
-    Move,
-    ScriptError,
-)
+
+
+class ScriptError(QuorateError, AssertionError):
+    """A script that cannot be followed: a move is impossible, or nothing more will happen."""
+
+
+@dataclass(frozen=True)
+class Finishes:
+    """A worker computes its current shard and finishes."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Fails:
+    """User code raises ``error`` on a worker, in its current shard."""
+
+    worker: int
+    error: BaseException = field(default_factory=lambda: RuntimeError("as the script says"))
+
+
+@dataclass(frozen=True)
+class LeavesOff:
+    """A worker abandons its current shard, after the coordinator has canceled the shard."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """A worker disappears, as after a kill."""
+
+    worker: int
+    #: whether the worker crashed by itself: its shard may be the cause
+    crashed: bool = False
+    #: whether the results of open steps remain; otherwise they are lost
+    results_stay: bool = False
+
+
+@dataclass(frozen=True)
+class Joins:
+    """A worker joins: late, if this is its first move, or after it has left."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """A worker stops responding, until the coordinator replaces the worker."""
+
+    worker: int
+
+
+Move = Finishes | Fails | LeavesOff | Leaves | Joins | Hangs
+
 
 BLOCKS_S = 5.0  # seconds that ``receive`` waits for another thread when no worker acts any more
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from quorate.engines.stages.device_copier import DeviceCopier, received
+from quorate.engines.stages.links import DeviceCopier, received
 from quorate.replica.transfer import move
 
 SIZE = 1 << 16

@@ -23,10 +23,9 @@ from quorate.commands.bench.measured import Measured, WorkerTime, no_seconds
 from quorate.commands.bench.stages import StageSpans
 from quorate.coordination import rules
 from quorate.coordination.protocol import Event, Keep, Replace, WorkerEffect
-from quorate.engines import Channel, Transport
+from quorate.engines import Channel, Transport, WrappedChannel, WrappedTransport
 from quorate.engines.job import Job, Training
 from quorate.engines.worker_status import WorkerStatus
-from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.machine.resources import usable_cores
 from quorate.replica.digest import digest
 from quorate.replica.shard_sum import Part

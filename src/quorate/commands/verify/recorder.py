@@ -33,10 +33,9 @@ from quorate.coordination.protocol import (
     Replace,
     WorkerEffect,
 )
-from quorate.engines import Channel, Transport
+from quorate.engines import Channel, Transport, WrappedChannel, WrappedTransport
 from quorate.engines.job import Job, Training
 from quorate.engines.processes.script import current
-from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
 from quorate.replica.witness.values import tensor_text

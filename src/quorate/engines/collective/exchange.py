@@ -17,7 +17,7 @@ import torch
 
 from quorate.coordination.tree import Node, TreeSum
 from quorate.engines.collective.gradient_buckets import GradientBuckets
-from quorate.engines.collective.host_memory import GRADIENTS, PARAMETERS, HostMemory
+from quorate.engines.collective.one_host import GRADIENTS, PARAMETERS, HostMemory
 from quorate.engines.collective.rank_control import RankControl, in_turn
 from quorate.engines.collective.rank_slices import Bucket, RankSlices
 from quorate.replica.flat import Flat, Layout

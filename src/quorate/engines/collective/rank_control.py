@@ -20,15 +20,19 @@ import torch
 import torch.distributed as dist
 
 from quorate.coordination.ownership import Hosts
-from quorate.engines.collective.failure_detector import SilenceLimits
-from quorate.engines.collective.gloo_address import chosen, is_loopback
-from quorate.engines.collective.gloo_messages import GlooMessages
-from quorate.engines.collective.gloo_sockets import open_sockets
-from quorate.engines.collective.host_pipes import HostPipes
+from quorate.engines.collective.heartbeats import SilenceLimits
 from quorate.engines.collective.liveness_monitor import GO_ON, LivenessMonitor
+from quorate.engines.collective.network import (
+    Addressed,
+    GlooMessages,
+    TensorGroup,
+    is_loopback,
+    listening_address,
+    open_sockets,
+)
+from quorate.engines.collective.one_host import HostPipes
 from quorate.engines.collective.rank_facts import gather_facts, require_alike
 from quorate.engines.collective.rank_place import RankPlace
-from quorate.engines.collective.tensor_group import Addressed, TensorGroup
 from quorate.engines.messages import pack, unpack, unpack_apart
 from quorate.errors import QuorateError, RankError
 from quorate.machine.environment import gloo_interface
@@ -102,7 +106,7 @@ class RankControl:
         address = None
         if sys.platform == "linux" and gloo_interface() is None:
             addresses = [each.address for each in facts]
-            address = chosen(place.endpoint, addresses[self.rank], addresses)
+            address = listening_address(place.endpoint, addresses[self.rank], addresses)
         self.bound = _bound(place, address)
 
         def group(name: str, timeout: timedelta, kind: str = "cpu") -> TensorGroup:

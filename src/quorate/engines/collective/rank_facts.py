@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.engines.collective.gloo_address import route
+from quorate.engines.collective.network import own_address
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import pack, unpack
 from quorate.engines.processes.script import current
@@ -55,7 +55,7 @@ def gather_facts(
         device: on which this rank computes.
         workers: the number of ranks in the settings of this rank; None if they name no number.
     """
-    address, version = route(place.endpoint), torch.__version__
+    address, version = own_address(place.endpoint), torch.__version__
     own = RankFacts(*(address, this_host.mark(), device.type, version, _script_hash(), workers))
     store.set(f"facts-{place.rank}", pack(own))
     texts = store.multi_get([f"facts-{rank}" for rank in range(place.size)])

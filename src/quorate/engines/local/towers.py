@@ -3,6 +3,12 @@
 A tower's thread has a random stream and a number of intra-op threads of its own, and owns the
 replica. Replicas stay between steps and between jobs. A single tower has no thread: the calling
 thread computes in ``receive``, because two threads would pass the interpreter's lock to and fro.
+
+Towers compute in parallel, because torch's operations release the lock. But a thread that releases
+the lock often takes the lock again before another thread is awake: Python hands the lock over only
+after five milliseconds of waiting (``sys.getswitchinterval``). With shards of two milliseconds, two
+towers then computed in turn, and the coordinator received the result of a shard with the end of the
+next shard, so that shards were computed twice. So waits are short while towers compute.
 """
 
 from __future__ import annotations
@@ -14,8 +20,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,11 +29,9 @@ from queue import Empty, SimpleQueue
 from quorate.coordination.protocol import Compute, Event, Joined
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Original
-from quorate.engines.job_channel import JobChannel, Request
-from quorate.engines.local.lock_waits import short_waits
+from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import Outcome, ShardRunner
-from quorate.engines.step_sums import StepSums
 from quorate.engines.tracing import Batch
 from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.machine.devices import Group
@@ -39,6 +43,36 @@ from quorate.replica.compute_thread import as_compute_thread, become_compute_thr
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import new_snapshots
 from quorate.replica.streams import Stream
+
+WAIT_S = 2e-4  # a shorter wait costs more for switches than the wait saves
+
+_lock = threading.Lock()
+_users = 0
+_before_s = _ours_s = 0.0  # as returned by the interpreter, which keeps whole microseconds
+
+
+@contextmanager
+def short_waits() -> Iterator[None]:
+    """Within the block no thread waits longer than ``WAIT_S``, nor longer than the script has set.
+
+    After the block waits are as before, unless the script has set a wait since, or further blocks
+    go on.
+    """
+    global _users, _before_s, _ours_s
+    with _lock:
+        if not _users:
+            _before_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(_before_s, WAIT_S))
+            _ours_s = sys.getswitchinterval()
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users and sys.getswitchinterval() == _ours_s:
+                sys.setswitchinterval(_before_s)
+
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep

@@ -16,13 +16,12 @@ from quorate.coordination.plan import abridged
 from quorate.coordination.protocol import Compute, Event, Joined, Keep, Left, WorkerEffect
 from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Evaluation, Job, Training
-from quorate.engines.job_channel import JobChannel, Request
+from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.servers import RemoteGradient
 from quorate.engines.shard_runner import Outcome, ShardFailure
-from quorate.engines.step_sums import StepSums
 from quorate.errors import WorkerError
 from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece

@@ -19,11 +19,11 @@ from quorate.engines.job import Job, Training, class_name, place
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.agreement import Agreement
-from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.pool import LocalPool, WorkerHandle, WorkerPool
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.supervisor import Supervisor
+from quorate.engines.processes.wire import Alarm
 from quorate.engines.servers import Servers
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.engines.workers import Workers

@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from quorate.engines.processes.script import Script
-from quorate.engines.ray.connection import connected
+from quorate.engines.ray.cluster import connected
 from quorate.errors import RunError, UserError
 from quorate.machine.limits import ACTOR_ANSWER_S, LAST_OUTPUT_S
 

@@ -23,6 +23,7 @@ from quorate.engines.messages import pack
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import ArenaPart
 from quorate.engines.processes.endings import Ending
+from quorate.engines.ray.cluster_life import OwnNode
 from quorate.engines.ray.images import (
     NEWS_READER,
     NodeFacts,
@@ -34,7 +35,6 @@ from quorate.engines.ray.images import (
     StartProcess,
     difference,
 )
-from quorate.engines.ray.own_node import OwnNode
 from quorate.engines.ray.relay_actor import NEWS, ORDERS, RelayActor
 from quorate.engines.ray.servers import RayServers
 from quorate.engines.ray.worker_handle import RayWorkerHandle

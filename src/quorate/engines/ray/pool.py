@@ -14,10 +14,10 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.pool import Callback, ElasticSize, LocalPool
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.cluster import joined_cluster
+from quorate.engines.ray.cluster_life import ClusterNotices
 from quorate.engines.ray.demand import demanded
 from quorate.engines.ray.images import same_everywhere
 from quorate.engines.ray.node_relay import NodeRelay, ParameterStore
-from quorate.engines.ray.notices import ClusterNotices
 from quorate.engines.ray.servers import RayServers
 from quorate.engines.ray.worker_handle import RayWorkerHandle
 from quorate.engines.ray.worker_lease import LIFE, PLACE, WorkerLease

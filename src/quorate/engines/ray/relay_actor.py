@@ -23,11 +23,11 @@ from typing import Any
 from quorate.engines.messages import pack
 from quorate.engines.partition import Partition
 from quorate.engines.processes import worker_messages as messages
-from quorate.engines.processes.alarm import Alarm
 from quorate.engines.processes.arena import Arena, ArenaDescription, ArenaPart
 from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import LocalPool, WorkerHandle
 from quorate.engines.processes.script import Script
+from quorate.engines.processes.wire import Alarm
 from quorate.engines.ray.images import (
     ORDER_READER,
     NodeFacts,
@@ -39,8 +39,7 @@ from quorate.engines.ray.images import (
     WorkerEnded,
     same_everywhere,
 )
-from quorate.engines.ray.node_sums import NodeSums, WorkerResult, add_up
-from quorate.engines.ray.relayed_worker import RelayedWorker
+from quorate.engines.ray.relayed_worker import NodeSums, RelayedWorker, WorkerResult, add_up
 from quorate.engines.ray.servers import WORK
 from quorate.engines.servers import Image, as_image, read_image
 from quorate.machine import this_host

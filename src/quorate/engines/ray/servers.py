@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.job import class_of
 from quorate.engines.messages import pack, unpack
+from quorate.engines.ray.cluster_life import OwnNode
 from quorate.engines.ray.images import Ref, difference, same_packages
-from quorate.engines.ray.own_node import OwnNode
 from quorate.engines.servers import NO_IMAGE, Answer, Image, SliceHandler, Told
 from quorate.errors import ServerError, UserError, cut
 from quorate.machine import this_host

@@ -21,9 +21,8 @@ from quorate.coordination.pipeline_schedules import SCHEDULES
 from quorate.engines import remote_error
 from quorate.engines.stages.gradient_pool import GradientPool, LentVectors
 from quorate.engines.stages.links import GoneError
-from quorate.engines.stages.shard_input import ShardInput
 from quorate.engines.stages.stage_devices import StageDevices, StageProcesses
-from quorate.engines.stages.staged_replica import StagedReplica
+from quorate.engines.stages.stage_runner import ShardInput, StagedReplica
 from quorate.engines.tracing import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group

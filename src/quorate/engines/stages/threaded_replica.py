@@ -22,10 +22,8 @@ from torch import fx
 
 from quorate.engines.stages.gradient_pool import GradientPool
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
-from quorate.engines.stages.shard_input import MicroBatch, ShardInput
 from quorate.engines.stages.stage_devices import StageDevices, StageThreads
-from quorate.engines.stages.stage_runner import StageDevice
-from quorate.engines.stages.staged_replica import StagedReplica
+from quorate.engines.stages.stage_runner import MicroBatch, ShardInput, StageDevice, StagedReplica
 from quorate.errors import SettingError
 from quorate.machine.devices import Group, has_streams
 from quorate.replica.buffers import Buffers

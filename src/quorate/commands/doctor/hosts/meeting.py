@@ -27,7 +27,7 @@ from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
 from quorate.commands.doctor.hosts.probe import Listener, measure
 from quorate.commands.doctor.verdicts import verdicts
 from quorate.commands.doctor.wanted import Wanted
-from quorate.engines.collective.gloo_address import chosen, route
+from quorate.engines.collective.network import listening_address, own_address
 from quorate.machine.environment import gloo_interface
 from quorate.machine.processor import processors
 
@@ -60,8 +60,10 @@ def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) ->
     endpoint = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     own, count = int(environment["GROUP_RANK"]), int(environment["GROUP_WORLD_SIZE"])
     store = _store(environment)
-    address = route(endpoint)
-    address = chosen(endpoint, address, _said_by_all(store, "address", own, count, address))
+    address = own_address(endpoint)
+    address = listening_address(
+        endpoint, address, _said_by_all(store, "address", own, count, address)
+    )
     # 2. Examine each host alone. All hosts look for a file of the first host in the run directory.
     mark = None
     if own == 0:

@@ -16,9 +16,8 @@ import torch
 from quorate.commands.doctor.model.measured import Measured
 from quorate.coordination.protocol import Event
 from quorate.data.source import Batch
-from quorate.engines import Channel, Transport
+from quorate.engines import Channel, Transport, WrappedChannel, WrappedTransport
 from quorate.engines.job import Job, Task, Training
-from quorate.engines.wrapped import WrappedChannel, WrappedTransport
 from quorate.errors import CutError
 from quorate.machine.devices import has_streams
 from quorate.machine.resources import most_memory

@@ -1,4 +1,4 @@
-"""Heartbeat stores: where each rank publishes heartbeats, and reads the heartbeats of all ranks.
+"""Heartbeats: signs of life of ranks about once a second, and the stores with those of all ranks.
 
 Ranks of one machine map a small file, without a lock, whose owner might be stopped. Ranks that
 torchrun has started use keys in torchrun's store, read and written by a thread: a rank writes a key
@@ -8,6 +8,8 @@ the number of requests is the number of ranks, and not the square of this number
 The store outlives the ranks, and torchrun does not count each start: when a host joins or leaves,
 ranks find keys of earlier ranks. So each rank writes a random word, and rank 0 publishes the words
 found so far: a rank whose word is among them has met the ranks of this start.
+
+All times follow from ``RANK_SILENCE_S``, how long a rank may be silent.
 """
 
 from __future__ import annotations
@@ -16,15 +18,125 @@ import mmap
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from quorate.engines.collective.failure_detector import HeartbeatReading, SilenceLimits
-from quorate.engines.collective.heartbeat import MOST_BYTES, Heartbeat
+import msgspec
+
 from quorate.engines.messages import MessageReader, pack, unpack
 from quorate.engines.two_copies import TwoCopies
+from quorate.engines.worker_status import PHASES, Doing, WorkerStatus
+from quorate.machine.limits import RANK_SILENCE_S
+
+MOST_BYTES = 8184  # of a packed heartbeat, whose texts are ``shortened``
+_MOST_CHARACTERS = 400
+
+
+class EndReason(NamedTuple):
+    """Why all ranks are to end."""
+
+    text: str
+    rank: int | None  # the lost rank; None if no single rank is lost
+    has_ended: bool = False  # True: the process that started the rank knows more
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """The state of a rank. New fields get defaults: versions of quorate may differ."""
+
+    rank: int
+    host: str  # the name of the host
+    mark: str  # of the host, see ``this_host.mark``
+    pid: int
+    device: str
+    doing: Doing
+    is_late: bool  # see ``Doing``
+    sent_at: float  # by the clock of the rank, as ``doing.since``
+    number: int = 0  # rises with each heartbeat
+    stop_signal: str | None = None  # the signal that requested the end of this rank
+    leaves: str | None = None  # why this rank is about to leave
+    end: EndReason | None = None  # of rank 0
+    all_here: bool = False  # of rank 0: whether heartbeats of all ranks have come
+
+    def status(self, heard_at: float, *, own_mark: str, show_host: bool) -> WorkerStatus:
+        """Return the status of a worker.
+
+        Args:
+            heard_at: ``time.monotonic()`` when the heartbeat came.
+            own_mark: mark of this host, where process ids of other hosts mean nothing.
+            show_host: whether the run has several hosts.
+        """
+        is_here = self.mark == own_mark
+        doing = self.doing._replace(since=heard_at - self.phase_s)
+        pid, host = self.pid if is_here else None, self.host if show_host else None
+        return WorkerStatus(self.rank, self.device, pid, None, *doing, host, not is_here)
+
+    @property
+    def phase_s(self) -> float:
+        """Seconds spent in the current phase of the current shard."""
+        return self.sent_at - self.doing.since
+
+    @property
+    def place(self) -> str:
+        """Rank and host, in words: ``rank 2 on node7``."""
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def activity(self) -> str:
+        """Phase, step and shard, in words: ``forward of step 7, shard 3``."""
+        doing = self.doing
+        if doing.phase == "starting":
+            return "the start of its script"
+        step = f" of step {doing.step:,}" if doing.shards else ""
+        shard = f", shard {doing.shard}" if doing.phase in PHASES[2:] else ""
+        return f"{doing.phase}{step}{shard}"
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, short enough for a heartbeat."""
+    return text[:_MOST_CHARACTERS]
+
+
+class SilenceLimits(NamedTuple):
+    """Time limits of a run."""
+
+    lost_s: float  # a rank that is silent for so long is lost
+    hang_s: float  # a rank that is in one phase of one shard for so long hangs
+
+    @staticmethod
+    def of(timeout_s: float) -> SilenceLimits:
+        """Return the limits of a run whose workers may take ``timeout_s`` for a shard."""
+        return SilenceLimits(min(RANK_SILENCE_S, timeout_s), timeout_s)
+
+    @property
+    def beat_s(self) -> float:
+        """The time between two heartbeats."""
+        return self.lost_s / 10
+
+    @property
+    def most_s(self) -> float:
+        """The limit for the way to the training loop, and for an exchange of tensors.
+
+        A cold start is slow, and so is a large model over a slow link. A lost rank
+        is noticed much earlier.
+        """
+        return max(6 * RANK_SILENCE_S, self.hang_s)
+
+    @property
+    def leave_s(self) -> float:
+        """The limit for rank 0 to leave an exchange whose connections are closed."""
+        return self.lost_s / 5
+
+
+class HeartbeatReading(NamedTuple):
+    """The newest heartbeats, as this rank has read them."""
+
+    beats: Sequence[Heartbeat | None]  # by rank; None before the first heartbeat
+    reached_at: float  # when the store was read last, by ``time.monotonic()``
+    store: str  # the store, in words
+
 
 LAST_TRIES = 5  # to publish the last heartbeat, which may say why the rank leaves
 _SLOT = TwoCopies.room(MOST_BYTES)  # bytes of each rank
