@@ -19,7 +19,7 @@ import threading
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from quorate.coordination.protocol import Compute, Event, Joined, Left
@@ -116,24 +116,12 @@ class PipeChannel(JobChannel):
     """A ``Channel``: one job. All results lie in the coordinator's memory."""
 
     def __init__(self, job: Job, engine: PipeEngine) -> None:
-        super().__init__(job, [StepSums(job.plan, lambda _: None)] * len(engine.workers), None)
+        sums = [StepSums(job.plan, lambda _: None)] * len(engine.workers)
+        super().__init__(job, sums, None, engine.inbox)
         self._engine, self._number = engine, next(engine.jobs)
         for worker in engine.workers:
             if worker.sheet.read().phase != "starting":  # an earlier job has heard of the worker
                 engine.inbox.put((worker, (0, "ready", None)))
-
-    def receive(self, timeout_s: float | None) -> Event | None:
-        """Return the next event, or None after ``timeout_s`` seconds."""
-        with suppress(Empty):
-            while True:
-                worker, (of_job, kind, value) = self._engine.inbox.get(timeout=timeout_s)
-                if of_job in (0, self._number):  # else the answer is late, of an earlier job
-                    return self._event_of(worker, kind, value)
-        return None
-
-    def post(self, event: Event) -> None:
-        """Add an event of the coordinator."""
-        self._engine.inbox.put((None, (self._number, "event", event)))
 
     def close(self) -> None:
         """Do nothing: a worker may go on with a shard of this job."""
@@ -148,15 +136,16 @@ class PipeChannel(JobChannel):
     def _replace(self, worker: int, reason: str) -> None:  # noqa: ARG002
         self._engine.workers[worker].process.kill()
 
-    def _event_of(self, worker: WorkerProcess, kind: str, value: Any) -> Event:
-        if kind == "event":
-            return value
+    def _event_of(self, news: Any) -> Event | None:
+        if not isinstance(news, tuple):
+            return news
+        worker, (of_job, kind, value) = news
+        if of_job not in (0, self._number):
+            return None  # the answer is late, of an earlier job
         number = worker.number
         if kind == "ended":
             self._engine.workers[number] = WorkerProcess(number, self._engine.inbox)
-            if number in self.requests:
-                request, error = self._end(number), RuntimeError("the process of the worker ended")
-                self._errors[number, request.step, request.shard] = error
+            self._lose(number, RuntimeError("the process of the worker ended"))
             return Left(number, "its process ended", results_stay=True)
         worker.sheet.tell("waiting")
         if kind == "ready":

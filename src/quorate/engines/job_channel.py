@@ -1,11 +1,11 @@
 """The channel of a job: carries effects to workers, and brings the workers' answers back.
 
     send      the coordinator's effect: a request to a worker, or a decision about results
-    receive   an engine waits for a worker's answer, and passes the answer to ``_answered``
+    receive   the answer of a worker arrives in the inbox, and becomes an event
     collect   the sums of a step, for its update
     publish   the update was made: memory is recycled, and requests use the new parameters
 
-An engine adds how a request travels, how an answer arrives, and where results lie. ``StepSums``
+An engine adds how a request travels, and where results lie. ``StepSums``
 adds the results of workers along the tree of each step:
 
     put        a worker has computed shards; the coordinator has not decided about the shards yet
@@ -24,7 +24,10 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from quorate.coordination import protocol
 from quorate.coordination.plan import Plan
@@ -183,12 +186,20 @@ class JobChannel(Channel):
         job: the job.
         sums: by worker, where the worker's results are added. Workers may share one object.
         snapshots: lent to workers that compute during updates.
+        inbox: events, and answers for ``_event_of``; any thread puts. Default: a new queue.
     """
 
     now = staticmethod(time.monotonic)  # called several times per update
 
-    def __init__(self, job: Job, sums: list[StepSums], snapshots: Snapshots | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        sums: list[StepSums],
+        snapshots: Snapshots | None,
+        inbox: SimpleQueue[Any] | None = None,
+    ) -> None:
         self.job = job
+        self.inbox = SimpleQueue[Any]() if inbox is None else inbox
         self._sums = sums
         self._snapshots = snapshots
         self.requests: dict[int, Request] = {}  # by worker
@@ -211,6 +222,18 @@ class JobChannel(Channel):
                     self._cancel(worker, request)
             case protocol.Replace():
                 self._replace(worker, effect.reason)
+
+    def receive(self, timeout_s: float | None) -> protocol.Event | None:
+        """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
+        event = None
+        with suppress(Empty):
+            while event is None:
+                event = self._event_of(self.inbox.get(timeout=timeout_s))
+        return event
+
+    def post(self, event: protocol.Event) -> None:
+        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
+        self.inbox.put(event)
 
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Return the sums of a step, and kept results not added yet."""
@@ -261,11 +284,24 @@ class JobChannel(Channel):
             self._snapshots.give_back(worker)
         return self.requests.pop(worker)
 
+    def _lose(self, worker: int, error: Exception) -> None:
+        """End the request, if any, of a worker that has ended."""
+        if worker in self.requests:
+            request = self._end(worker)
+            self._errors[worker, request.step, request.shard] = error
+
     # --- the ways of an engine --------------------------------------------------------------------
 
     @abstractmethod
     def _request(self, effect: protocol.Compute, request: Request) -> None:
         """Pass a request to its worker. Does not block."""
+
+    def _event_of(self, news: Any) -> protocol.Event | None:
+        """Return the event of an object of the inbox; None: there is no event.
+
+        An answer is a tuple with the arguments of ``_answered``.
+        """
+        return self._answered(*news) if isinstance(news, tuple) else news
 
     def _decided(self, worker: int) -> None:
         """Add a worker's kept results, now or later."""

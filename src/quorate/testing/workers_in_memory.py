@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, WorkerEffect
 from quorate.engines.job import Job, Task, Training
@@ -192,7 +192,6 @@ class InMemoryChannel(JobChannel):
         self._feed = job.feed(moves_to=replicas[0].device)
         self._due: dict[int, float] = {}  # by worker: end of the shard, unless the script differs
         self._hung: set[int] = set()  # workers
-        self._posted: SimpleQueue[Event] = SimpleQueue()
         # Events, and workers that end their shards. While the script has moves, no shard ends by
         # itself. Whole seconds and halves of seconds add up exactly.
         self._queue: EventQueue[Event | int] = EventQueue(float(int(time.monotonic())))
@@ -227,10 +226,6 @@ class InMemoryChannel(JobChannel):
         if event is not None:
             self._transport.happened.append(event)
         return event
-
-    def post(self, event: Event) -> None:
-        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
-        self._posted.put(event)
 
     def close(self) -> None:
         """End the job. The workers abandon their shards."""
@@ -271,8 +266,8 @@ class InMemoryChannel(JobChannel):
     def _receive(self, until: float) -> Event | None:
         while True:
             # 1. Events of other threads.
-            if not self._posted.empty():
-                return self._posted.get()
+            if not self.inbox.empty():
+                return self._event_of(self.inbox.get())
             # 2. The script's next move, after all events that follow from effects.
             if self._script and self._queue.next_at == inf:
                 at, play = self._possible(self._script[0])
@@ -298,7 +293,7 @@ class InMemoryChannel(JobChannel):
                 return happening
             # 4. Nothing more from workers.
             try:
-                return self._posted.get(timeout=BLOCKS_S)
+                return self._event_of(self.inbox.get(timeout=BLOCKS_S))
             except Empty:
                 raise ScriptError(f"nothing will happen any more: {self._situation()}") from None
 
@@ -372,10 +367,7 @@ class InMemoryChannel(JobChannel):
         return super()._end(worker)
 
     def _leave(self, worker: int, reason: str, *, crashed: bool, stay: bool = False) -> Left:
-        if worker in self.requests:
-            request = self._end(worker)
-            ticket = (worker, request.step, request.shard)
-            self._errors[ticket] = WorkerError(f"worker {worker} ended: {reason}")
+        self._lose(worker, WorkerError(f"worker {worker} ended: {reason}"))
         if not stay:
             self._sums[worker] = StepSums(self.job.plan, self._sums[worker].recycle)
         self._transport.present.discard(worker)

@@ -24,15 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from quorate.coordination.protocol import Compute, Event, Joined
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Original
 from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.model_changes import ModelChanges
-from quorate.engines.shard_runner import Outcome, ShardRunner
-from quorate.engines.tracing import Batch
+from quorate.engines.shard_runner import ShardRunner
 from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
@@ -193,23 +192,14 @@ class TowersChannel(JobChannel):
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
         self._towers, self._model_changes = towers, changes
         self._feed = job.feed(moves_to=replicas[0].device)
-        self._inbox: SimpleQueue[Event | tuple[int, Outcome, Batch | None]] = SimpleQueue()
         for tower in towers:
-            self._inbox.put(Joined(tower.runner.number))
+            self.inbox.put(Joined(tower.runner.number))
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
-        if self._caller is not None and self._inbox.empty():
+        if self._caller is not None and self.inbox.empty():
             self._caller.run()
-        try:
-            news = self._inbox.get(timeout=timeout_s)
-        except Empty:
-            return None
-        return self._answered(*news) if isinstance(news, tuple) else news
-
-    def post(self, event: Event) -> None:
-        """Add an event of the coordinator. Safe from any thread and from signal handlers."""
-        self._inbox.put(event)
+        return super().receive(timeout_s)
 
     def close(self) -> None:
         """End the job. Towers stay."""
@@ -241,7 +231,7 @@ class TowersChannel(JobChannel):
             is_cancelled=lambda: request.is_cancelled,
             snapshot=request.snapshot,
         )
-        self._inbox.put((runner.number, outcome, runner.sheet.recorded(cuts=True)))
+        self.inbox.put((runner.number, outcome, runner.sheet.recorded(cuts=True)))
 
     def _decided(self, worker: int) -> None:
         if self._sums[worker].has_kept:

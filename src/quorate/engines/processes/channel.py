@@ -119,9 +119,7 @@ class ProcessesChannel(JobChannel):
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
         """Report the end of a worker: a shard under way is lost, but no finished result."""
-        is_at_work = worker in self.requests
-        if is_at_work:
-            request = self._end(worker)
+        if (request := self.requests.get(worker)) is not None:
             step, shard = request.step, request.shard
             rows = abridged(self.job.plan.shard(step, shard))
             text = f"{reason}; it computed {self.job.place(step, shard)}, rows {rows}"
@@ -132,9 +130,9 @@ class ProcessesChannel(JobChannel):
                     f", and loaded rows {rows} of {self.job.place(*ahead)} ahead: the one "
                     "or the other may be to blame"
                 )
-            self._errors[worker, step, shard] = WorkerError(text)
+            self._lose(worker, WorkerError(text))
         self._ends[worker] += 1
-        crashed = crashed and is_at_work
+        crashed = crashed and request is not None
         self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
 
     def answered(self, worker: int, answer: messages.Answer) -> None:
