@@ -16,10 +16,10 @@ from functools import cache
 import torch
 
 from quorate.coordination.tree import Node, TreeSum
-from quorate.engines.collective.gradient_buckets import GradientBuckets
+from quorate.engines.collective.gradient_buckets import Bucket, GradientBuckets, buckets_of
 from quorate.engines.collective.one_host import GRADIENTS, PARAMETERS, HostMemory
 from quorate.engines.collective.rank_control import RankControl, in_turn
-from quorate.engines.collective.rank_slices import Bucket, RankSlices
+from quorate.engines.partition import Partition
 from quorate.replica.flat import Flat, Layout
 
 _Part = tuple[Node, torch.Tensor]
@@ -36,9 +36,12 @@ class GradientExchange:
 
     def __init__(self, ranks: RankControl, layout: Layout, bucket_bytes: int) -> None:
         self.ranks = ranks
-        self.slices = RankSlices(ranks, layout, bucket_bytes)
+        self.buckets = buckets_of(ranks, layout, bucket_bytes)
+        self.partition = Partition(
+            layout, [[(b.vector, b.of[rank]) for b in self.buckets] for rank in range(ranks.size)]
+        )
         # Backward computes the gradients of the last layers first.
-        self.order = [*reversed(range(len(self.slices.buckets)))]
+        self.order = [*reversed(range(len(self.buckets)))]
         self._pool = _TensorPool()
         self._has_seen = False
         self.is_finite = True  # whether all slices of the last sum are finite
@@ -52,14 +55,14 @@ class GradientExchange:
                 ranks compute from the parameters. Ranks of one host then share one copy, if
                 they can share memory.
         """
-        layout, device = self.slices.whole, self.ranks.device
+        layout, device = self.partition.whole, self.ranks.device
         memory = layout.new(device) if parameters.segment is None else layout.shared()
-        self.gradient_buckets = GradientBuckets(memory, self.slices.buckets)
+        self.gradient_buckets = GradientBuckets(memory, self.buckets)
         self._memory = HostMemory(self.ranks, [memory, parameters], by_owners=by_owners)
         self._parameters = parameters
         self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._total = self.slices.layout.new(device)
-        self._pieces = self.slices.pieces(self._total)  # by bucket
+        # A vector for each bucket, with a view for each piece of a parameter.
+        self._total = self.partition.layout(self.ranks.rank).new(device)
         self.dealt = cache(self.ranks.hosts.deal)  # from V to the subtree of each rank
 
     @property
@@ -126,9 +129,9 @@ class GradientExchange:
         Returns:
             A function to add the sums of all hosts. The function blocks.
         """
-        bucket, hosts = self.slices.buckets[number], self.ranks.hosts
+        bucket, hosts = self.buckets[number], self.ranks.hosts
         own, me = self._memory.host, self.ranks.rank
-        bucket_sum = _BucketSum(self._pieces[number], shards, self._pool)
+        bucket_sum = _BucketSum(self._total.vectors[number], shards, self._pool)
         sends: list[tuple[int, torch.Tensor]] = []
         parts = self._host_parts(bucket, dealt, bucket_sum)
         bucket_sum.take(parts.pop(me))
@@ -177,7 +180,7 @@ class GradientExchange:
         Args:
             whole: the parameters, or other vectors of the layout.
         """
-        memory, me, parts = self._memory, self.ranks.rank, self.slices.partition.views
+        memory, me, parts = self._memory, self.ranks.rank, self.partition.views
         hosts, own = self.ranks.hosts, memory.targets[me]
         # 1. Between hosts: each slice crosses to another host once.
         hands = [hosts.hand(host, me) for host in range(len(hosts.ranks)) if host != memory.host]

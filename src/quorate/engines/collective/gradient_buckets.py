@@ -1,4 +1,4 @@
-"""Gradient buckets: vectors for the gradient of a rank's last shard during backward.
+"""Gradient buckets: ranges of vectors, exchanged one by one, and the gradient that fills them.
 
 A bucket is sent as soon as all gradients in the bucket are complete, while backward continues.
 """
@@ -8,15 +8,47 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from quorate.engines.collective.rank_slices import Bucket
+from quorate.coordination.ownership import BLOCK, blocks_of_bucket, buckets, slices
+from quorate.engines.collective.rank_control import RankControl
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.torch_internals import version
 
 MOST_MISHAPS = 3
+
+
+class Bucket(NamedTuple):
+    """A range of a vector that is exchanged at once, with the part of each rank."""
+
+    vector: int
+    span: range
+    of: list[range]  # by rank
+
+    def part(self, whole: Flat, rank: int) -> torch.Tensor:
+        """Return a view of a rank's part of this bucket.
+
+        Args:
+            whole: vectors of the layout.
+            rank: the owner of the part.
+        """
+        return whole.vectors[self.vector][self.of[rank].start : self.of[rank].stop]
+
+
+def buckets_of(ranks: RankControl, layout: Layout, most_bytes: int) -> list[Bucket]:
+    """Return the buckets of all vectors of a layout, of ``most_bytes`` bytes at most."""
+    found: list[Bucket] = []
+    for vector, (size, dtype) in enumerate(zip(layout.sizes, layout.dtypes, strict=True)):
+        blocks = most_bytes // (BLOCK * dtype.itemsize)
+        if ranks.device.type == "cpu" and len(ranks.hosts.ranks) > 1:
+            blocks = blocks_of_bucket(size, ranks.size, blocks)
+        found += [
+            Bucket(vector, span, slices(span, ranks.size, turn))
+            for turn, span in enumerate(buckets(size, blocks))
+        ]
+    return found
 
 
 class GradientBuckets(Flat):

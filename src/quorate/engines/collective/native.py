@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from quorate.coordination.tree import Node
 from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.collective.gradient_buckets import Bucket
 from quorate.engines.collective.rank_control import in_turn
-from quorate.engines.collective.rank_slices import Bucket
 from quorate.replica.flat import Flat
 
 
@@ -36,13 +36,13 @@ class NativeExchange(GradientExchange):
         dealt: Sequence[Node | None],  # noqa: ARG002
         shards: int,  # noqa: ARG002
     ) -> Callable[[], None]:
-        bucket, ranks = self.slices.buckets[number], range(self.ranks.size)
+        bucket, ranks = self.buckets[number], range(self.ranks.size)
         parts = [bucket.part(self.gradient_buckets, rank) for rank in ranks]
-        return self.ranks.begin(lambda group: group.begin_sum(parts, self._pieces[number]))
+        return self.ranks.begin(lambda group: group.begin_sum(parts, self._total.vectors[number]))
 
     def spread(self, whole: Flat) -> None:
         """Copy the slices of each rank to the whole vectors of all ranks. Blocks."""
-        in_turn(self._begin_spread(bucket, whole) for bucket in self.slices.buckets)
+        in_turn(self._begin_spread(bucket, whole) for bucket in self.buckets)
 
     def _begin_spread(self, bucket: Bucket, whole: Flat) -> Callable[[], None]:
         """Begin to spread a bucket. Returns a function to wait for the end."""

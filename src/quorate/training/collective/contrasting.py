@@ -22,7 +22,7 @@ import torch
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.engines.collective.rank_control import RankControl
-from quorate.engines.collective.rank_slices import RankSlices
+from quorate.engines.partition import Partition
 from quorate.errors import RankError
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome
@@ -48,17 +48,16 @@ class Through(NamedTuple):
     contrasted: Contrasted  # without the gradients by shard
     rows: int  # of the batch
 
-    def add_to(self, own: Flat, slices: RankSlices) -> None:
-        """Add the loss's own gradient by parameters to this rank's slices of the sum."""
-        views = slices.part(own).views
-        for piece in slices.partition.pieces(slices.ranks.rank):
+    def add_to(self, own: Flat, partition: Partition, rank: int) -> None:
+        """Add the loss's own gradient by parameters to a rank's slices of the sum."""
+        for piece in partition.pieces(rank):
             gradient = self.contrasted.of_parameters.get(piece.name)
             if gradient is not None:
-                section = slices.whole.sections[piece.name]
+                section = partition.whole.sections[piece.name]
                 values = gradient.new_empty_strided(section.shape, section.stride)
                 values.copy_(weighted(gradient, self.rows))
                 part = in_memory_order(values)[piece.start : piece.stop]
-                views[piece.key].add_(part.to(own.device))
+                own.views[piece.key].add_(part.to(own.device))
 
     def made_whole(self, parts: Sequence[Part], shards: int) -> list[Part]:
         """Return the sum of a step as its only part, with the loss of the whole batch."""

@@ -325,7 +325,7 @@ class RankWorker:
     def _sum(self, shards: int, through: Through | None, *, waits: bool = True) -> Flat:
         gradient = self.exchange.sum(shards, waits=waits)
         if through is not None:
-            through.add_to(gradient, self.exchange.slices)
+            through.add_to(gradient, self.exchange.partition, self.ranks.rank)
         return gradient
 
     @contextmanager

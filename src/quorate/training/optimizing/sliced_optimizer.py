@@ -79,7 +79,7 @@ class SlicedOptimizer(SpreadOptimizer):
         super().__init__(factory, model, parameters, names)
         self.prefix = prefix
         self._exchange, self._ranks = exchange, exchange.ranks
-        self.partition = exchange.slices.partition
+        self.partition = exchange.partition
         self.is_sharded = is_sharded and self.flat
         self.slice: SliceState | None = None  # of this rank; None: all of the state is in ``inner``
         self._is_alone = False
@@ -124,7 +124,7 @@ class SlicedOptimizer(SpreadOptimizer):
         if self._is_alone:
             return super().not_finite(gradient)
         pieces = self.partition.pieces(self._ranks.rank)
-        own = [pieces[int(key)].name for key in not_finite(self._exchange.slices.part(gradient))]
+        own = [pieces[int(key)].name for key in not_finite(gradient)]
         odd = {name for each in self._ranks.gather(own) for name in each}
         return [name for name in self.partition.whole.sections if name in odd]
 
@@ -140,8 +140,7 @@ class SlicedOptimizer(SpreadOptimizer):
         if not self._blocks_of:
             ranks = range(self._ranks.size)
             self._blocks_of = [self.partition.blocks(rank, self.parameters) for rank in ranks]
-        ranges = self._exchange.slices.part(gradient).vectors
-        blocks = self._blocks_of[self._ranks.rank]
+        blocks, ranges = self._blocks_of[self._ranks.rank], gradient.vectors
         own = [ranges[block.number][block.at.start : block.at.stop] for block in blocks]
         squares = self._ranks.gather(squares_on_cores(own, self.cores))
         scale = clip_scale(most, norm_of_blocks(self._blocks_of, squares))
@@ -156,7 +155,9 @@ class SlicedOptimizer(SpreadOptimizer):
         if self._is_alone:
             return super().whole_of(gradient)
         whole = self.flat_parameters.layout.new(self.device)
-        self._exchange.slices.put(gradient, whole)
+        places = self.partition.views(whole, self._ranks.rank)
+        for own, place in zip(gradient.vectors, places, strict=True):
+            place.copy_(own)
         self._exchange.spread(whole)
         return whole
 
@@ -174,8 +175,7 @@ class SlicedOptimizer(SpreadOptimizer):
             super().step(self.whole_of(gradient), missing)
         else:
             self.require_same_groups()
-            mean = self._exchange.slices.part(gradient)
-            self._own().update(mean, missing, map(values_of, self.param_groups))
+            self._own().update(gradient, missing, map(values_of, self.param_groups))
             self.inner.step()  # no tensor has a gradient: only a schedule counts it
             self._exchange.spread(self.flat_parameters)
 
