@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import Enum
 from functools import wraps
 from inspect import signature
@@ -69,6 +69,11 @@ def about(
     return {"option": Option(name, help, kind, metavar, check, at_resume, recorded, seen)}
 
 
+def declare(default: Any, help: str, **described: Any) -> Any:
+    """Return a field with a default; ``described`` are further arguments of ``about``."""
+    return field(default=default, metadata=about(help, **described))
+
+
 @dataclass(frozen=True)
 class Settings:
     """The base of a group of settings: checks its values."""
@@ -76,15 +81,15 @@ class Settings:
     def __post_init__(self) -> None:
         typed = _overrides.get({})
         optional = {f.name for f in fields(self) if str(f.type).endswith("| None")}
-        for field, option in options(type(self)).items():
-            value = getattr(self, field)
-            if option.check is None or (value is None and field in optional):
+        for name, option in options(type(self)).items():
+            value = getattr(self, name)
+            if option.check is None or (value is None and name in optional):
                 continue
             # A plain value of the first field stands for the group, under the option's name; and an
             # error about a value typed at the command has the name used there.
-            is_known = field == option.name or field == fields(self)[0].name or option.name in typed
-            label = option.name if is_known else f"{type(self).__name__}.{field}"
-            object.__setattr__(self, field, option.check(label, value))
+            is_known = name in (option.name, fields(self)[0].name) or option.name in typed
+            label = option.name if is_known else f"{type(self).__name__}.{name}"
+            object.__setattr__(self, name, option.check(label, value))
 
 
 def options(group: type[Settings], place: str = "") -> dict[str, Option]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quorate.coordination.epochs import LAST, SHORT
-from quorate.settings import AtResume, Settings, a_function, about, at_least, one_of
+from quorate.settings import AtResume, Settings, a_function, at_least, declare, one_of
 
 if TYPE_CHECKING:
     from quorate.coordination.plan import Order
@@ -49,61 +49,49 @@ class Loading(Settings):
             0, load in the worker.
     """
 
-    collate: Collate | None = field(
-        default=None,
-        metadata=about(
-            "function from a list of samples to a batch",
-            check=a_function("from a list of samples to a batch"),
-        ),
+    collate: Collate | None = declare(
+        None,
+        "function from a list of samples to a batch",
+        check=a_function("from a list of samples to a batch"),
     )
-    augment: Augment | None = field(
-        default=None,
-        metadata=about(
-            "function of a batch and its random numbers",
-            check=a_function("of a batch and what it draws", 2),
-            at_resume=AtResume.SAID,
-            recorded="is_augmented",
-            seen=lambda augment: augment is not None,
-        ),
+    augment: Augment | None = declare(
+        None,
+        "function of a batch and its random numbers",
+        check=a_function("of a batch and what it draws", 2),
+        at_resume=AtResume.SAID,
+        recorded="is_augmented",
+        seen=lambda augment: augment is not None,
     )
-    order: Order | None = field(
-        default=None,
-        metadata=about(
-            "function from an epoch's rows to the same rows in another order",
-            check=a_function("from an epoch's rows to the same rows"),
-            at_resume=AtResume.REFUSED,
-            recorded="is_ordered",
-            seen=lambda order: order is not None,
-        ),
+    order: Order | None = declare(
+        None,
+        "function from an epoch's rows to the same rows in another order",
+        check=a_function("from an epoch's rows to the same rows"),
+        at_resume=AtResume.REFUSED,
+        recorded="is_ordered",
+        seen=lambda order: order is not None,
     )
-    sampling: EpochRows | None = field(
-        default=None,
-        metadata=about(
-            "weights by which the rows of an epoch are drawn",
-            check=_sampling,
-            at_resume=AtResume.REFUSED,
-            recorded="sampling",
-            seen=lambda sampling: None if sampling is None else sampling.sha256,
-        ),
+    sampling: EpochRows | None = declare(
+        None,
+        "weights by which the rows of an epoch are drawn",
+        check=_sampling,
+        at_resume=AtResume.REFUSED,
+        recorded="sampling",
+        seen=lambda sampling: None if sampling is None else sampling.sha256,
     )
-    last: str | None = field(
-        default=None,
-        metadata=about(
-            "what to do with the last rows of an epoch, too few for a batch",
-            check=lambda name, value: one_of(name, value, LAST),
-            at_resume=AtResume.REFUSED,
-            recorded="last",
-            seen=lambda last: last or SHORT,
-        ),
+    last: str | None = declare(
+        None,
+        "what to do with the last rows of an epoch, too few for a batch",
+        check=lambda name, value: one_of(name, value, LAST),
+        at_resume=AtResume.REFUSED,
+        recorded="last",
+        seen=lambda last: last or SHORT,
     )
-    processes: int = field(
-        default=0,
-        metadata=about(
-            "processes that load rows for each worker process (default: 0)",
-            name="loader_workers",
-            kind=int,
-            check=at_least(0),
-        ),
+    processes: int = declare(
+        0,
+        "processes that load rows for each worker process (default: 0)",
+        name="loader_workers",
+        kind=int,
+        check=at_least(0),
     )
 
 

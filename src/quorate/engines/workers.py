@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 
 from quorate.errors import SettingError
-from quorate.settings import AtResume, Settings, about, at_least, between, one_of, whole
+from quorate.settings import AtResume, Settings, at_least, between, declare, one_of, whole
 
 # Beyond what any machine has: what is meant for another option is no crash, and no full memory.
 MOST_WORKERS, MOST_THREADS, MOST_SERVERS = 4096, 1024, 1024
@@ -74,89 +74,68 @@ class Workers(Settings):
             a CPU. Default: no limit; memory is allocated as needed.
     """
 
-    count: int | str | None = field(
-        default=None,
-        metadata=about(
-            "number of workers, dealt over the devices in turn; on Ray also N:M, from N up to M",
-            name="workers",
-            kind=str,
-            metavar="N",
-            check=number_of_workers,
-        ),
+    count: int | str | None = declare(
+        None,
+        "number of workers, dealt over the devices in turn; on Ray also N:M, from N up to M",
+        name="workers",
+        kind=str,
+        metavar="N",
+        check=number_of_workers,
     )
     _: KW_ONLY
-    engine: str | None = field(
-        default=None,
-        metadata=about(
-            "how workers run: processes, towers (one thread each), collective (ranks) or ray",
-            kind=str,
-        ),
+    engine: str | None = declare(
+        None,
+        "how workers run: processes, towers (one thread each), collective (ranks) or ray",
+        kind=str,
     )
-    threads: int = field(
-        default=1,
-        metadata=about(
-            "intra-op threads of each worker; the result depends on this number (default: 1)",
-            kind=int,
-            check=at_least(1, MOST_THREADS),
-            at_resume=AtResume.SAID,
-        ),
+    threads: int = declare(
+        1,
+        "intra-op threads of each worker; the result depends on this number (default: 1)",
+        kind=int,
+        check=at_least(1, MOST_THREADS),
+        at_resume=AtResume.SAID,
     )
-    timeout_s: float = field(
-        default=300.0,
-        metadata=about(
-            "seconds without progress after which a worker process is replaced (default: 300)",
-            name="worker_timeout_s",
-            kind=float,
-            check=between(0),
-        ),
+    timeout_s: float = declare(
+        300.0,
+        "seconds without progress after which a worker process is replaced (default: 300)",
+        name="worker_timeout_s",
+        kind=float,
+        check=between(0),
     )
-    exchange: str = field(
-        default=ORDERED,
-        metadata=about(
-            "how ranks add gradients: ordered, or native (torch's reduce-scatter; other bits)",
-            kind=str,
-            check=lambda name, value: one_of(name, value, (ORDERED, NATIVE)),
-        ),
+    exchange: str = declare(
+        ORDERED,
+        "how ranks add gradients: ordered, or native (torch's reduce-scatter; other bits)",
+        kind=str,
+        check=lambda name, value: one_of(name, value, (ORDERED, NATIVE)),
     )
-    bucket_mb: float = field(
-        default=16.0,
-        metadata=about(
-            "megabytes of gradients that ranks exchange at a time (default: 16)",
-            kind=float,
-            check=between(0),
-        ),
+    bucket_mb: float = declare(
+        16.0,
+        "megabytes of gradients that ranks exchange at a time (default: 16)",
+        kind=float,
+        check=between(0),
     )
-    address: str | None = field(
-        default=None,
-        metadata=about(
-            "address of a Ray cluster, or auto; without an address, start a local cluster", kind=str
-        ),
+    address: str | None = declare(
+        None,
+        "address of a Ray cluster, or auto; without an address, start a local cluster",
+        kind=str,
     )
-    worker_resources: str = field(
-        default="CPU=1",
-        metadata=about(
-            "resources of each worker on its Ray node: CPU=1,GPU=1 (default: CPU=1)", kind=str
-        ),
+    worker_resources: str = declare(
+        "CPU=1", "resources of each worker on its Ray node: CPU=1,GPU=1 (default: CPU=1)", kind=str
     )
-    working_dir: str | None = field(
-        default=None,
-        metadata=about("folder with the script, for Ray to copy to every node", kind=str),
+    working_dir: str | None = declare(
+        None, "folder with the script, for Ray to copy to every node", kind=str
     )
-    servers: int | None = field(
-        default=None,
-        metadata=about(
-            "number of parameter servers on a Ray cluster, with a slice of the parameters each",
-            kind=int,
-            check=at_least(1, MOST_SERVERS),
-        ),
+    servers: int | None = declare(
+        None,
+        "number of parameter servers on a Ray cluster, with a slice of the parameters each",
+        kind=int,
+        check=at_least(1, MOST_SERVERS),
     )
-    memory_fraction: float | None = field(
-        default=None,
-        metadata=about(
-            "share of a GPU's memory that each worker may use, above 0 and at most 1",
-            kind=float,
-            check=between(0),
-        ),
+    memory_fraction: float | None = declare(
+        None,
+        "share of a GPU's memory that each worker may use, above 0 and at most 1",
+        kind=float,
+        check=between(0),
     )
 
     def bounds(self) -> tuple[int, int] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quorate.errors import SettingError
 from quorate.replica.kernels import MEASURED, ONEDNN, TORCH
-from quorate.settings import AtResume, Settings, about, at_least, one_of, switch
+from quorate.settings import AtResume, Settings, at_least, declare, one_of, switch
 
 DEVICE, HOST = "device", "host"  # where random numbers of accelerators are drawn
 ORDERS = ("1f1b", "gpipe", "interleaved", "zero-bubble")
@@ -77,87 +77,71 @@ class Compute(Settings):
             computed after the gradients that the previous stage waits for, to wait less.
     """
 
-    compile: bool = field(
-        default=False,
-        metadata=about(
-            "compile the model with torch.compile, once per shape of a shard",
-            kind=bool,
-            check=switch,
-            at_resume=AtResume.SAID,
-        ),
+    compile: bool = declare(
+        False,
+        "compile the model with torch.compile, once per shape of a shard",
+        kind=bool,
+        check=switch,
+        at_resume=AtResume.SAID,
     )
-    kernels: str | None = field(
-        default=None,
-        metadata=about(
-            "library for float32 linear layers on a CPU: torch, onednn, or measured (by a test)",
-            kind=str,
-            metavar="WORD",
-            check=lambda name, value: one_of(name, value, (TORCH, ONEDNN, MEASURED)),
-        ),
+    kernels: str | None = declare(
+        None,
+        "library for float32 linear layers on a CPU: torch, onednn, or measured (by a test)",
+        kind=str,
+        metavar="WORD",
+        check=lambda name, value: one_of(name, value, (TORCH, ONEDNN, MEASURED)),
     )
-    soft_placement: bool = field(
-        default=False,
-        metadata=about(
-            "run operators on the CPU if the device has no kernel for them", kind=bool, check=switch
-        ),
+    soft_placement: bool = declare(
+        False,
+        "run operators on the CPU if the device has no kernel for them",
+        kind=bool,
+        check=switch,
     )
-    log_placement: bool = field(
-        default=False,
-        metadata=about(
-            "show the device of each module and operator, for the first shard",
-            kind=bool,
-            check=switch,
-        ),
+    log_placement: bool = declare(
+        False,
+        "show the device of each module and operator, for the first shard",
+        kind=bool,
+        check=switch,
     )
-    deterministic: bool | None = field(
-        default=None,
-        metadata=about(
-            "use deterministic algorithms (default under sync: on GPUs, or with --threads above 1)",
-            kind=bool,
-            check=lambda _, value: None if value is None else bool(value),
-            at_resume=AtResume.SAID,
-        ),
+    deterministic: bool | None = declare(
+        None,
+        "use deterministic algorithms (default under sync: on GPUs, or with --threads above 1)",
+        kind=bool,
+        check=lambda _, value: None if value is None else bool(value),
+        at_resume=AtResume.SAID,
     )
-    random: str = field(
-        default=DEVICE,
-        metadata=about(
-            "where random numbers of accelerators are drawn: device, or host, alike for all models",
-            kind=str,
-            metavar="WORD",
-            check=lambda name, value: one_of(name, value, (DEVICE, HOST)),
-            at_resume=AtResume.SAID,
-        ),
+    random: str = declare(
+        DEVICE,
+        "where random numbers of accelerators are drawn: device, or host, alike for all models",
+        kind=str,
+        metavar="WORD",
+        check=lambda name, value: one_of(name, value, (DEVICE, HOST)),
+        at_resume=AtResume.SAID,
     )
-    strict: bool = field(
-        default=False,
-        metadata=about(
-            "end the run with an error when the same bits cannot be kept", kind=bool, check=switch
-        ),
+    strict: bool = declare(
+        False,
+        "end the run with an error when the same bits cannot be kept",
+        kind=bool,
+        check=switch,
     )
-    spot_check_every: int | None = field(
-        default=None,
-        metadata=about(
-            "updates between spot checks, in which all workers compute the same shard (0: none)",
-            kind=int,
-            metavar="N",
-            check=at_least(0),
-        ),
+    spot_check_every: int | None = declare(
+        None,
+        "updates between spot checks, in which all workers compute the same shard (0: none)",
+        kind=int,
+        metavar="N",
+        check=at_least(0),
     )
-    split: tuple[str, ...] | None = field(
-        default=None,
-        metadata=about(
-            "modules before which the model is cut into stages, for workers on several devices",
-            kind=str,
-            metavar="NAMES",
-            check=_names,
-        ),
+    split: tuple[str, ...] | None = declare(
+        None,
+        "modules before which the model is cut into stages, for workers on several devices",
+        kind=str,
+        metavar="NAMES",
+        check=_names,
     )
-    pipeline: str = field(
-        default="1f1b",
-        metadata=about(
-            f"schedule of the stages: {', '.join(ORDERS)} (default: 1f1b)",
-            kind=str,
-            metavar="WORD",
-            check=lambda name, value: one_of(name, value, ORDERS),
-        ),
+    pipeline: str = declare(
+        "1f1b",
+        f"schedule of the stages: {', '.join(ORDERS)} (default: 1f1b)",
+        kind=str,
+        metavar="WORD",
+        check=lambda name, value: one_of(name, value, ORDERS),
     )

@@ -6,14 +6,14 @@ Units are in the names: ``_s`` seconds, ``_h`` hours, ``_bytes``. Each group che
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from quorate.coordination import ownership
 from quorate.coordination.rules import Rule
 from quorate.errors import SettingError
-from quorate.settings import Settings, about, at_least, one_of
+from quorate.settings import Settings, at_least, declare, one_of
 
 ENGINES = ("processes", "ray", "collective")
 MOST = 1e12  # of a finite number: a terabyte, or 30,000 years in seconds
@@ -59,10 +59,6 @@ def _engine(name: str, value: str) -> str:
     return one_of(name, value, ENGINES)
 
 
-def _field(default: Any, check: Any, help: str) -> Any:
-    return field(default=default, metadata=about(help, check=check))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardTimes(Settings):
     """Time of a worker for a whole shard: loading, forward, backward, and sending the result.
@@ -79,11 +75,13 @@ class ShardTimes(Settings):
             phases. A slow worker takes proportionally longer. Default: 0.01.
     """
 
-    mean_s: float = _field(1.0, positive, "mean time of a shard")
-    spread: float = _field(0.0, deviation, "log-normal spread of shard times")
-    work_spread: float = _field(0.0, deviation, "log-normal spread of the work in a shard")
-    measured_s: Sequence[float] = _field((), _times, "measured times to draw from")
-    leaves_off_s: float = _field(0.01, not_negative, "seconds until a canceled shard is abandoned")
+    mean_s: float = declare(1.0, "mean time of a shard", check=positive)
+    spread: float = declare(0.0, "log-normal spread of shard times", check=deviation)
+    work_spread: float = declare(0.0, "log-normal spread of the work in a shard", check=deviation)
+    measured_s: Sequence[float] = declare((), "measured times to draw from", check=_times)
+    leaves_off_s: float = declare(
+        0.01, "seconds until a canceled shard is abandoned", check=not_negative
+    )
 
     @property
     def undisturbed_s(self) -> float:
@@ -106,14 +104,14 @@ class Stragglers(Settings):
         steady: slowdown factor of each worker, by number; further workers have factor 1.
     """
 
-    probability: float = _field(0.0, share, "probability of a delayed shard")
-    factor: float = _field(1.0, slowdown, "slowdown of a delayed shard")
-    extra_s: float = _field(0.0, not_negative, "additional delay")
-    slow_workers: float = _field(0.0, share, "share of slow workers")
-    slow_factor: float = _field(1.0, slowdown, "slowdown of a slow worker")
-    slow_hosts: float = _field(0.0, share, "share of slow hosts")
-    slow_host_factor: float = _field(1.0, slowdown, "slowdown of a slow host")
-    steady: Sequence[float] = _field((), _times, "slowdown by worker")
+    probability: float = declare(0.0, "probability of a delayed shard", check=share)
+    factor: float = declare(1.0, "slowdown of a delayed shard", check=slowdown)
+    extra_s: float = declare(0.0, "additional delay", check=not_negative)
+    slow_workers: float = declare(0.0, "share of slow workers", check=share)
+    slow_factor: float = declare(1.0, "slowdown of a slow worker", check=slowdown)
+    slow_hosts: float = declare(0.0, "share of slow hosts", check=share)
+    slow_host_factor: float = declare(1.0, "slowdown of a slow host", check=slowdown)
+    steady: Sequence[float] = declare((), "slowdown by worker", check=_times)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +125,9 @@ class Cores(Settings):
             share memory, caches and clock. Default: 1.
     """
 
-    per_host: int | None = _field(None, at_least(1), "cores of a host")
-    threads: int = _field(1, at_least(1), "threads of a worker")
-    crowding: float = _field(1.0, slowdown, "slowdown when all cores are busy")
+    per_host: int | None = declare(None, "cores of a host", check=at_least(1))
+    threads: int = declare(1, "threads of a worker", check=at_least(1))
+    crowding: float = declare(1.0, "slowdown when all cores are busy", check=slowdown)
 
     def slowdown(self, threads: int) -> float:
         """Return the slowdown factor of a job while a number of threads of the host compute."""
@@ -161,12 +159,12 @@ class Failures(Settings):
             Default: 60.
     """
 
-    worker_mtbf_h: float = _field(inf, unbounded, "MTBF of a worker")
-    host_mtbf_h: float = _field(inf, unbounded, "MTBF of a host")
-    coordinator_mtbf_h: float | None = _field(None, unbounded, "MTBF of the coordinator")
-    detection_s: float = _field(1.0, not_negative, "time to detection")
-    restart_s: float = _field(30.0, not_negative, "restart of a worker")
-    run_restart_s: float = _field(60.0, not_negative, "restart of the run")
+    worker_mtbf_h: float = declare(inf, "MTBF of a worker", check=unbounded)
+    host_mtbf_h: float = declare(inf, "MTBF of a host", check=unbounded)
+    coordinator_mtbf_h: float | None = declare(None, "MTBF of the coordinator", check=unbounded)
+    detection_s: float = declare(1.0, "time to detection", check=not_negative)
+    restart_s: float = declare(30.0, "restart of a worker", check=not_negative)
+    run_restart_s: float = declare(60.0, "restart of the run", check=not_negative)
 
     @property
     def of_coordinator_per_h(self) -> float:
@@ -196,14 +194,16 @@ class Network(Settings):
             addition to the transfer.
     """
 
-    engine: str = _field("processes", _engine, "how workers run")
-    gradient_bytes: float = _field(0.0, not_negative, "size of a gradient")
-    bandwidth_bytes_per_s: float = _field(inf, unbounded, "bandwidth of a host's link")
-    ray_bytes_per_s: float = _field(inf, unbounded, "throughput of Ray")
-    bisection_bytes_per_s: float = _field(inf, unbounded, "bandwidth between halves of the hosts")
-    servers: int = _field(0, at_least(0), "number of parameter servers")
-    latency_s: float = _field(0.0, not_negative, "one-way latency")
-    vector_s: float = _field(0.0, not_negative, "time per vector of sums")
+    engine: str = declare("processes", "how workers run", check=_engine)
+    gradient_bytes: float = declare(0.0, "size of a gradient", check=not_negative)
+    bandwidth_bytes_per_s: float = declare(inf, "bandwidth of a host's link", check=unbounded)
+    ray_bytes_per_s: float = declare(inf, "throughput of Ray", check=unbounded)
+    bisection_bytes_per_s: float = declare(
+        inf, "bandwidth between halves of the hosts", check=unbounded
+    )
+    servers: int = declare(0, "number of parameter servers", check=at_least(0))
+    latency_s: float = declare(0.0, "one-way latency", check=not_negative)
+    vector_s: float = declare(0.0, "time per vector of sums", check=not_negative)
 
     @property
     def link_s(self) -> float:
@@ -287,5 +287,5 @@ class Checkpoints(Settings):
         every_s: seconds between two checkpoints. None: the best interval. Default: None.
     """
 
-    stall_s: float = _field(0.0, not_negative, "pause for a checkpoint")
-    every_s: float | None = _field(None, positive, "time between checkpoints")
+    stall_s: float = declare(0.0, "pause for a checkpoint", check=not_negative)
+    every_s: float | None = declare(None, "time between checkpoints", check=positive)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quorate.settings import Settings, about, at_least, between
+from quorate.settings import Settings, at_least, between, declare
 
 if TYPE_CHECKING:
     from quorate.coordination.plan import Plan
@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 class StopAfter(Settings):
     """The arguments of ``Trainer.fit`` that decide when training ends; see ``Trainer.fit``."""
 
-    epochs: int = field(default=1, metadata=about("passes over the dataset", check=at_least(1)))
-    steps: int | None = field(
-        default=None, metadata=about("total number of updates", check=at_least(1))
-    )
-    max_time_s: float | None = field(
-        default=None,
-        metadata=about(
-            "save and stop after this many seconds of training", kind=float, check=between(0)
-        ),
+    epochs: int = declare(1, "passes over the dataset", check=at_least(1))
+    steps: int | None = declare(None, "total number of updates", check=at_least(1))
+    max_time_s: float | None = declare(
+        None, "save and stop after this many seconds of training", kind=float, check=between(0)
     )
 
     def last_step(self, plan: Plan) -> int:

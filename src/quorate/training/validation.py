@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from quorate.data.dataloader import dataset_of
 from quorate.data.source import length
 from quorate.errors import SettingError
-from quorate.settings import Settings, about, at_least
+from quorate.settings import Settings, at_least, declare
 from quorate.training.other_trainers import ELSEWHERE_HERE
 
 DIRECTIONS = ("min", "max")
@@ -111,18 +111,12 @@ class Validation(Settings):
 
     dataset: Any
     _: KW_ONLY
-    every_epochs: int = field(
-        default=1, metadata=about("epochs between two evaluations", check=at_least(1))
-    )
-    every_steps: int | None = field(
-        default=None, metadata=about("updates between two evaluations", check=at_least(1))
-    )
-    best: str | None = field(
-        default=None,
-        metadata=about(
-            "metric of the best checkpoint, with its direction: max:accuracy",
-            check=lambda _, text: Best(text).text,
-        ),
+    every_epochs: int = declare(1, "epochs between two evaluations", check=at_least(1))
+    every_steps: int | None = declare(None, "updates between two evaluations", check=at_least(1))
+    best: str | None = declare(
+        None,
+        "metric of the best checkpoint, with its direction: max:accuracy",
+        check=lambda _, text: Best(text).text,
     )
 
     def __post_init__(self) -> None:

@@ -6,11 +6,11 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from quorate.services.report import Report
-from quorate.settings import Settings, about, at_least, one_of, switch
+from quorate.settings import Settings, at_least, declare, one_of, switch
 
 PLAIN, DATED, JSON = "plain", "dated", "json"
 
@@ -29,28 +29,21 @@ class Shown(Settings):
             with units; "json", one object per line and no bar.
     """
 
-    quiet: bool = field(
-        default=False,
-        metadata=about(
-            "show no bar, no update lines and no table of workers", kind=bool, check=switch
-        ),
+    quiet: bool = declare(
+        False, "show no bar, no update lines and no table of workers", kind=bool, check=switch
     )
-    log_every: int | None = field(
-        default=None,
-        metadata=about(
-            "print a line every N updates (default: every 5 s, if the output is not a terminal)",
-            kind=int,
-            metavar="N",
-            check=at_least(1),
-        ),
+    log_every: int | None = declare(
+        None,
+        "print a line every N updates (default: every 5 s, if the output is not a terminal)",
+        kind=int,
+        metavar="N",
+        check=at_least(1),
     )
-    log_format: str = field(
-        default=PLAIN,
-        metadata=about(
-            "format of each line: plain, dated (with date, time zone and units) or json",
-            kind=str,
-            check=lambda name, value: one_of(name, value, (PLAIN, DATED, JSON)),
-        ),
+    log_format: str = declare(
+        PLAIN,
+        "format of each line: plain, dated (with date, time zone and units) or json",
+        kind=str,
+        check=lambda name, value: one_of(name, value, (PLAIN, DATED, JSON)),
     )
 
     def is_due(self, global_step: int) -> bool:

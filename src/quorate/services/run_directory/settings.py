@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from quorate.services.tracing.asked import ALL, new_file, steps, steps_between
 from quorate.settings import (
     Settings,
-    about,
     at_least,
     between,
+    declare,
     directory,
     file_or_directory,
     switch,
@@ -48,79 +48,56 @@ class RunDir(Settings):
             200,000 spans.
     """
 
-    path: Path | str | None = field(
-        default=None,
-        metadata=about(
-            "directory for checkpoints and metrics; an interrupted run resumes from here",
-            name="run_dir",
-            kind=str,
-            metavar="DIR",
-            check=directory,
-        ),
+    path: Path | str | None = declare(
+        None,
+        "directory for checkpoints and metrics; an interrupted run resumes from here",
+        name="run_dir",
+        kind=str,
+        metavar="DIR",
+        check=directory,
     )
     _: KW_ONLY
-    save_every_s: float | None = field(
-        default=600.0,
-        metadata=about(
-            "seconds between checkpoints, or none (default: 600)", kind=float, check=between(0)
-        ),
+    save_every_s: float | None = declare(
+        600.0, "seconds between checkpoints, or none (default: 600)", kind=float, check=between(0)
     )
-    save_every_steps: int | None = field(
-        default=None,
-        metadata=about("also save a checkpoint every N updates", kind=int, check=at_least(1)),
+    save_every_steps: int | None = declare(
+        None, "also save a checkpoint every N updates", kind=int, check=at_least(1)
     )
-    keep: int = field(
-        default=5,
-        metadata=about(
-            "number of newest checkpoints to keep (default: 5)", kind=int, check=at_least(1)
-        ),
+    keep: int = declare(
+        5, "number of newest checkpoints to keep (default: 5)", kind=int, check=at_least(1)
     )
-    keep_every_h: float | None = field(
-        default=None,
-        metadata=about(
-            "also keep one checkpoint per this many hours for good", kind=float, check=between(0)
-        ),
+    keep_every_h: float | None = declare(
+        None, "also keep one checkpoint per this many hours for good", kind=float, check=between(0)
     )
-    summary_every_s: float | None = field(
-        default=20.0,
-        metadata=about(
-            "seconds between two points of a TensorBoard curve, or none (default: 20)",
-            kind=float,
-            check=between(0),
-        ),
+    summary_every_s: float | None = declare(
+        20.0,
+        "seconds between two points of a TensorBoard curve, or none (default: 20)",
+        kind=float,
+        check=between(0),
     )
-    fresh: bool = field(
-        default=False,
-        metadata=about(
-            "start a new run; a run found in --run-dir is moved aside", kind=bool, check=switch
-        ),
+    fresh: bool = declare(
+        False, "start a new run; a run found in --run-dir is moved aside", kind=bool, check=switch
     )
-    init_from: Path | str | None = field(
-        default=None,
-        metadata=about(
-            "initial weights: a .safetensors file, a saved state dict or a run directory",
-            kind=str,
-            metavar="PATH",
-            check=file_or_directory,
-        ),
+    init_from: Path | str | None = declare(
+        None,
+        "initial weights: a .safetensors file, a saved state dict or a run directory",
+        kind=str,
+        metavar="PATH",
+        check=file_or_directory,
     )
-    trace: Path | str | None = field(
-        default=None,
-        metadata=about(
-            "write a timeline of the run, for chrome://tracing or Perfetto, to FILE",
-            kind=str,
-            metavar="FILE",
-            check=new_file,
-        ),
+    trace: Path | str | None = declare(
+        None,
+        "write a timeline of the run, for chrome://tracing or Perfetto, to FILE",
+        kind=str,
+        metavar="FILE",
+        check=new_file,
     )
-    trace_steps: str | None = field(
-        default=None,
-        metadata=about(
-            "steps in the timeline: from A up to, but not including, B",
-            kind=str,
-            metavar="A:B",
-            check=steps,
-        ),
+    trace_steps: str | None = declare(
+        None,
+        "steps in the timeline: from A up to, but not including, B",
+        kind=str,
+        metavar="A:B",
+        check=steps,
     )
 
     @property
