@@ -141,26 +141,16 @@ class HostPipes:
         Raises:
             ConnectionError: a rank has ended.
         """
-        message, place = own or b"", self._place
-        for distance in self._writes:
-            if distance <= place < 2 * distance:
-                message = self._swap(distance, None)
-            elif place < distance and place + distance < self._count:
-                self._swap(distance, message, receives=False)
-        return message
+        return self.gather(own or b"")[0]
 
-    def _swap(self, distance: int, message: bytes | None, *, receives: bool = True) -> bytes:
+    def _swap(self, distance: int, message: bytes) -> bytes:
         """Send a message some places on, while receiving from as many places before. Blocks.
 
         If every rank wrote first and read afterwards, all would wait as soon as pipes are full.
-
-        Args:
-            message: None: send nothing.
         """
         to, source = self._writes[distance], self._reads[distance]
-        head = b"" if message is None else len(message).to_bytes(_HEAD, "little")
-        left = memoryview(head + (message or b""))
-        came, size = bytearray(), _HEAD if receives else 0
+        left = memoryview(len(message).to_bytes(_HEAD, "little") + message)
+        came, size = bytearray(), _HEAD
         while True:
             with suppress(BlockingIOError):
                 while left:
