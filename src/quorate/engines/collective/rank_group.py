@@ -21,10 +21,9 @@ from pathlib import Path
 import torch
 
 from quorate.coordination import rules
-from quorate.engines.collective.exchange import GradientExchange
+from quorate.engines.collective.exchange import GradientExchange, NativeExchange
 from quorate.engines.collective.heartbeats import FileHeartbeats
 from quorate.engines.collective.liveness_monitor import GO_ON
-from quorate.engines.collective.native import NativeExchange
 from quorate.engines.collective.rank_control import END, RankControl
 from quorate.engines.collective.rank_place import RankPlace, own_place
 from quorate.engines.processes.pool import WorkerHandle

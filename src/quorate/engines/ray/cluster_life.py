@@ -39,7 +39,7 @@ from quorate.machine.limits import (
 )
 
 if TYPE_CHECKING:
-    from quorate.engines.ray.worker_handle import RayWorkerHandle
+    from quorate.engines.ray.pool import RayWorkerHandle
 
 
 LOST_CLUSTER = Ending(1, lost="the Ray cluster")

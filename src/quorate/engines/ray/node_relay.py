@@ -37,13 +37,12 @@ from quorate.engines.ray.images import (
 )
 from quorate.engines.ray.relay_actor import NEWS, ORDERS, RelayActor
 from quorate.engines.ray.servers import RayServers
-from quorate.engines.ray.worker_handle import RayWorkerHandle
 from quorate.engines.servers import Image
 from quorate.machine.limits import KILLED_EXIT_S, STAGE_POLL_S
 from quorate.machine.shared_memory import Segment
 
 if TYPE_CHECKING:
-    from quorate.engines.ray.pool import RayPool
+    from quorate.engines.ray.pool import RayPool, RayWorkerHandle
 
 
 class NodeRelay:

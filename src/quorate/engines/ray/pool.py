@@ -1,31 +1,247 @@
-"""The pool of workers of a Ray cluster: an actor each, wherever Ray has room for the worker."""
+"""The pool of workers of a Ray cluster: a lease each, wherever Ray has room for the worker.
+
+A lease is an actor. The process of a worker is here, or behind the relay of a further node.
+"""
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
+from selectors import BaseSelector
+from typing import Any
 
 import ray
 
+from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
-from quorate.engines.processes.pool import Callback, ElasticSize, LocalPool
+from quorate.engines.processes.endings import Ending
+from quorate.engines.processes.pool import Callback, ElasticSize, LocalPool, WorkerHandle
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.cluster import joined_cluster
 from quorate.engines.ray.cluster_life import ClusterNotices
 from quorate.engines.ray.demand import demanded
-from quorate.engines.ray.images import same_everywhere
+from quorate.engines.ray.images import KillProcess, Reported, WireCut, WorkerEnded, same_everywhere
 from quorate.engines.ray.node_relay import NodeRelay, ParameterStore
 from quorate.engines.ray.servers import RayServers
-from quorate.engines.ray.worker_handle import RayWorkerHandle
 from quorate.engines.ray.worker_lease import LIFE, PLACE, WorkerLease
 from quorate.engines.workers import Workers
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
+from quorate.machine.limits import WORKER_SILENCE_S
 from quorate.machine.regular_file import is_folder
 from quorate.replica.sparse.found import no_rows
+
+
+class RayWorkerHandle(WorkerHandle):
+    """The coordinator's end of a worker: the lease, and a process here or behind a relay.
+
+    All state belongs to the coordinator's thread: further threads have actions carried out there.
+
+    Args:
+        number: of the worker.
+        life: names this process of the worker in messages to a relay.
+        pool: the pool of the worker.
+    """
+
+    def __init__(self, number: int, life: int, pool: RayPool) -> None:
+        super().__init__(number)
+        self.is_placed = False
+        self.life = life
+        self.node_id = ""
+        self.where = ""  # the node, for people
+        self._pool = pool
+        self._pid: int | None = None
+        self._leaves = self._is_closed = False
+        self._ending: Ending | None = None
+        self._lost: tuple[float, Ending] | None = None  # since when there is no lease
+        self._inbox: list[messages.WorkerMessage] = []
+        self._watch: tuple[BaseSelector, Callback, Callback] | None = None
+        self._relay: NodeRelay | None = None  # on a further node
+        lease = self._lease = pool.lease.remote(number)
+        # Held: a future that nobody holds is never called.
+        self._futures = [
+            self._when(lease.place.options(concurrency_group=PLACE).remote(), self._meet),
+            self._when(lease.live.options(concurrency_group=LIFE).remote(), self._depart),
+        ]
+
+    @property
+    def pid(self) -> int | None:
+        """The id of a process of this host; else None."""
+        if self.line is not None:
+            return super().pid
+        return None if self.is_elsewhere else self._pid
+
+    def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
+        """Call ``hear`` and ``look`` after each action; have a selector watch a process here."""
+        self._watch = selector, hear, look
+
+    def call(self, action: Callback) -> None:
+        """Have the coordinator's thread carry out an action. Thread-safe."""
+        self._pool.actions.append((self, action))
+        self._pool.wake()
+
+    def carry_out(self, action: Callback) -> None:
+        """Carry out an action, unless the handle is closed, and look at the consequences."""
+        if not self._is_closed:
+            action()
+            assert self._watch is not None
+            for look in self._watch[1:]:
+                look()
+
+    def arrived(self) -> list[messages.WorkerMessage]:
+        """Return all arrived messages. Does not block."""
+        arrived, self._inbox = [*self._inbox, *super().arrived()], []
+        with_error = messages.ScriptRaised | messages.ShardFailed | messages.JobReady
+        for message in arrived:
+            if isinstance(message, with_error) and message.error is not None:
+                message.error.add_note(f"quorate: worker {self.number} is on {self.where}")
+        return arrived
+
+    def has_ended(self) -> bool:
+        """Return whether the worker is gone, and all messages have arrived. Does not block."""
+        if self.line is not None:  # until its end it writes to the coordinator's memory
+            return super().has_ended()
+        return self._ending is not None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the worker ends in time. Blocks for a process of this node alone."""
+        return self.has_ended() if self.line is None else super().wait(timeout_s)
+
+    def kill(self) -> None:
+        """End the worker's process and its lease. Does not block."""
+        if self.line is not None:
+            super().kill()
+        elif self._relay is not None:
+            self._relay.post(self, KillProcess())
+        self._pool.node.kill(self._lease)
+
+    def ending(self) -> Ending:
+        """Return how the worker ended, after the end."""
+        if self.line is not None:
+            self.end(super().ending())
+        assert self._ending is not None
+        return self._ending
+
+    def close(self) -> None:
+        """End the worker, and wait until the worker writes to the coordinator's memory no more."""
+        self._is_closed = True
+        self.kill()
+        if self.line is not None:
+            super().close()
+        if self._relay is not None:
+            self._relay.forget(self)
+
+    def post(self, message: messages.WorkerMessage, *fds: int) -> None:
+        """Send a message, with images of the memory concerned. Does not block for long."""
+        if self._relay is not None:
+            self._relay.post(self, message, *fds)
+        elif self.line is not None:
+            super().post(message, *fds)
+
+    def cancel(self, ticket: int) -> None:
+        """Report a cancelled shard, if the worker does not see the coordinator's arena."""
+        if self._relay is not None:
+            self._relay.post(self, messages.CancelShards(ticket))
+
+    # --- what happens on the node: in the coordinator's thread ------------------------------------
+
+    def leave(self, why: str) -> None:
+        """Report once that the worker has to go.
+
+        Args:
+            why: a fact about the node or actor: "because Ray drains the node".
+        """
+        if not self._leaves:
+            self._leaves = True
+            self._inbox.append(messages.WorkerLeaves(f"has left {self.where}, {why}"))
+
+    def refuse(self, differs: str) -> None:
+        """Report a node that would compute something else."""
+        fix = "every node needs the same, at the same path"
+        self._inbox.append(messages.ScriptRefused(f"cannot use {self.where}: {differs}; {fix}"))
+        self.kill()
+
+    def take(self, message: Reported) -> None:
+        """Take a message of the worker from a relay."""
+        match message:
+            case messages.WorkerForked():
+                self._pid = message.pid
+            case WireCut():
+                self._is_cut = True
+            case WorkerEnded():
+                self.end(message.ending)
+            case _:
+                self._inbox.append(message)
+
+    def end(self, ending: Ending) -> None:
+        """Note the end of the worker; a lost lease explains the end."""
+        if self._ending is None:
+            known = ending if self._lost is None else self._lost[1]
+            self._ending = known._replace(node=self.where)
+
+    def lose(self, ending: Ending) -> None:
+        """Note the end of the lease, and end the process of the worker."""
+        if self._lost is not None or self._ending is not None:
+            return
+        self._lost = time.monotonic(), ending
+        self.kill()
+        if self._relay is None:
+            self.end(ending)
+
+    def lose_all(self, ending: Ending) -> None:
+        """Note the end of the cluster: no relay will report anything any more."""
+        self.lose(ending)
+        self.end(ending)
+
+    def lose_relay_if_silent(self) -> None:
+        """Give up a relay that does not report the end of a worker without a lease. Thread-safe."""
+        if self._lost is None or self._ending is not None or self._relay is None:
+            return
+        if time.monotonic() - self._lost[0] > WORKER_SILENCE_S:
+            self._relay.kill()
+
+    def _when(self, ref: Any, then: Callable[[Any], None]) -> Future[Any]:
+        """Have the coordinator's thread pass on a value of the lease, or an error."""
+
+        def arrived(future: Future[Any]) -> None:
+            error = future.exception()
+            if error is None:
+                self.call(partial(then, future.result()))
+            else:
+                self.call(partial(self.lose, self._pool.node.ending_of(error, "its actor")))
+
+        future: Future[Any] = ref.future()
+        future.add_done_callback(arrived)
+        return future
+
+    def _depart(self, _: None) -> None:
+        self.leave("because its actor was asked to end")
+
+    def _meet(self, place: dict[str, Any]) -> None:
+        """Start the worker's process where Ray has placed the lease."""
+        self.node_id = place["node"]
+        self.where = f"{place['host']} (node {place['node'][:8]})"
+        self.is_elsewhere = place["mark"] != this_host.mark()
+        self.host = place["host"] if self.is_elsewhere else None
+        self._inbox.append(messages.WorkerPlaced())
+        if not self._pool.is_own(place["node"], place["mark"]):
+            self.place = self.node_id
+            self._relay = self._pool.relay(self.node_id)
+            self._relay.start(self, place["environment"])
+            return
+        assert self._watch is not None
+        try:
+            self._pool.local.begin(self, place["environment"])
+        except OSError as error:
+            self.end(Ending(1, str(error)))
+            return
+        super().watch(*self._watch)
 
 
 class RayPool:
