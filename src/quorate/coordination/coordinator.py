@@ -29,29 +29,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from quorate.coordination import plan
+from quorate.coordination import plan, protocol
 from quorate.coordination.dealing import Dealer, StepLayout
 from quorate.coordination.open_steps import OpenStep, OpenSteps
-from quorate.coordination.protocol import (
-    Abort,
-    Applied,
-    Apply,
-    Cancel,
-    Cancelled,
-    Discard,
-    Done,
-    Effect,
-    Event,
-    Failed,
-    Finish,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-    Stop,
-    Tick,
-    Wake,
-)
 from quorate.coordination.rules import Rule
 from quorate.coordination.running_shards import RunningShards
 from quorate.coordination.tally import Tally
@@ -122,9 +102,11 @@ class Coordinator:
             patience=patience,
             run_s=run_s,
         )
-        self._trail: deque[Event] = deque(maxlen=20)
+        self._trail: deque[protocol.Event] = deque(maxlen=20)
 
-    def handle(self, event: Event, now: float, *, rests: bool = False) -> list[Effect]:
+    def handle(
+        self, event: protocol.Event, now: float, *, rests: bool = False
+    ) -> list[protocol.Effect]:
         """Process an event of time ``now``, and return the effects in order.
 
         Args:
@@ -137,14 +119,14 @@ class Coordinator:
         effects = self._process(event, now)
         return effects if rests else effects + self.go_on(now)
 
-    def go_on(self, now: float) -> list[Effect]:
+    def go_on(self, now: float) -> list[protocol.Effect]:
         """Return what comes next: shards for idle workers, an update, the time of the next look."""
-        effects: list[Effect] = []
+        effects: list[protocol.Effect] = []
         look_at = inf
         if self._steps.applying is None and not self.is_over:
             if self.applied >= self._dealer.last_step:
                 self.is_over = True
-                return [Finish(self.applied, self.reason)]
+                return [protocol.Finish(self.applied, self.reason)]
             # Workers that can go on do so while the update is made.
             effects += self._dealer.deal(now)
             if (step := self._steps.next_to_apply()) is not None:
@@ -154,14 +136,14 @@ class Coordinator:
             # Silence that is overdue waits for a Tick.
             look_at = min(look_at, max(now, self._workers.silent_at))
             if look_at < inf:
-                effects.append(Wake(look_at))
+                effects.append(protocol.Wake(look_at))
         return effects
 
-    def _apply(self, step: OpenStep) -> Apply:
+    def _apply(self, step: OpenStep) -> protocol.Apply:
         """Begin the update of a step."""
         self._steps.applying = step.number
         held = step.held.values()
-        return Apply(
+        return protocol.Apply(
             step.number,
             tuple(sorted({each.worker for each in held})),
             shards=tuple(sorted(step.held)),
@@ -190,23 +172,23 @@ class Coordinator:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _process(self, event: Event, now: float) -> list[Effect]:
+    def _process(self, event: protocol.Event, now: float) -> list[protocol.Effect]:
         match event:
-            case Done():
+            case protocol.Done():
                 assignment = self._assignment(event)
                 self._finish(assignment, (now - assignment.since) / assignment.count)
                 return self._done(assignment)
-            case Applied(step):
+            case protocol.Applied(step):
                 return self._end_step(step)
-            case Joined(worker, place):
+            case protocol.Joined(worker, place):
                 self._join(worker, place, now)
-            case Left():
+            case protocol.Left():
                 return self._leave(event)
-            case Failed():
+            case protocol.Failed():
                 assignment = self._assignment(event)
                 self._finish(assignment)
                 return self._failed(assignment, event.shard)
-            case Cancelled(worker):
+            case protocol.Cancelled(worker):
                 assignment = self._assignment(event)
                 # A lower bound: without it, a worker that is always too late would seem fast.
                 took_s = (now - assignment.since) / assignment.count
@@ -214,12 +196,12 @@ class Coordinator:
                 self._finish(assignment, took_s if is_longer else None)
                 if not assignment.is_lost:
                     raise self._error(f"worker {worker} left off what it was not told to")
-            case Stop(reason):
+            case protocol.Stop(reason):
                 self._stop(reason)
-            case Tick():
+            case protocol.Tick():
                 # Only when no event is waiting to be handled: a result may be under way.
                 return [
-                    Replace(silent.worker, f"no answer for {now - silent.since:.0f} s")
+                    protocol.Replace(silent.worker, f"no answer for {now - silent.since:.0f} s")
                     for silent in self._workers.replace_silent(now)
                 ]
         return []
@@ -232,7 +214,7 @@ class Coordinator:
         if self._rule.copies and len(self._workers.by_number) > 1:
             self._steps.start_asking()
 
-    def _leave(self, event: Left) -> list[Effect]:
+    def _leave(self, event: protocol.Left) -> list[protocol.Effect]:
         worker = event.worker
         if worker not in self._workers.by_number:
             raise self._error(f"worker {worker} left and had not joined")
@@ -257,7 +239,9 @@ class Coordinator:
             return []
         return [self._abort(assignment, assignment.shard)]
 
-    def _assignment(self, event: Done | Failed | Cancelled) -> Assignment:
+    def _assignment(
+        self, event: protocol.Done | protocol.Failed | protocol.Cancelled
+    ) -> Assignment:
         """Return the assignment of an event."""
         worker, step, shard = event.worker, event.step, event.shard
         record = self._workers.by_number.get(worker)
@@ -271,22 +255,22 @@ class Coordinator:
         self._workers.finish(assignment.worker, took_s)
         self._steps.finish(assignment)
 
-    def _done(self, assignment: Assignment) -> list[Effect]:
+    def _done(self, assignment: Assignment) -> list[protocol.Effect]:
         worker, number, first = assignment.worker, assignment.step, assignment.shard
         step = self._steps.expecting(assignment)
         if step is None:
             self._count_lost(assignment, assignment.shards)
             # To be dealt again, should the update come to nothing.
             self._steps.put_back(number, assignment.shards)
-            return [Discard(worker, number, first, assignment.count)]
+            return [protocol.Discard(worker, number, first, assignment.count)]
         late = step.held.keys() & assignment.shards  # a copy was first
         wanted = [shard for shard in assignment.shards if shard not in late]
         self._steps.hold(step, wanted, assignment)
         if not late:
-            return [Keep(worker, number, first, assignment.count)]
+            return [protocol.Keep(worker, number, first, assignment.count)]
         self._count_lost(assignment, late)
         return [
-            (Discard if shard in late else Keep)(worker, number, shard)
+            (protocol.Discard if shard in late else protocol.Keep)(worker, number, shard)
             for shard in assignment.shards
         ]
 
@@ -298,7 +282,7 @@ class Coordinator:
             for shard in shards:
                 self.tally.lost(assignment.worker, dropped=shard not in step.held)
 
-    def _failed(self, assignment: Assignment, shard: int) -> list[Effect]:
+    def _failed(self, assignment: Assignment, shard: int) -> list[protocol.Effect]:
         step = self._steps.expecting(assignment)
         # Of a late copy: should the update come to nothing.
         self._steps.put_back(assignment.step, assignment.shards)
@@ -312,19 +296,19 @@ class Coordinator:
             return [self._abort(assignment, shard)]
         return []
 
-    def _abort(self, assignment: Assignment, shard: int) -> Abort:
+    def _abort(self, assignment: Assignment, shard: int) -> protocol.Abort:
         self.is_over = True
-        return Abort(assignment.worker, assignment.step, shard)
+        return protocol.Abort(assignment.worker, assignment.step, shard)
 
-    def _end_step(self, number: int) -> list[Effect]:
+    def _end_step(self, number: int) -> list[protocol.Effect]:
         if number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
-        step, effects = self._steps.by_number[number], list[Effect]()
+        step, effects = self._steps.by_number[number], list[protocol.Effect]()
         for held in step.held.values():
             self.tally.applied(held.worker, self._steps.applied - held.version)
         for assignment in step.assignments:
             self._count_lost(assignment, assignment.shards)
-            effects.append(Cancel(assignment.worker, number, assignment.shard))
+            effects.append(protocol.Cancel(assignment.worker, number, assignment.shard))
         self._steps.close(number)
         return effects
 

@@ -301,10 +301,7 @@ class ActionTimes:
         """Return the duration of an action."""
         whole = self.forward if action.work is Work.FORWARD else self.backward
         seconds = whole[action.stage] if isinstance(whole, tuple) else whole
-        part = {
-            Work.BACKWARD_INPUT: self.input_part,
-            Work.BACKWARD_WEIGHT: 1 - self.input_part,
-        }
+        part = {Work.BACKWARD_INPUT: self.input_part, Work.BACKWARD_WEIGHT: 1 - self.input_part}
         return seconds * part.get(action.work, 1.0)
 
 

@@ -16,24 +16,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from quorate.coordination import protocol
 from quorate.coordination.coordinator import Coordinator
 from quorate.coordination.plan import Plan, PlanByShard
-from quorate.coordination.protocol import (
-    Applied,
-    Apply,
-    Cancel,
-    Cancelled,
-    Compute,
-    Done,
-    Effect,
-    Event,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-    Tick,
-    Wake,
-)
 from quorate.coordination.rules import Rule
 from quorate.errors import ProtocolError
 from quorate.simulation.event_queue import EventQueue
@@ -148,7 +133,7 @@ class VirtualRun:
         self._latency_s, self._leaves_off_s = latency_s, leaves_off_s
         self._cores = cores
         self._places = places
-        self._queue: EventQueue[Event | WorkerFailure] = EventQueue()
+        self._queue: EventQueue[protocol.Event | WorkerFailure] = EventQueue()
         self._wake_at = inf
         # Reports of an earlier life of a worker are void: the worker has failed since then, or
         # has received a cancellation.
@@ -156,7 +141,7 @@ class VirtualRun:
         self._is_away = [False] * len(places)
         self._computations: dict[int, _Computation] = {}  # by worker: the last
         for worker, place in enumerate(places):
-            self._post(0.0, Joined(worker, place))
+            self._post(0.0, protocol.Joined(worker, place))
         for failure in failures:
             self._queue.post(failure.at_s, failure)
 
@@ -170,7 +155,7 @@ class VirtualRun:
         while not self.coordinator.is_over:
             self.advance()
 
-    def advance(self) -> Event | None:
+    def advance(self) -> protocol.Event | None:
         """Let the next event happen, and return the event; None: a failure that nobody knows of."""
         self._end_jobs_on_cores()
         due_at = self._queue.next_at
@@ -181,10 +166,10 @@ class VirtualRun:
         if event is None and self._wake_at == inf:
             message = "nothing will happen any more: all workers are gone for good"
             raise ProtocolError(message, self.updates[-1:])
-        event = event or Tick()
-        if isinstance(event, Joined):
+        event = event or protocol.Tick()
+        if isinstance(event, protocol.Joined):
             self._is_away[event.worker] = False
-        elif isinstance(event, Done):
+        elif isinstance(event, protocol.Done):
             self.queued_s += self.now - due_at
         self.events += 1
         effects = deque(self.coordinator.handle(event, self.now))
@@ -195,7 +180,9 @@ class VirtualRun:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _post(self, at: float, event: Joined | Left | Done | Cancelled) -> None:
+    def _post(
+        self, at: float, event: protocol.Joined | protocol.Left | protocol.Done | protocol.Cancelled
+    ) -> None:
         """Let a worker report at a time, unless the worker's present life ends before."""
         lives, worker = self._lives, event.worker
         life = lives[worker]
@@ -219,7 +206,7 @@ class VirtualRun:
         """Let a worker that has computed a shard report the result."""
         done = self._computations[worker]
         done.due_at = at + (sum(done.work[1:]) + 2 * self._latency_s)
-        self._post(done.due_at, Done(worker, done.step, done.shard))
+        self._post(done.due_at, protocol.Done(worker, done.step, done.shard))
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = failure.worker
@@ -228,13 +215,13 @@ class VirtualRun:
         self._is_away[worker] = True
         self._end_life(worker)
         known_at = failure.at_s + failure.detected_s
-        self._post(known_at, Left(worker, "failed", crashed=failure.crashed))
+        self._post(known_at, protocol.Left(worker, "failed", crashed=failure.crashed))
         if failure.away_s < inf:
-            self._post(known_at + failure.away_s, Joined(worker, self._places[worker]))
+            self._post(known_at + failure.away_s, protocol.Joined(worker, self._places[worker]))
 
     # --- effects ----------------------------------------------------------------------------------
 
-    def _apply(self, effect: Apply) -> list[Effect]:
+    def _apply(self, effect: protocol.Apply) -> list[protocol.Effect]:
         """Make an update. No event is handled meanwhile."""
         held = self._held.pop(effect.step)
         vectors = self._vectors({s: held[s] for s in effect.shards}, self._shards_of(effect.step))
@@ -249,30 +236,30 @@ class VirtualRun:
         number, shards = len(effect.holders), len(effect.shards)
         self.updates.append(UpdateRecord(self.now, number, shards, effect.staleness, vectors))
         self.events += 1
-        return self.coordinator.handle(Applied(effect.step), self.now)
+        return self.coordinator.handle(protocol.Applied(effect.step), self.now)
 
-    def _carry_out(self, effect: Effect) -> list[Effect]:
+    def _carry_out(self, effect: protocol.Effect) -> list[protocol.Effect]:
         """Carry out an effect, and return the effects that follow."""
         match effect:
-            case Apply():
+            case protocol.Apply():
                 return self._apply(effect)
-            case Wake(at):
+            case protocol.Wake(at):
                 self._wake_at = at
-            case Compute():
+            case protocol.Compute():
                 self._compute(effect)
-            case Keep(worker, step, shard, count):
+            case protocol.Keep(worker, step, shard, count):
                 held = self._held.setdefault(step, {})
                 held |= dict.fromkeys(range(shard, shard + count), worker)
-            case Cancel(worker):
+            case protocol.Cancel(worker):
                 self._cancel(worker)
-            case Replace(worker):
+            case protocol.Replace(worker):
                 self._end_life(worker)
                 self._is_away[worker] = True
-                self._post(self.now, Left(worker, "silent"))
-                self._post(self.now, Joined(worker, self._places[worker]))
+                self._post(self.now, protocol.Left(worker, "silent"))
+                self._post(self.now, protocol.Joined(worker, self._places[worker]))
         return []
 
-    def _compute(self, effect: Compute) -> None:
+    def _compute(self, effect: protocol.Compute) -> None:
         worker, step, shard = effect.worker, effect.step, effect.shard
         self.begun += 1
         self.copies += effect.instead_of is not None
@@ -296,5 +283,5 @@ class VirtualRun:
         self._end_life(worker)
         pulled_at = computed.begun_at + latency_s + computed.work.pulling_s
         leaves_at = max(told_at, pulled_at) + self._leaves_off_s(worker) + latency_s
-        cancelled = Cancelled(worker, computed.step, computed.shard)
+        cancelled = protocol.Cancelled(worker, computed.step, computed.shard)
         self._post(min(computed.due_at, leaves_at), cancelled)

@@ -14,20 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from quorate.coordination.protocol import (
-    Cancel,
-    Cancelled,
-    Compute,
-    Discard,
-    Done,
-    Event,
-    Failed,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-    Stop,
-)
+from quorate.coordination import protocol
 from quorate.coordination.tree import tree_sum
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Training
@@ -102,7 +89,7 @@ class _Conversation:
     channel: Channel = field(init=False)
     workers: list[int] = field(default_factory=list)  # sorted
     _clause: str = ""
-    _events: list[Event] = field(default_factory=list)
+    _events: list[protocol.Event] = field(default_factory=list)
     _fingerprints: dict[int, str] = field(default_factory=dict)  # by step, t or t + 1: of its sum
 
     def __post_init__(self) -> None:
@@ -119,7 +106,7 @@ class _Conversation:
         self.workers, self._events = [], []
         for _ in self.transport.status():
             event = self.receive()
-            if not isinstance(event, Joined) or event.worker in self.workers:
+            if not isinstance(event, protocol.Joined) or event.worker in self.workers:
                 raise self.broken(f"got {event}, expected that each worker joins once")
             self.workers.append(event.worker)
         self.workers.sort()
@@ -136,7 +123,7 @@ class _Conversation:
         trail = "\n".join(f"  {event}" for event in self._events[-20:])
         return ContractError(f"{self._clause}: {text}\nlast events, oldest first:\n{trail}")
 
-    def receive(self) -> Event:
+    def receive(self) -> protocol.Event:
         """Return the next event."""
         deadline = time.monotonic() + self.limit_s
         while time.monotonic() < deadline:
@@ -145,7 +132,7 @@ class _Conversation:
                 return event
         raise self.broken(f"no event within {self.limit_s:g} s")
 
-    def expect(self, *expected: Event) -> Event:
+    def expect(self, *expected: protocol.Event) -> protocol.Event:
         """Return the next event; raise an error unless it is among the expected events."""
         if (event := self.receive()) not in expected:
             raise self.broken(f"got {event}, expected {' or '.join(map(str, expected))}")
@@ -161,12 +148,12 @@ class _Conversation:
     def send_shard(self, worker: int, step: int, shard: int) -> None:
         """Have a worker begin a shard."""
         rank_of = (self.workers.index(worker), len(self.workers))
-        self.channel.send(Compute(worker, step, shard, self._clause, rank_of))
+        self.channel.send(protocol.Compute(worker, step, shard, self._clause, rank_of))
 
     def compute(self, worker: int, step: int, shard: int) -> None:
         """Have a worker compute a shard, and wait for the answer."""
         self.send_shard(worker, step, shard)
-        self.expect(Done(worker, step, shard))
+        self.expect(protocol.Done(worker, step, shard))
 
     def compute_step(
         self, workers: Sequence[int], step: int, shards: Iterable[int] | None = None
@@ -178,12 +165,14 @@ class _Conversation:
             left = left[len(dealt) :]
             for worker, shard in dealt:
                 self.send_shard(worker, step, shard)
-            waiting: list[Event] = [Done(worker, step, shard) for worker, shard in dealt]
+            waiting: list[protocol.Event] = [
+                protocol.Done(worker, step, shard) for worker, shard in dealt
+            ]
             while waiting:
                 event = self.expect(*waiting)
                 waiting.remove(event)
-                assert isinstance(event, Done)  # kept at once, while others still compute
-                self.channel.send(Keep(event.worker, step, event.shard))
+                assert isinstance(event, protocol.Done)  # kept at once, while others still compute
+                self.channel.send(protocol.Keep(event.worker, step, event.shard))
 
     def collect(self, step: int, holders: Sequence[int]) -> str:
         """Return a fingerprint of the sum of all kept shards of a step; publish."""
@@ -270,9 +259,9 @@ def _one_holder(c: _Conversation) -> None:
 @_clause("shards dealt in one run have the bits of single ones", lambda c: c.transport.takes_runs)
 def _runs(c: _Conversation) -> None:
     run, count = (c.workers[-1], c.t, 0), c.shards
-    c.channel.send(Compute(*run, "a run", count=count))
-    c.expect(Done(*run))
-    c.channel.send(Keep(*run, count))
+    c.channel.send(protocol.Compute(*run, "a run", count=count))
+    c.expect(protocol.Done(*run))
+    c.channel.send(protocol.Keep(*run, count))
     c.check_sum(c.workers[-1:], c.t)
 
 
@@ -280,7 +269,7 @@ def _runs(c: _Conversation) -> None:
 def _discarded(c: _Conversation) -> None:
     for worker in c.workers[:2]:
         c.compute(worker, c.t, 0)
-        c.channel.send(Discard(worker, c.t, 0))
+        c.channel.send(protocol.Discard(worker, c.t, 0))
     c.check_step(c.workers, c.t)
 
 
@@ -291,11 +280,11 @@ def _valid_until_publish(c: _Conversation) -> None:
     c.send_shard(other, c.t + 1, 0)
     parts = c.channel.collect(c.t, [holder])
     before = [_text(value) for _, value in parts]
-    c.expect(Done(other, c.t + 1, 0))
+    c.expect(protocol.Done(other, c.t + 1, 0))
     if [_text(value) for _, value in parts] != before:
         raise c.broken("a result that was collected changed before it was published")
     c.channel.publish()
-    c.channel.send(Discard(other, c.t + 1, 0))
+    c.channel.send(protocol.Discard(other, c.t + 1, 0))
 
 
 @_clause("what is sent after publish is computed from the parameters as they are then")
@@ -329,9 +318,11 @@ def _after_an_update(c: _Conversation, factor: float) -> str:
 def _cancelled(c: _Conversation) -> None:
     worker = c.workers[0]
     c.send_shard(worker, c.t, 0)
-    c.channel.send(Cancel(worker, c.t, 0))
-    if isinstance(c.expect(Cancelled(worker, c.t, 0), Done(worker, c.t, 0)), Done):
-        c.channel.send(Discard(worker, c.t, 0))
+    c.channel.send(protocol.Cancel(worker, c.t, 0))
+    if isinstance(
+        c.expect(protocol.Cancelled(worker, c.t, 0), protocol.Done(worker, c.t, 0)), protocol.Done
+    ):
+        c.channel.send(protocol.Discard(worker, c.t, 0))
     # Another shard: a cancelled shard is not dealt again.
     c.check_step([worker], c.t + 1)
 
@@ -340,14 +331,14 @@ def _cancelled(c: _Conversation) -> None:
 def _cancelled_too_late(c: _Conversation) -> None:
     worker = c.workers[0]
     c.compute(worker, c.t, 0)
-    c.channel.send(Cancel(worker, c.t, 0))
-    c.channel.send(Discard(worker, c.t, 0))
+    c.channel.send(protocol.Cancel(worker, c.t, 0))
+    c.channel.send(protocol.Discard(worker, c.t, 0))
     c.check_step([worker], c.t + 1)
 
 
 @_clause("any thread may post an event, which ends a wait")
 def _posted(c: _Conversation) -> None:
-    event = Stop("another thread")
+    event = protocol.Stop("another thread")
     posting = threading.Timer(PAUSE_S, c.channel.post, [event])
     posting.start()
     received = c.channel.receive(None)
@@ -377,7 +368,7 @@ def _failed(c: _Conversation) -> None:
     assert c.fails is not None
     worker, (step, shard) = c.workers[0], c.fails
     c.send_shard(worker, step, shard)
-    c.expect(Failed(worker, step, shard))
+    c.expect(protocol.Failed(worker, step, shard))
     if not isinstance(error := c.channel.error(worker, step, shard), BaseException):
         raise c.broken(f"got {error!r} of error(), expected what was raised")
     c.check_step([worker], c.t)
@@ -391,7 +382,9 @@ def _killed(c: _Conversation) -> None:
 
 @_clause("who is replaced leaves once, and is back", lambda c: c.transport.can_replace)
 def _replaced(c: _Conversation) -> None:
-    _check_ended(c, lambda worker: c.channel.send(Replace(worker, "to check the transport")))
+    _check_ended(
+        c, lambda worker: c.channel.send(protocol.Replace(worker, "to check the transport"))
+    )
 
 
 def _check_ended(c: _Conversation, end: Callable[[int], None]) -> None:
@@ -401,11 +394,11 @@ def _check_ended(c: _Conversation, end: Callable[[int], None]) -> None:
     c.send_shard(worker, c.t, 0)
     end(worker)
     event = c.receive()
-    if event == Done(worker, c.t, 0):  # the worker was faster
-        c.channel.send(Discard(worker, c.t, 0))
+    if event == protocol.Done(worker, c.t, 0):  # the worker was faster
+        c.channel.send(protocol.Discard(worker, c.t, 0))
         event = c.receive()
-    if not isinstance(event, Left) or event.worker != worker:
+    if not isinstance(event, protocol.Left) or event.worker != worker:
         raise c.broken(f"got {event}, expected that worker {worker} leaves")
-    c.expect(Joined(worker))
+    c.expect(protocol.Joined(worker))
     # The results are still there, or all shards are to be computed again.
     c.check_step([worker], c.t, range(1 if event.results_stay else c.shards))

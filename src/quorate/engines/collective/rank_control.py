@@ -300,11 +300,7 @@ class RankControl:
     # A method that begins a transfer returns a function to wait for the end of the transfer. The
     # tensors must live until the function has returned.
 
-    def swap(
-        self,
-        sends: Sequence[Addressed],
-        takes: Sequence[Addressed],
-    ) -> None:
+    def swap(self, sends: Sequence[Addressed], takes: Sequence[Addressed]) -> None:
         """Send tensors to ranks, and receive tensors; see ``begin_swap``. Blocks."""
         if self.device.type != "cpu":
             self.begin_swap(sends, takes)()
@@ -322,9 +318,7 @@ class RankControl:
             return partial(self._end, call(self._data[self.device.type]))
 
     def begin_swap(
-        self,
-        sends: Sequence[Addressed],
-        takes: Sequence[Addressed],
+        self, sends: Sequence[Addressed], takes: Sequence[Addressed]
     ) -> Callable[[], None]:
         """Begin to send tensors to ranks, and to receive tensors.
 

@@ -26,12 +26,7 @@ REPLICA_CLASSES: dict[str, type[PipelinedReplica]] = {"cpu": PipelinedReplica}
 
 
 def parts_of(
-    model: torch.nn.Module,
-    groups: Sequence[Group],
-    compute: Compute,
-    *,
-    engine: str,
-    threads: int,
+    model: torch.nn.Module, groups: Sequence[Group], compute: Compute, *, engine: str, threads: int
 ) -> Spread | Split | None:
     """Return the placement of a model on the devices of each replica; None: on a single device.
 
