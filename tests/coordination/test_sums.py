@@ -77,18 +77,18 @@ def test_whoever_holds_what_the_order_of_additions_is_one(shards: int, seed: int
 def test_each_sum_of_a_run_is_that_of_the_tree(shards: int, first: int, count: int) -> None:
     run = range(min(first, shards - 1), min(shards, first + count))
     run = run or range(shards - 1, shards)
-    plan = run_sums(run, shards)
+    free = [*range(len(run))]
+    plan = run_sums(run, shards, free)
     held: dict[int, str] = {}
     for shard, (place, additions) in zip(run, plan.puts, strict=True):
         assert place not in held, "it is still wanted"
         held[place] = leaf(0, shard)
         for left, right in additions:
             held[left] = add(held[left], held.pop(right))
-        assert len(held) <= plan.places
     assert [*plan.sums] == sorted(plan.sums, key=lambda node: leaves(node, shards).start)
     assert sorted(plan.sums) == whole_subtrees(run, shards)
     assert {node: held[place] for node, place in plan.sums.items()} == dict(parts_of(run, shards))
-    assert [*plan.first] == [leaves(node, shards).start for node in plan.sums]
+    assert sorted([*free, *plan.sums.values()]) == [*range(len(run))]
 
 
 # --- sums that a host adds up before sending ------------------------------------------------------

@@ -133,19 +133,20 @@ class RunSums(NamedTuple):
     """The plan of a run: a place for each shard and sum, and the additions, in order."""
 
     puts: tuple[PlacedShard, ...]  # (m,)
-    places: int  # how many are used, from 0 on
     sums: dict[Node, int]  # by maximal subtree, in the order of shards: where its sum is at the end
-    first: tuple[int, ...]  # (sums,) the first shard of each
 
 
-def run_sums(shards: range, of: int) -> RunSums:
+def run_sums(shards: range, of: int, free: list[int]) -> RunSums:
     """Return how the shards of a run are added up.
 
     Args:
         shards: of the run.
         of: V.
+        free: a heap of free places, the lowest used first; loses the places of the sums.
+
+    Raises:
+        IndexError: there are not enough places.
     """
-    free, used = list[int](), 0
     made: list[tuple[int, int]] = []
 
     def add(left: int, right: int) -> int:
@@ -156,13 +157,9 @@ def run_sums(shards: range, of: int) -> RunSums:
     tree: TreeSum[int] = TreeSum(of, add)
     puts = []
     for shard in shards:
-        if not free:
-            heapq.heappush(free, used)
-            used += 1
         place = heapq.heappop(free)
         made.clear()
         tree.put((0, shard), place)
         puts.append(PlacedShard(place, tuple(made)))
     in_order = sorted(tree.parts.items(), key=lambda part: leaves(part[0], of).start)
-    first = tuple(leaves(node, of).start for node, _ in in_order)
-    return RunSums(tuple(puts), used, dict(in_order), first)
+    return RunSums(tuple(puts), dict(in_order))

@@ -8,21 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection
-from typing import NamedTuple
 
-from quorate.coordination.tree import PlacedShard, run_sums
+from quorate.coordination.tree import RunSums, run_sums
 from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat, Layout
 
 _PAGE = 4096
-
-
-class LentVectors(NamedTuple):
-    """The vectors of the pool for a run of shards."""
-
-    puts: tuple[PlacedShard, ...]  # place and additions of each shard; places are vectors' numbers
-    sums: tuple[tuple[int, int], ...]  # of each sum the first shard in the run, and the vector
-    numbers: tuple[int, ...]  # of all lent vectors
 
 
 class GradientPool:
@@ -37,32 +28,29 @@ class GradientPool:
     def __init__(self, layout: Layout, run: range, of: int) -> None:
         # For the run, and as many for earlier results of the step that are not added yet. The
         # vectors take address space, and no memory.
-        count = 2 * max(run_sums(run, of).places, of.bit_length() + 1) + 2
+        places = 1 + max(put.place for put in run_sums(run, of, [*range(len(run))]).puts)
+        count = 2 * max(places, of.bit_length() + 1) + 2
         nbytes = -(-max(1, layout.nbytes) // _PAGE) * _PAGE
         self._segment = Segment(count * nbytes)
         self.vectors = [layout.over(self._segment, number * nbytes) for number in range(count)]
         self._numbers = {id(flat): number for number, flat in enumerate(self.vectors)}
         self._free = [*range(count)]  # a heap
 
-    def lend(self, run: range, of: int) -> LentVectors | None:
-        """Return vectors for a run of shards; None: there are not enough.
+    def lend(self, run: range, of: int) -> RunSums | None:
+        """Return the sums of a run of shards, with vectors' numbers as places; None: too few.
+
+        The vectors of shards that are added to others are free again when the run is computed.
 
         Args:
             of: V, the shards of the step.
         """
-        plan = run_sums(run, of)
-        if len(self._free) < plan.places:
+        free = [*self._free]
+        try:
+            plan = run_sums(run, of, free)
+        except IndexError:
             return None
-        numbers = [heapq.heappop(self._free) for _ in range(plan.places)]
-        puts = (
-            PlacedShard(
-                numbers[place], tuple((numbers[left], numbers[right]) for left, right in additions)
-            )
-            for place, additions in plan.puts
-        )
-        first = (shard - run.start for shard in plan.first)
-        sums = zip(first, (numbers[place] for place in plan.sums.values()), strict=True)
-        return LentVectors(tuple(puts), tuple(sums), tuple(numbers))
+        self._free = free
+        return plan
 
     def give_back(self, numbers: Collection[int]) -> None:
         """Take back vectors without readers."""

@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any
 
 from quorate.coordination.pipeline_schedules import SCHEDULES
+from quorate.coordination.tree import PlacedShard, RunSums, leaves
 from quorate.engines import remote_error
-from quorate.engines.stages.gradient_pool import GradientPool, LentVectors
+from quorate.engines.stages.gradient_pool import GradientPool
 from quorate.engines.stages.links import GoneError
 from quorate.engines.stages.stage_devices import StageDevices, StageProcesses
 from quorate.engines.stages.stage_runner import ShardInput, StagedReplica
@@ -201,11 +202,12 @@ class PipelinedReplica(StagedReplica):
 
     def _flow(self, given: Sequence[ShardInput], of: int) -> list[ShardSum]:
         run = range(given[0].shard, given[0].shard + len(given))
-        pool, lent = self._lent(run, of)
-        numbers = {*lent.numbers}
+        pool, plan = self._lent(run, of)
+        numbers = {*plan.sums.values()}
         try:
-            shards = self._computed(given, pool, lent)
-            for shard, number in lent.sums:
+            shards = self._computed(given, pool, plan.puts)
+            for node, number in plan.sums.items():
+                shard = leaves(node, of).start - run.start
                 each, summed = given[shard], pool.vectors[number]
                 shards[shard].gradient = self._handed_over(each, summed)
                 if each.into is None:
@@ -215,7 +217,7 @@ class PipelinedReplica(StagedReplica):
             pool.give_back(numbers)
 
     def _computed(
-        self, given: Sequence[ShardInput], pool: GradientPool, lent: LentVectors
+        self, given: Sequence[ShardInput], pool: GradientPool, puts: Sequence[PlacedShard]
     ) -> list[ShardSum]:
         """Compute the shards of a run; gradients are in the vectors of the pool."""
         devices = self._stage_devices = self._stage_devices or self._start(pool)
@@ -230,7 +232,7 @@ class PipelinedReplica(StagedReplica):
             values = self._values_of_stages = newest
         rows = SCHEDULES[self._split.schedule](len(stages), len(given), devices=self._devices)
         for device, row in enumerate(rows):
-            links.send(device, "run", (row, lent.puts, buffers, values))
+            links.send(device, "run", (row, puts, buffers, values))
         for each in given:
             for device in range(self._devices):
                 links.send(device, "batch", each.batch)
@@ -310,7 +312,7 @@ class PipelinedReplica(StagedReplica):
 
     # --- processes --------------------------------------------------------------------------------
 
-    def _lent(self, run: range, of: int) -> tuple[GradientPool, LentVectors]:
+    def _lent(self, run: range, of: int) -> tuple[GradientPool, RunSums]:
         """Return the pool, new if the last pool is too small, and the vectors of a run."""
         lent = None if self._pool is None else self._pool.lend(run, of)
         if self._pool is None or lent is None:
