@@ -57,16 +57,14 @@ def chosen(name: str | None, devices: Sequence[torch.device]) -> EngineChoice:
             raise SettingError("engine", name, expected, fix)
         if name in (None, COLLECTIVE):
             return EngineChoice(COLLECTIVE, None)
-    if name == COLLECTIVE and script is not None:
-        return EngineChoice(COLLECTIVE, script)
-    if name in (PROCESSES, COLLECTIVE, RAY) and script is None:
-        expected = "a script that worker processes can run again"
-        fix = "put the program into a file, or use engine='towers'"
-        raise SettingError("engine", name, expected, fix)
-    if name == RAY:
-        return EngineChoice(RAY, script)
+    if name in (PROCESSES, COLLECTIVE, RAY):
+        if script is None:
+            expected = "a script that worker processes can run again"
+            fix = "put the program into a file, or use engine='towers'"
+            raise SettingError("engine", name, expected, fix)
+        return EngineChoice(name, script)
     several_cpus = len(devices) > 1 and all(device.type == "cpu" for device in devices)
-    if script is None or (name is None and not several_cpus) or name == TOWERS:
+    if script is None or name == TOWERS or not several_cpus:
         return EngineChoice(TOWERS, None)
     return EngineChoice(PROCESSES, script)
 

@@ -44,6 +44,14 @@ class TwoCopies:
         """Return the size of two copies of a content in bytes, a multiple of 16."""
         return 2 * (-(-(_HEAD.size + most_bytes) // 8) * 8)
 
+    @classmethod
+    def row(
+        cls, memory: bytearray | mmap, start: int, count: int, most_bytes: int
+    ) -> list[TwoCopies]:
+        """Return entries that lie one behind the other."""
+        room = cls.room(most_bytes)
+        return [cls(memory, start + n * room, most_bytes) for n in range(count)]
+
     def last_version(self) -> int:
         """Return the highest version in memory, perhaps of a copy in writing.
 

@@ -161,7 +161,7 @@ class FileHeartbeats:
         self._rank = rank
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), size * _SLOT)
-        self._beats = [TwoCopies(memory, each * _SLOT, MOST_BYTES) for each in range(size)]
+        self._beats = TwoCopies.row(memory, 0, size, MOST_BYTES)
 
     @staticmethod
     def nbytes(size: int) -> int:

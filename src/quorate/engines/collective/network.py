@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -203,27 +203,28 @@ class GlooMessages:
         Args:
             own: the message, on rank 0; None on all others.
         """
-        message = own or b""
-        head = _tensor(_with_length(message))
-        self._group.broadcast(head, 0)
-        size, found = _parsed(head)
-        if size > _SMALL:
-            rest = _tensor(message[_SMALL:].ljust(size - _SMALL))
-            self._group.broadcast(rest, 0)
-            found += rest.numpy().tobytes()
-        return found
+        return self._moved(own or b"", self._broadcast)[0]
 
     def gather(self, own: bytes) -> list[bytes]:
         """Return the messages that all ranks pass, by rank. Blocks."""
-        heads = [_parsed(head) for head in self._gather(_with_length(own))]
+        return self._moved(own, self._gather)
+
+    def _moved(self, own: bytes, move: Callable[[bytes], list[torch.Tensor]]) -> list[bytes]:
+        """Return received messages: a move of the length and the beginning, and one of the rest."""
+        heads = [_parsed(head) for head in move(_with_length(own))]
         longest = max(size for size, _ in heads)
         if longest <= _SMALL:
             return [found for _, found in heads]
-        rests = self._gather(own[_SMALL:].ljust(longest - _SMALL))
+        rests = move(own[_SMALL:].ljust(longest - _SMALL))
         return [
             (found + rest.numpy().tobytes())[:size]
             for (size, found), rest in zip(heads, rests, strict=True)
         ]
+
+    def _broadcast(self, own: bytes) -> list[torch.Tensor]:
+        moved = _tensor(own)
+        self._group.broadcast(moved, 0)
+        return [moved]
 
     def _gather(self, own: bytes) -> list[torch.Tensor]:
         taken = [torch.empty(len(own), dtype=torch.uint8) for _ in range(self._size)]

@@ -122,18 +122,9 @@ class Arena:
             self._segment.tensor(torch.float64, floats, 0),
             self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
         )
-        self.sheets = [
-            Timesheet(
-                TwoCopies(
-                    self._segment.map, sheets_at + worker * _SHEET_BYTES, Timesheet.ENTRY_BYTES
-                )
-            )
-            for worker in range(workers)
-        ]
-        self._ahead = [
-            TwoCopies(self._segment.map, ahead_at + worker * _AHEAD_BYTES, _AHEAD.size)
-            for worker in range(workers)
-        ]
+        sheets = TwoCopies.row(self._segment.map, sheets_at, workers, Timesheet.ENTRY_BYTES)
+        self.sheets = [*map(Timesheet, sheets)]
+        self._ahead = TwoCopies.row(self._segment.map, ahead_at, workers, _AHEAD.size)
         # (N,) The ticket of a cancelled request. A processor writes an aligned integer as a whole.
         self.cancelled = self._segment.array(8 * workers, cancelled_at).view(np.int64)
         if segment is None:
