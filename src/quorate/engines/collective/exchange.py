@@ -2,7 +2,8 @@
 
 Bucket by bucket, the ranks of a host add their sums along the tree of shards. Each host sends its
 sum of a slice once to the owner of the slice, and the owner adds the sums of all hosts along the
-tree. So the order of additions is the same on any number of ranks.
+tree. So the order of additions is the same on any number of ranks. Everything besides the gradient
+is small, and sent to all ranks.
 
 The native exchange is torch.distributed's own reduce-scatter and all-gather, bucket by bucket. Its
 order of additions, and so the bits, depend on the number of ranks. The native exchange serves to
@@ -17,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from quorate.coordination.tree import Node, TreeSum
@@ -25,7 +28,10 @@ from quorate.engines.collective.gradient_buckets import Bucket, GradientBuckets,
 from quorate.engines.collective.one_host import GRADIENTS, PARAMETERS, HostMemory
 from quorate.engines.collective.rank_control import RankControl, in_turn
 from quorate.engines.partition import Partition
+from quorate.engines.tracing import Batch
 from quorate.replica.flat import Flat, Layout
+from quorate.replica.notes import Note
+from quorate.replica.shard_sum import ShardSum
 
 _Part = tuple[Node, torch.Tensor]
 
@@ -333,3 +339,44 @@ class NativeExchange(GradientExchange):
         others = [rank for rank in ranks if rank != me]
         sends = [(rank, parts[me]) for rank in others]
         return self.ranks.begin_swap(sends, [(rank, parts[rank]) for rank in others])
+
+
+class StepContribution(NamedTuple):
+    """The contribution of one rank: the sum of its subtree, an error, or nothing."""
+
+    node: Node | None = None
+    sum: ShardSum | None = None  # without the gradient
+    error: BaseException | None = None
+    stop: str | None = None  # the signal that requested the end of this rank
+    is_finite: bool = True  # whether this rank's slices of the gradient are finite
+    sends_again: bool = False  # whether the gradient changed after buckets were sent
+    notes: Sequence[Note] = ()  # new notes of a rank other than 0
+    spans: Batch | None = None  # the activities of this rank, if the run is traced
+
+
+def _packed(own: StepContribution) -> list[Any]:
+    """Return a message about a contribution, with written parameters at the end."""
+    if (total := own.sum) is None:
+        return [own, None]
+    rest = msgspec.structs.replace(total, gradient=None, represented=[], outputs=[], written=None)
+    return [own._replace(sum=rest), None if total.written is None else total.written.vectors]
+
+
+def _unpacked(message: Sequence[Any], layout: Layout) -> StepContribution:
+    fields, written = message
+    contribution = msgspec.convert(fields, StepContribution)
+    if contribution.sum is not None and written:
+        contribution.sum.written = Flat(layout, written)
+    return contribution
+
+
+def exchange_contributions(
+    ranks: RankControl, own: StepContribution, written: Layout
+) -> list[StepContribution]:
+    """Return the contributions of all ranks, by rank. All ranks call. Blocks.
+
+    Args:
+        own: the contribution of this rank.
+        written: the layout of parameters that forward wrote, see ``writes.layout``.
+    """
+    return [_unpacked(each, written) for each in ranks.gather(_packed(own))]

@@ -20,8 +20,8 @@ from quorate.coordination.ownership import slowest_factor
 from quorate.coordination.tree import TreeSum, leaves, tree_sum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
+from quorate.engines.collective.exchange import StepContribution, exchange_contributions
 from quorate.engines.collective.rank_control import RankControl
-from quorate.engines.collective.step_contribution import StepContribution, exchange_contributions
 from quorate.engines.drawing import drawing
 from quorate.engines.fingerprints import probe_fingerprint
 from quorate.engines.job import Task, Training
