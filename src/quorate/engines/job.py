@@ -386,7 +386,7 @@ class Evaluation(Job):
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         task.at("forward")
-        seed = key("evaluation", self.plan.seed, task.step, task.shard)
+        seed = key(self.name, self.plan.seed, task.step, task.shard)
         reload = partial(self._reloaded, task)
         total = replica.evaluation(batch.data, len(batch.rows), stream, seed, reload=reload)
         total.outputs = [Piece(task.step, task.shard, value) for _, _, value in total.outputs]

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.keys import key
 from quorate.data.source import Batch
-from quorate.engines.job import Job, Task
+from quorate.engines.job import Evaluation, Task
 from quorate.errors import OutputError, UserError
 from quorate.replica.outputs.rows import Piece, checked
 from quorate.replica.replica import Replica
@@ -91,7 +90,7 @@ def model_of(model: torch.nn.Module, batch: Any) -> Any:
 
 
 @dataclass(eq=False, kw_only=True)
-class Prediction(Job):
+class Prediction(Evaluation):
     """The outputs of a function for the rows of each shard, in evaluation mode.
 
     Args:
@@ -99,9 +98,7 @@ class Prediction(Job):
     """
 
     name = "prediction"
-    has_own_steps = True
-
-    sent = (*Job.sent, "function")
+    sent = (*Evaluation.sent, "function")
 
     function: str
 
@@ -126,7 +123,6 @@ class Prediction(Job):
         return self
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
-        task.at("forward")
         rows, function = len(batch.rows), self._function
         returned: list[Any] = []
 
@@ -135,10 +131,7 @@ class Prediction(Job):
             returned[:] = [checked(function(model, data), rows, "what predict's function returned")]
             return {"loss": torch.zeros(())}
 
-        seed = key("prediction", self.plan.seed, task.step, task.shard)
         with replica.watched(lambda _: keep, eager=False):
-            total = replica.evaluation(
-                batch.data, rows, stream, seed, reload=lambda: self._reloaded(task)
-            )
+            total = super()._work(replica, batch, stream, task)
         total.outputs = [Piece(task.step, task.shard, returned[0])]
         return total
