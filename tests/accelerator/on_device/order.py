@@ -1,4 +1,4 @@
-"""Dropped waits are found, by values or by clocks; code with its waits is never accused."""
+"""Dropped waits are found (more by ``faults/``); code with its waits is never accused."""
 
 import pytest
 import torch
@@ -24,15 +24,6 @@ def test_a_result_of_a_side_stream_is_read_without_a_wait() -> None:
     with pytest.raises(RuntimeError, match="unordered access: stream 0 reads") as error:
         made.sum()
     assert str(error.value).count("order.py:") >= 2  # both stacks
-
-
-def test_a_side_stream_writes_what_is_read_without_a_wait() -> None:
-    values = ones()
-    total = values.sum()
-    stream = side()
-    with stream, pytest.raises(RuntimeError, match="unordered access"):
-        values.add_(1)
-    assert total.item() == SIZE
 
 
 @pytest.mark.parametrize("how", ["stream", "event", "synchronize", "query", "host"])
@@ -81,21 +72,6 @@ def test_waits_go_on_from_stream_to_stream() -> None:
     assert made.sum().item() == 2 * SIZE
 
 
-def test_columns_of_one_storage_are_written_on_two_streams() -> None:
-    values = torch.zeros(64, 8, device="sim:0")
-    streams = [side(), side()]
-    for stream in streams:
-        stream.wait_stream(torch.accelerator.current_stream(0))
-    for column, stream in enumerate(streams):
-        with stream:
-            values[:, column::2].fill_(column)
-    with streams[0], pytest.raises(RuntimeError, match="unordered access"):
-        values[:, 1].add_(1)
-    for stream in streams:
-        torch.accelerator.current_stream(0).wait_stream(stream)
-    assert values.sum().item() == 64 * 4
-
-
 def test_a_copy_between_devices_is_in_order_with_both() -> None:
     for _ in range(ROUNDS):
         source = ones("sim:0")
@@ -104,27 +80,6 @@ def test_a_copy_between_devices_is_in_order_with_both() -> None:
         target.copy_(source, non_blocking=True)
         source.zero_()
         assert target.sum().item() == SIZE
-
-
-def test_a_copy_on_a_side_stream_of_another_device_is_not() -> None:
-    target = torch.zeros(SIZE, device="sim:1")
-    with side("sim:0"):
-        source = ones("sim:0")
-    with pytest.raises(RuntimeError, match="unordered access"):
-        target.copy_(source)
-
-
-def test_memory_is_freed_while_a_side_stream_reads_it() -> None:
-    stream = side()
-    values = ones()
-    stream.wait_stream(torch.accelerator.current_stream(0))
-    with stream:
-        made = values + 1
-    del values
-    with pytest.raises(RuntimeError, match="unordered free: memory of stream 0") as error:
-        ones()
-    assert "aten::add" in str(error.value)
-    del made
 
 
 @pytest.mark.parametrize("how", ["record_stream", "wait"])
@@ -157,20 +112,6 @@ def test_what_pinned_memory_gets_is_late() -> None:
         wrong += bool(late[-1] == 0)
         torch.accelerator.synchronize(0)
         assert late.sum() == SIZE
-    assert wrong > 0
-
-
-def test_pinned_memory_that_is_written_too_early_shows() -> None:
-    wrong = 0
-    for value in range(ROUNDS):
-        host = torch.full((SIZE,), float(value), pin_memory=True)
-        busy = ones()
-        for _ in range(20):
-            busy.mul_(1)
-        device = host.to("sim:0", non_blocking=True)
-        host.fill_(-1)
-        wrong += device[-1].item() != value
-        del host, busy
     assert wrong > 0
 
 
