@@ -9,9 +9,11 @@ from pathlib import Path
 def environment(tree: Path, *others: Path) -> dict[str, str]:
     """Return the environment for programs that import the package of a tree."""
     paths = [str(tree / "src"), *map(str, others)]
-    # Leave out the present test's name: all contexts of coverage would have the same name.
-    without = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {**without, "PYTHONPATH": os.pathsep.join(paths)}
+    # Leave out the present test's name, as all contexts of coverage would have the same name, and
+    # the switch by which a flush that is left out changes nothing.
+    without = ("PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED")
+    env = {name: value for name, value in os.environ.items() if name not in without}
+    return {**env, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def copy(tree: Path, folder: Path) -> None:
