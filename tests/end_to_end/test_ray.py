@@ -55,6 +55,7 @@ def cluster(shared_cluster: RayCluster) -> RayCluster:
 
 def nothing_is_left_on(cluster: RayCluster, objects: int = 0) -> None:
     def holds() -> bool:
+        time.sleep(0.5)  # a look keeps several processes busy
         left = cluster.left()
         return left.pop("objects") <= cluster.objects_before + objects and not any(left.values())
 

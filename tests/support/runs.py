@@ -135,7 +135,7 @@ def soon(
     until = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until, what()
-        time.sleep(0.02)
+        time.sleep(0.1)  # conditions look at all processes
 
 
 @contextmanager
