@@ -24,6 +24,7 @@ from quorate.engines.tracing import Trace, current
 from quorate.machine import out_of_memory
 from quorate.machine.signal_handlers import LeftError
 from quorate.replica.flat import Flat
+from quorate.replica.loss_terms import Scales
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Phase, Replica, no_phase
 from quorate.replica.shard_sum import ShardSum
@@ -231,7 +232,7 @@ class Job(ABC):
         for b, t in zip(batches, tasks, strict=True):
             replica.called.place(self.plan, step, b.rows)
             seed = shard_seed(self.plan, step, t.shard)
-            rows = MicroBatch(b.data, replica.called.at, len(b.rows), seed)
+            rows = MicroBatch(b.data, replica.called.at, len(b.rows), seed, self.scales_of(step))
             given.append(ShardInput(t.shard, rows, t.into, t.at, t.waits_for))
         return replica.gradients(given, stream, self.plan.shards_of(step))
 
@@ -251,6 +252,10 @@ class Job(ABC):
     def has_gradients(self, step: int) -> bool:  # noqa: ARG002
         """Return whether the shards of a step produce gradients, which need memory."""
         return False
+
+    def scales_of(self, step: int) -> Scales | None:  # noqa: ARG002
+        """Return the scales of terms of the loss in a step; None: each shard is a whole batch."""
+        return None
 
     def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
         """Return the inputs of a shard besides rows and parameters, in the coordinator."""
@@ -355,9 +360,13 @@ class Training(Job):
         self._pull(replica, tasks[0])
         return self._in_stages(replica, stream, tasks, batches)
 
+    def scales_of(self, step: int) -> Scales | None:
+        """Return unknown scales, unless the step has one shard."""
+        return None if self.plan.shards_of(step) == 1 else {}
+
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
-        rows = len(batch.rows)
-        replica.witness.take_given(self.source, (task.step, task.shard), batch.data)
+        rows, ticket = len(batch.rows), (task.step, task.shard)
+        replica.witness.take_given(self.source, ticket, batch.data)
         return replica.gradient(
             batch.data,
             rows,
@@ -366,16 +375,42 @@ class Training(Job):
             into=task.into,
             at=task.at,
             reload=partial(self._reloaded, task),
+            scales=self.scales_of(task.step),
+            keep=partial(replica.transfers.keep, ticket, batch),
         )
 
 
 class TrainingAgain(Training):
-    """A second pass over a step during the step's update, with different parameters.
+    """A further pass over a step during the step's update, with different parameters.
 
     The sums collected in the first pass stay in place.
     """
 
     interrupts_training = True
+
+
+class SecondPass(TrainingAgain):
+    """A second pass over a step, with the rows, parameters and buffers of the first pass."""
+
+    reuses_published_buffers = True
+    loads_ahead = False  # a worker usually has a shard's rows from the first pass
+
+    def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
+        kept: Batch | None = replica.transfers.kept.pop((task.step, task.shard), None)
+        return kept or super()._fetched(replica, feed, task)
+
+
+@dataclass(eq=False, kw_only=True)
+class PassWithTotals(SecondPass):
+    """A second pass with the totals of the terms of the loss."""
+
+    sent = (*Job.sent, "scales")
+
+    scales: dict[str, float]  # see ``loss_terms``
+
+    def scales_of(self, step: int) -> Scales | None:  # noqa: ARG002
+        """Return the scales of the terms."""
+        return self.scales
 
 
 class Evaluation(Job):

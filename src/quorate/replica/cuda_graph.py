@@ -191,6 +191,8 @@ def unfit_result(returned: Any, device: torch.device) -> str | None:
     """Return why a graph cannot return the result of a loss function, or None."""
     values = returned.values() if isinstance(returned, Mapping) else [returned]
     for value in values:
+        if isinstance(value, Mapping):
+            return "the loss function returns terms or metrics with weights of their own"
         if isinstance(value, torch.Tensor) and value.device != device:
             return f"the loss function returns a tensor on {value.device}"
     return None
@@ -209,8 +211,9 @@ def forward_backward(returned: Any, take_grads: Callable[[], dict[str, torch.Ten
         returned: the result of the loss function: see ``quorate.loss``.
         take_grads: returns the gradients of the mean by name.
     """
-    values = returned if isinstance(returned, Mapping) else {"loss": returned}
-    torch.autograd.backward(values["loss"].reshape(()))
+    loss = returned["loss"] if isinstance(returned, Mapping) else returned
+    if not isinstance(loss, Mapping):  # terms: see ``unfit_result``
+        torch.autograd.backward(loss.reshape(()))
     return Step(detached(returned), take_grads())
 
 

@@ -7,12 +7,15 @@ The result is a scalar tensor, the mean over the shard's rows; or a dict with th
 the means are over n tokens or pixels and not over rows, "weight": n. Names listed as totals may
 hold counts: integers of any shape, summed and not averaged. Or the result is the output of a model
 with a loss of its own (a special mapping, as Hugging Face's): then only the scalars count.
+
+The value under "loss" may be a dict of terms by name, see ``loss_terms``. A term, and a metric too,
+is a scalar or {"loss": mean, "weight": n} with a denominator n of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -25,6 +28,7 @@ from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import NOWHERE, at_of
 from quorate.replica.beside.shared import are_any
 from quorate.replica.beside.view import View
+from quorate.replica.loss_terms import LOSS, Denominators, Scales, combined
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import NONE, Counts, Wanted, counts
 
@@ -90,23 +94,47 @@ class Outcome:
     weight: float
     totals: Counts = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)  # collected outputs by name, on the host
+    own: Denominators | None = None  # None: ``weight`` is the denominator of all means
+    of_terms: float | None = None  # the multiplier of the gradient of terms; None: no terms
+
+    @property
+    def multiplier(self) -> float:
+        """The number that the gradient is multiplied by; 0: there is no gradient."""
+        return self.weight if self.of_terms is None else self.of_terms
+
+    @property
+    def awaits_totals(self) -> bool:
+        """True if the gradient of the shard follows from the weights of all shards."""
+        return self.own is not None and self.own.awaits_totals
 
     def weighted(self) -> dict[str, float]:
         """Return weight * metrics; zero for a zero weight, even if a mean over nothing is NaN."""
-        if self.weight == 0:
-            return dict.fromkeys(self.metrics, 0.0)
-        return {name: self.weight * value for name, value in self.metrics.items()}
+        weight, weights = self.weight, {} if self.own is None else self.own.weights
+        if not weights:
+            if weight == 0:
+                return dict.fromkeys(self.metrics, 0.0)
+            return {name: weight * value for name, value in self.metrics.items()}
+        each = {name: weights.get(name, weight) for name in self.metrics}
+        return {n: each[n] * value if each[n] else 0.0 for n, value in self.metrics.items()}
 
     def pieces(self) -> list[Piece]:
         """Return the collected outputs, if any; the caller knows the step and shard."""
         return [Piece(0, 0, self.outputs)] if self.outputs else []
 
 
-def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) -> Outcome:
+def read(
+    returned: object,
+    *,
+    rows: int,
+    training: bool,
+    totals: Wanted = NONE,
+    scales: Scales | None = None,
+) -> Outcome:
     """Check the result of a loss function for a shard of ``rows`` rows.
 
     Args:
         totals: names of counts and of collected outputs. In training, no outputs are collected.
+        scales: of terms with denominators of their own; None: the shard is a whole batch.
 
     Raises:
         LossError: the loss is no scalar or has no gradient, a metric is no scalar, counts are no
@@ -125,8 +153,20 @@ def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) 
             expected='a dict with the key "loss"',
             fix='put the scalar to be minimised under "loss"',
         )
-    loss = _loss(values.pop("loss"), training=training)
+    given = values.pop("loss")
     weight = _weight(values.pop("weight", rows))
+    own = _Own(weight)
+    is_output = isinstance(returned, Mapping) and type(returned) is not dict
+    of_terms: float | None = None
+    terms = dict[str, Any]()
+    if isinstance(given, Mapping):
+        terms = own.terms_of(LOSS, given)
+        scalars = {
+            name: _loss(term, f"term {name!r}", training=False).reshape(())
+            for name, term in terms.items()
+        }
+        given, of_terms = combined(scalars, own.found, scales)
+    loss = _loss(given, training=training and of_terms != 0)
     summed, outputs = Counts(), dict[str, Any]()
     for name, kept in totals.items():
         if name not in values:
@@ -137,8 +177,8 @@ def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) 
         elif not training:
             outputs[name] = kept.of(name, value, rows)
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
-    is_output = isinstance(returned, Mapping) and type(returned) is not dict
-    for name, value in values.items():
+    numbers |= {name: term.detach() for name, term in terms.items()}
+    for name, value in own.taken_apart(values) if not is_output else values.items():
         tensor = value if isinstance(value, torch.Tensor) else _tensor(value)
         if is_output and (tensor is None or tensor.numel() != 1):
             continue  # logits, hidden states
@@ -149,15 +189,90 @@ def read(returned: object, *, rows: int, training: bool, totals: Wanted = NONE) 
                 expected="a scalar",
                 fix="reduce the value, or list counts that are to be summed in Trainer(totals=...)",
             )
+        if str(name) in numbers:
+            raise LossError(
+                f"metric {name!r}",
+                got="a term of the loss with the same name",
+                expected="a name of its own",
+                fix="rename one of the two",
+            )
         tensor = tensor.detach()
         numbers[str(name)] = tensor
-    return Outcome(loss.reshape(()), _to_floats(numbers), weight, summed, outputs)
+    metrics = _to_floats(numbers)
+    for name, names in own.found.terms.items():
+        # Of the shard alone: the sum over shards has the exact sum of the terms.
+        metrics[name] = math.fsum(metrics[n] for n in names if own.found.weights[n])
+    if not own.found.weights:
+        return Outcome(loss.reshape(()), metrics, weight, summed, outputs)
+    if of_terms is None:
+        own.found.divisor = weight
+    return Outcome(loss.reshape(()), metrics, weight, summed, outputs, own.found, of_terms)
 
 
-def _loss(loss: object, *, training: bool) -> torch.Tensor:
+class _Own:
+    """The denominators found in the result of a loss function.
+
+    Args:
+        weight: the denominator of values without a weight of their own.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.found = Denominators({})
+        self._weight = weight
+
+    def terms_of(self, loss: str, given: Mapping[Any, Any]) -> dict[str, Any]:
+        """Return the terms of a loss by name, and note their weights.
+
+        Args:
+            loss: "loss", or "d/loss" of a phase d, whose terms are named "d/...".
+        """
+        prefix, terms = loss.removesuffix(LOSS), dict[str, Any]()
+        for name, value in given.items():
+            if not isinstance(name, str) or name in ("", LOSS, "weight"):
+                raise LossError(
+                    "loss",
+                    got=f"a term under the name {name!r}",
+                    expected="terms by name, each a scalar or a dict with loss and weight",
+                    fix='choose another name; "weight" belongs beside "loss", or in a term\'s dict',
+                )
+            label = f"{prefix}{name}"
+            self.found.weights[label] = self._weight  # in the order of the terms
+            terms[label] = self._value(label, value)
+        if not terms:
+            raise LossError("loss", got="no terms", expected="a scalar, or terms by name")
+        self.found.terms[loss] = [*terms]
+        return terms
+
+    def taken_apart(self, values: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield metrics, and terms of losses of phases, as scalars."""
+        for name, value in values.items():
+            if not isinstance(value, Mapping):
+                yield name, value
+            elif LOSS not in value and str(name).endswith(f"/{LOSS}"):
+                yield name, 0.0
+                yield from self.terms_of(name, value).items()
+            else:
+                yield name, self._value(str(name), value)
+
+    def _value(self, name: str, value: Any) -> Any:
+        """Return a term or metric without the weight, and note the weight."""
+        if not isinstance(value, Mapping):
+            return value
+        if value.keys() != {LOSS, "weight"}:
+            raise LossError(
+                f"{name!r}",
+                got=f"a dict with {_names(value)}",
+                expected='a scalar, or {"loss": mean, "weight": n}',
+                fix="return further metrics beside the loss",
+            )
+        self.found.weights[name] = _weight(value["weight"])
+        return value[LOSS]
+
+
+def _loss(loss: object, name: str = LOSS, *, training: bool) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise LossError(
-            "loss",
+            name,
             got=_describe(loss),
             expected="a scalar tensor, the mean over the shard's rows",
             fix="reduce the loss, with .mean() for example",

@@ -26,6 +26,7 @@ from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_ba
 from quorate.replica.device_generators import AloneOn, reseed_devices
 from quorate.replica.flat import Flat
 from quorate.replica.loss import NONE, Called, Loss, Outcome, Wanted
+from quorate.replica.loss_terms import Scales
 from quorate.replica.model import Modes, bind, laid_out, take_grads
 from quorate.replica.notes import Notes
 from quorate.replica.phases.turn import Turn
@@ -181,6 +182,8 @@ class Replica:
         into: Flat | None = None,
         at: Phase = no_phase,
         reload: Reload | None = None,
+        scales: Scales | None = None,
+        keep: Callable[[], None] | None = None,
     ) -> ShardSum:
         """Compute forward and backward over one shard.
 
@@ -197,9 +200,11 @@ class Replica:
             at: receives "forward", "backward" and "pushing" when each begins.
             reload: loads the batch anew, if the shard has to be computed again and the batch was
                 written; without it, user code receives copies.
+            scales: of terms of the loss; None: the shard is a whole batch.
+            keep: called if a second pass needs the rows again, and user code has not written them.
 
         Returns:
-            The shard's weighted sums.
+            The shard's weighted sums; without a gradient if the terms' totals have to be known.
         """
         at("forward")
         gradient = into if into is not None and into.device == self._gathers_on else None
@@ -221,11 +226,15 @@ class Replica:
                 fresh = rows_of.take()
                 reseed(seed)
                 self._begin(stream, seed, training=True)
-                outcome = self._read(loss, fresh, rows, training=True)
+                outcome = self._read(loss, fresh, rows, training=True, scales=scales)
+                if outcome.awaits_totals:
+                    if keep is not None and not rows_of.is_written:
+                        keep()
+                    return outcome, {}, scale
                 at("backward")
-                if outcome.weight > 0:  # the loss of a shard of padding only may well be 0/0
+                if outcome.multiplier > 0:  # the loss of a shard of padding only may well be 0/0
                     if gradient is not None and scale == 1.0:
-                        gradient.expect(self._trainable, outcome.weight)
+                        gradient.expect(self._trainable, outcome.multiplier)
                     self._derive(outcome.loss, scale)
                 grads = take_grads(self._trainable)
                 may_rescale = scale != 1.0 and scale > LEAST_SCALE
@@ -235,13 +244,17 @@ class Replica:
 
         with self._turn.alone():
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
-        if outcome.weight > 0 and not grads:
+        metrics, totals, own = outcome.weighted(), outcome.totals, outcome.own
+        if outcome.awaits_totals:
+            self.witness.end(self._flat)
+            return ShardSum(outcome.weight, metrics, totals=totals, own=own)
+        if outcome.multiplier > 0 and not grads:
             self._turn.refuse()
         at("pushing")
         written = self.witness.end(self._flat)
         if gradient is None:
             gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
-        gradient.fill(grads, outcome.weight / scale)
+        gradient.fill(grads, outcome.multiplier / scale)
         if into is not None and gradient is not into:
             into.copy_(gradient)
             torch.accelerator.synchronize(self.device)
@@ -249,13 +262,14 @@ class Replica:
             gradient = into
         return ShardSum(
             weight=outcome.weight,
-            metrics=outcome.weighted(),
+            metrics=metrics,
             gradient=gradient,
             buffers=self._buffers.change(outcome.weight) if self._buffers.are_any else None,
             integer_buffers=self._buffers.integer_buffers() if self._buffers.are_any else None,
-            missing=self._turn.missing(grads) if outcome.weight else None,
-            totals=outcome.totals,
+            missing=self._turn.missing(grads) if outcome.multiplier else None,
+            totals=totals,
             written=written,
+            own=own,
         )
 
     def evaluation(
@@ -288,7 +302,11 @@ class Replica:
             outcome = self._run(compute, batch, reload, stream, training=training)
         self.witness.end(self._flat)
         return ShardSum(
-            outcome.weight, outcome.weighted(), totals=outcome.totals, outputs=outcome.pieces()
+            outcome.weight,
+            outcome.weighted(),
+            totals=outcome.totals,
+            outputs=outcome.pieces(),
+            own=outcome.own,
         )
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
@@ -402,11 +420,20 @@ class Replica:
             fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
             return run()
 
-    def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
+    def _read(
+        self,
+        function: Loss,
+        batch: Any,
+        rows: int,
+        *,
+        training: bool,
+        scales: Scales | None = None,
+    ) -> Outcome:
         """Call the loss function, and check its result."""
         with self._computing.precision.operations(self.group):
             returned = self.called(function, self._given, batch, training=training)
-        return loss.read(returned, rows=rows, training=training, totals=self._totals)
+        totals = self._totals
+        return loss.read(returned, rows=rows, training=training, totals=totals, scales=scales)
 
     def _derive(self, value: torch.Tensor, scale: float) -> None:
         """Compute the backward pass of a loss."""

@@ -14,6 +14,7 @@ import torch
 from quorate.coordination.tree import Node
 from quorate.errors import LossError
 from quorate.replica.flat import Flat
+from quorate.replica.loss_terms import Denominators
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import Counts, add
 from quorate.replica.whole_batch.represented import Represented
@@ -44,9 +45,51 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
     # Of each shard, in order, for a loss over the whole batch.
     represented: list[Represented] = []
     outputs: list[Piece] = []  # by row, of all shards in the sum
+    own: Denominators | None = None  # of terms and metrics; None: ``weight`` of all
+
+    @property
+    def divisor(self) -> float:
+        """The denominator of the gradient."""
+        return self.weight if self.own is None else self.own.divisor
+
+    @property
+    def awaits_totals(self) -> bool:
+        """True if the gradient of a loss with terms follows from a second pass only."""
+        return self.own is not None and self.own.awaits_totals
+
+    def denominators(self) -> Denominators:
+        """Return the denominators, as a copy."""
+        own = self.own
+        if own is None:
+            return Denominators({}, divisor=self.weight)
+        terms = {loss: [*names] for loss, names in own.terms.items()}
+        return Denominators({**own.weights}, terms, own.divisor, own.is_final)
+
+    def copied(self) -> ShardSum:
+        """Return a sum with vectors in memory of its own."""
+
+        def clone(vector: torch.Tensor | None) -> torch.Tensor | None:
+            return None if vector is None else vector.clone()
+
+        def clone_flat(flat: Flat | None) -> Flat | None:
+            if flat is None:
+                return None
+            copy = flat.layout.new(flat.device)
+            copy.copy_(flat)
+            return copy
+
+        return msgspec.structs.replace(
+            self,
+            gradient=clone_flat(self.gradient),
+            buffers=clone(self.buffers),
+            integer_buffers=clone(self.integer_buffers),
+            written=clone_flat(self.written),
+        )
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
+        if self.own is not None:
+            return self.own.means(self.metrics, self.weight)
         return {name: value / self.weight for name, value in self.metrics.items()}
 
     def computed_by(self, worker: int, shard: int) -> ShardSum:
@@ -63,6 +106,8 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
 
     def join(self, right: ShardSum) -> ShardSum:
         """Add all of ``right`` except the gradient; the caller adds the gradients."""
+        if self.own is not None or right.own is not None:
+            self._join_denominators(right)
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
                 "metrics",
@@ -88,6 +133,23 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
         else:
             self.missing &= right.missing
         return self
+
+    def _join_denominators(self, right: ShardSum) -> None:
+        """Add denominators; names with denominators of their own may be missing in some shards."""
+        own, theirs = self.denominators(), right.denominators()
+        for name in self.metrics.keys() & right.metrics.keys():
+            if (name in own.weights) != (name in theirs.weights):
+                raise LossError(
+                    f"metric {name!r}",
+                    got="a weight from one shard, and no weight from another",
+                    expected="the same from every shard",
+                    fix='return {"loss": value, "weight": n} for every shard',
+                )
+        own.add(theirs)
+        self.own = own
+        for one, other in ((self, right), (right, self)):
+            absent = other.metrics.keys() - one.metrics.keys()
+            one.metrics |= {n: 0.0 for n in other.metrics if n in absent and n in own.weights}
 
 
 # The sum over the shards below one node of the tree: a worker's result for a step.

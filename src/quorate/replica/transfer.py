@@ -118,6 +118,11 @@ class FreshBatch:
         self._keeps = keeps
         self._before: list[Hashable] | None = None
 
+    @property
+    def is_written(self) -> bool:
+        """True if the batch may have been written since the first computation."""
+        return not self._keeps and _states(self._batch) != self._before
+
     def take(self) -> Any:
         """Return the batch for a computation.
 

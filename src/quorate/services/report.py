@@ -41,6 +41,8 @@ class Report:
     phase: str | None = None  #: phase of the update, and prefix of its metrics
     #: learning rate of each optimizer, if an update has several; see ``lr``
     lrs: list[float] = field(default_factory=list)
+    #: by name, total weights of metrics and terms of the loss that have weights of their own
+    weights: dict[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:

@@ -91,7 +91,9 @@ def evaluate(
     if done < plan.steps_per_epoch:
         return None
     assert total.root is not None
-    if total.root.weight == 0:
+    own = total.root.own
+    has_terms = own is None or not own.names or any(own.weights[name] for name in own.names)
+    if total.root.weight == 0 or not has_terms:
         raise LossError(
             "weight",
             got=f"0 in all shards of {called}",

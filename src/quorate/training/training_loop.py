@@ -36,12 +36,18 @@ from quorate.services.report import Report
 from quorate.training.drive import Ready, drive
 from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
-from quorate.training.optimizing.step_again import step_again
 from quorate.training.optimizing.update import Applied
+from quorate.training.second_pass import (
+    PassByWorkers,
+    Terms,
+    gradient_again,
+    receives_closure,
+    refuse_totals,
+)
 from quorate.training.serving.turns import Turns, turns_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import kind_of_training, whole_batch
+from quorate.training.whole_batch.whole_batch import WholeBatch, contrast_of, kind_of_training
 
 if TYPE_CHECKING:
     from quorate.training.setup import TrainingSetup
@@ -94,21 +100,27 @@ def coordinating(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             threads=config.workers.threads,
         )
         # 2. The update of a step: a loss or an optimizer may compute the step once more.
-        again = step_again(
-            transport,
-            source,
-            state.optimizer,
-            workers.rule,
+        second_pass = PassByWorkers(
+            transport=transport,
+            source=source,
+            parameters=state.parameters,
             threads=config.workers.threads,
             timeout_s=timeout_s,
             say=say,
         )
-        if again is None and state.optimizer.takes_closure:
+        contrast = contrast_of(workers, state, source)
+        finish: WholeBatch | Terms
+        if contrast is None:
+            refuse = partial(refuse_totals, workers.rule, config.workers.servers)
+            finish = Terms(second_pass, state.optimizer, plan.shards_of, refuse)
+        else:
+            finish = WholeBatch(plan, contrast, second_pass)
+        gets_closure = receives_closure(state.optimizer, workers.rule)
+        if state.optimizer.takes_closure and not gets_closure:
             workers.replicas.notes.add(
                 f"{state.phases.kind}.step() accepts a closure and receives none under "
                 f"{workers.rule.name}, because workers compute while the optimizer steps"
             )
-        whole = whole_batch(workers, state, transport, source, say)
         turns = turns_of(state, own)
         if turns is not None:
             stack.enter_context(closing(turns))
@@ -121,14 +133,13 @@ def coordinating(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             between.end()
             step, leaves = ready.step, plan.shards_of(ready.step)
             state.begin_phase(plan.phase(step))
-            update = partial(
-                state.update.apply,
-                leaves=leaves,
-                present=len(ready.shards),
-                again=None if again is None or whole is not None else partial(again, step),
-            )
+            again = None
+            if gets_closure and contrast is None:
+                again = partial(gradient_again, second_pass, step, leaves)
+            present = len(ready.shards)
+            update = partial(state.update.apply, leaves=leaves, present=present, again=again)
             with drawing("update", plan, state.global_step + 1):
-                applied = update(ready.parts) if whole is None else whole(ready, update)
+                applied = finish(ready, update)
             loop.count(ready, applied)
             if turns is not None:
                 turns.updated()
@@ -290,9 +301,10 @@ class TrainingLoop:
             of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
             self.setup.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
             state.dropped_rows = 0
-        means = applied.metrics
-        if phase is not None:
-            means = {f"{phase}/{name}": value for name, value in means.items()}
+        means, weights = (
+            values if phase is None else {f"{phase}/{name}": v for name, v in values.items()}
+            for values in (applied.metrics, applied.weights)
+        )
         return Report(
             global_step=n,
             epoch=epoch,
@@ -317,6 +329,7 @@ class TrainingLoop:
             doubts=replicas.notes.take_doubts(),
             totals=applied.totals,
             phase=phase,
+            weights=weights,
         )
 
     def _take_edits(self, started: StartedWorkers) -> None:

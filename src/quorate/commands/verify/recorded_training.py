@@ -21,7 +21,7 @@ from quorate.commands.verify.twice import loaded_again, twice
 from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.data.source import Batch
-from quorate.engines.job import Task, Training, shard_seed
+from quorate.engines.job import PassWithTotals, Task, Training, shard_seed
 from quorate.engines.stages.pipelined_replica import PipelinedReplica, other_gradient, other_outcome
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
@@ -73,6 +73,8 @@ class RecordedTraining(Training):
         loaded = [fingerprint(batch.data) for batch in batches]
         before = value_hash(self.parameters.vectors)
         results = super()._in_stages(replica, stream, tasks, batches)
+        if any(result.awaits_totals for result in results):  # recorded in the second pass
+            return results
         try:
             outcomes, gradients = [], []
             tree = TreeSum[ShardSum](self.plan.shards_of(tasks[0].step), ShardSum.add)
@@ -134,6 +136,8 @@ class RecordedTraining(Training):
         loaded = loaded or fingerprint(batch.data)  # before user code can change the batch
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             result = super()._work(replica, batch, stream, task)
+        if result.awaits_totals:  # recorded in the second pass
+            return result
         if replica.is_compiled:  # traced without compilation, but trained with it
             if into is None:
                 replica.recycle(result)
@@ -196,3 +200,14 @@ class RecordedBackThrough(RecordedTraining, BackThrough):
     def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
         replica.transfers.kept.clear()  # load again: the first pass has hashed no samples
         return super()._fetched(replica, feed, task)
+
+
+@dataclass(eq=False, kw_only=True)
+class RecordedPassWithTotals(RecordedTraining, PassWithTotals):
+    """The recorded second pass of a step whose loss has terms with totals of their own."""
+
+    sent = (*RecordedTraining.sent, "scales")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._twice_in = -1  # the first pass has computed shards twice

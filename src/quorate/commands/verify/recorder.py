@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.commands.verify.recorded_training import (
     RecordedBackThrough,
+    RecordedPassWithTotals,
     RecordedRepresenting,
     RecordedTraining,
 )
@@ -34,7 +35,7 @@ from quorate.coordination.protocol import (
     WorkerEffect,
 )
 from quorate.engines import Channel, Transport, WrappedChannel, WrappedTransport
-from quorate.engines.job import Job, Training
+from quorate.engines.job import Job, PassWithTotals, Training
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
@@ -139,6 +140,11 @@ class Recorded(WrappedTransport):
                 job.source, job.parameters, job.steps, **told, **job.options()
             )
             return RecordedPass(super().open(inner), self._recorder)
+        if isinstance(job, PassWithTotals):
+            second = RecordedPassWithTotals(
+                job.source, job.parameters, job.steps, folder=folder, **job.options()
+            )
+            return RecordedPass(super().open(second), self._recorder)
         recorded: Training
         if isinstance(job, Representing):
             recorded = RecordedRepresenting(job.source, job.parameters, job.steps, **job.options())

@@ -153,7 +153,8 @@ class Arena:
 
         Args:
             results: how many results of shards may wait for other shards, or for an update.
-            again: whether a step is computed again while its first results wait.
+            again: whether a step is computed again while its first results wait. Without, there
+                is room to compute a step again whose first results have no gradient.
             on_snapshots: whether workers compute from snapshots.
             in_stages: whether workers need runs of shards, because shards flow through stages.
 
@@ -180,6 +181,7 @@ class Arena:
         # 2. Slots: for each worker one for the shard under way, and one for a result without the
         #    coordinator's decision; with runs also the results of late workers for the step before.
         takes_runs = in_stages or parameters.layout.gradients.nbytes <= MOST_IN_RUNS
+        again = again or not on_snapshots
         slots = (results * (1 + takes_runs) + 2 * workers) * (1 + again) + snapshots
         sizes = ArenaSizes(
             *(sorted(mutable_frozen), sorted(written), floats, integer_buffers),

@@ -275,7 +275,7 @@ def _with_vectors(sent: SlotSum, arena: Arena, step: int, slot: int | None) -> S
         WorkerError: the message names rows that the gradient cannot have.
     """
     sent.slot = slot
-    if slot is None:
+    if slot is None or sent.awaits_totals:
         return sent
     vectors = arena.slot(slot)
     sent.gradient, sent.written = vectors.flat, vectors.written

@@ -285,7 +285,10 @@ class RelayedWorker:
             own = {"ticket": -2 - order.ticket, "step": step, "shard": first}
             following = structs.replace(order, **own, model_changes=None, shared=None)
             self._give(following, None, [])
-        if isinstance(answer, messages.ShardsDone) and order.slots != [None]:
+        has_vectors = order.slots != [None]
+        if isinstance(answer, messages.ShardsDone):
+            has_vectors = has_vectors and not any(each.awaits_totals for each in answer.results)
+        if isinstance(answer, messages.ShardsDone) and has_vectors:
             self._relay.take(WorkerResult(self, order, answer, shard.slot))
         else:
             self._relay.sums.lost(self, order)

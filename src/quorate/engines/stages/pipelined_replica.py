@@ -116,7 +116,8 @@ class PipelinedReplica(StagedReplica):
         if not self._is_compared:
             before = self._parameters_text()
             (first,) = self._through(given[:1], of)
-            self._is_compared = self._compare(given[0], first, stream, before)
+            if not first.awaits_totals:  # else there is no gradient to compare yet
+                self._is_compared = self._compare(given[0], first, stream, before)
             if len(given) == 1:
                 return [first]
             self.recycle(first)
@@ -184,7 +185,7 @@ class PipelinedReplica(StagedReplica):
         """
         batch = given.batch
         self.called.at = batch.at
-        whole = self.gradient(batch.data, batch.rows, stream, batch.seed)
+        whole = self.gradient(batch.data, batch.rows, stream, batch.seed, scales=batch.scales)
         assert whole.gradient is not None
         assert through.gradient is not None
         other = other_gradient(whole.gradient, through.gradient) or other_outcome(whole, through)
@@ -209,6 +210,8 @@ class PipelinedReplica(StagedReplica):
             for node, number in plan.sums.items():
                 shard = leaves(node, of).start - run.start
                 each, summed = given[shard], pool.vectors[number]
+                if shards[shard].awaits_totals:
+                    continue
                 shards[shard].gradient = self._handed_over(each, summed)
                 if each.into is None:
                     numbers.remove(number)
@@ -287,9 +290,9 @@ class PipelinedReplica(StagedReplica):
     def _sum(self, answers: Sequence[Mapping[str, Any]]) -> ShardSum:
         """Return the result of a shard, from the answers of all stages, without the gradient."""
         outcome = answers[-1]
-        weight = outcome["weight"]
+        weight, multiplier = outcome["weight"], outcome["multiplier"]
         has = {name for answer in answers for name in answer["has"]}
-        if weight > 0 and not has:
+        if multiplier > 0 and not has:
             self._turn.refuse()
         change = integer_buffers = None
         if self._buffers.are_any:
@@ -306,8 +309,9 @@ class PipelinedReplica(StagedReplica):
             metrics=outcome["metrics"],
             buffers=change,
             integer_buffers=integer_buffers,
-            missing=frozenset(self._turn.trained.keys() - has) if weight else None,
+            missing=frozenset(self._turn.trained.keys() - has) if multiplier else None,
             totals=outcome["totals"],
+            own=outcome["own"],
         )
 
     # --- processes --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from quorate.engines.remote_error import exited
 from quorate.engines.stages.links import PARENT, StageLinks, serve_parent
 from quorate.replica.beside.at import At
 from quorate.replica.flat import Flat
+from quorate.replica.loss_terms import Scales
 from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.routes import Route
@@ -46,6 +47,7 @@ class MicroBatch(NamedTuple):
     at: At  # the position of the rows in the run
     rows: int
     seed: int
+    scales: Scales | None = None  # of terms of the loss, see ``Replica.gradient``
 
 
 class ShardInput(NamedTuple):
@@ -128,7 +130,8 @@ class StageRunner:
         answer: dict[str, Any] = {"buffers": given.buffers, "spans": {}}
         if (outcome := given.outcome) is not None:
             answer |= {"weight": outcome.weight, "metrics": outcome.weighted()}
-            answer["totals"] = outcome.totals
+            answer |= {"totals": outcome.totals, "own": outcome.own}
+            answer["multiplier"] = outcome.multiplier
         self._answers[self.at] = answer
         self._note_span(Work.FORWARD)
 
@@ -309,4 +312,4 @@ class StagedReplica(Replica):
     def _read_in_stage(self, batch: MicroBatch, rows: int) -> Any:
         self.called.at = batch.at
         with self.alone.modes_put_back():
-            return self._read(self.plain_loss, batch.data, rows, training=True)
+            return self._read(self.plain_loss, batch.data, rows, training=True, scales=batch.scales)

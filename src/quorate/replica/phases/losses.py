@@ -58,12 +58,13 @@ class PhaseLosses(Composed):
     def __call__(self, model: torch.nn.Module, batch: Any, at: At) -> dict[str, Any]:
         """Return the sum of the losses, and the results of each under the name of its phase.
 
+        A phase's means have the weight that the phase returned.
+
         Raises:
-            LossError: a result has no loss, or the weights differ.
+            LossError: a result has no loss.
         """
         joined: dict[str, Any] = {}
         losses: list[Any] = []
-        weights: dict[str, Any] = {}
         for name, phase in self.by_name.items():
             returned = phase.with_at(model, batch, at)
             values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
@@ -74,8 +75,7 @@ class PhaseLosses(Composed):
                     expected='a dict with the key "loss"',
                 )
             losses.append(values["loss"])
-            if "weight" in values:
-                weights[name] = float(values.pop("weight"))
+            weight = values.pop("weight", None)
             for key, value in values.items():
                 label = key if key in self._totals else f"{name}/{key}"
                 if label in joined:
@@ -84,18 +84,10 @@ class PhaseLosses(Composed):
                         f"two phases return {key!r}",
                         fix="return the total in one phase only",
                     )
-                joined[label] = value
-        if weights and (len(set(weights.values())) > 1 or len(weights) < len(self.by_name)):
-            raise LossError(
-                "weight",
-                got=f"{weights} from the phases",
-                expected="the same weight from each phase, because an evaluation computes all "
-                "phases over "
-                "the same batch",
-                fix="return the same weight in each phase",
-            )
-        total = losses[0] if len(losses) == 1 else sum(losses[1:], losses[0])
-        return {"loss": total, **joined, **({"weight": max(weights.values())} if weights else {})}
+                weighs = weight is not None and key not in self._totals
+                joined[label] = _with_weight(value, weight) if weighs else value
+        scalars = [_scalar(loss) for loss in losses]
+        return {"loss": sum(scalars[1:], scalars[0]), **joined}
 
     def trained(self, model: torch.nn.Module, name: str) -> list[str]:
         """Return the names of the parameters trained by a phase, in the order of the model."""
@@ -126,6 +118,24 @@ class PhaseLosses(Composed):
                     f"switch {each.partition('.')[0]!r} off with requires_grad_(False), or train it"
                 )
                 raise SettingError("loss", f"no phase for {each}", expected, fix)
+
+
+def _with_weight(value: Any, weight: Any) -> Any:
+    """Return a metric, a term, or all terms of a loss, with a weight unless they have their own."""
+    if not isinstance(value, Mapping):
+        return {"loss": value, "weight": weight}
+    if "weight" in value:
+        return value
+    return {name: _with_weight(term, weight) for name, term in value.items()}
+
+
+def _scalar(loss: Any) -> Any:
+    """Return a loss, or the sum of its terms without terms of weight 0."""
+    if not isinstance(loss, Mapping):
+        return loss
+    terms = [term if isinstance(term, Mapping) else {"loss": term} for term in loss.values()]
+    scalars = [term["loss"] for term in terms if term.get("weight", 1) > 0]
+    return sum(scalars[1:], scalars[0]) if scalars else terms[0]["loss"] * 0
 
 
 def _trainable(model: torch.nn.Module) -> list[str]:

@@ -61,7 +61,7 @@ class Back(NamedTuple):
 
     to: Mapping[int, Returned]  # by stage
     gradients: Mapping[str, torch.Tensor]  # of the stage's own parameters
-    weight: float
+    weight: float  # to multiply the gradients by
     second: Second | None = None  # the rest of the gradients, not computed yet
 
 
@@ -148,7 +148,7 @@ class Stage:
         self._set_position(shard, returned)
         roots: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         if shard.outcome is not None:
-            weight = shard.outcome.weight
+            weight = shard.outcome.multiplier
             roots.append((shard.outcome.loss, None))
         else:
             weight = returned[0].weight

@@ -170,7 +170,9 @@ class _Interval:
         self._staleness += report.staleness
         self._staleness_max = max(self._staleness_max, report.staleness)
         for name, value in report.metrics.items():
-            self._metrics.setdefault(name, _Mean()).add(value * report.weight, report.weight)
+            weight = report.weights.get(name, report.weight)
+            if weight:  # a mean over nothing is NaN
+                self._metrics.setdefault(name, _Mean()).add(value * weight, weight)
         for name, total in report.totals.items():
             self._totals[name] = total + self._totals.get(name, 0)
         phase = "" if report.phase is None else f"{report.phase}/"

@@ -26,17 +26,14 @@ from quorate.engines.partition import Partition
 from quorate.errors import RankError
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Outcome
+from quorate.replica.loss_terms import Denominators
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.training.optimizing.entries import in_memory_order
+from quorate.training.second_pass import at_root
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
-from quorate.training.whole_batch.whole_batch import (
-    at_root,
-    of_shards,
-    weighted,
-    with_loss,
-)
+from quorate.training.whole_batch.whole_batch import of_shards, weighted, with_loss
 
 T = TypeVar("T")
 
@@ -105,8 +102,10 @@ class Contrasting:
         dealt = self._ranks.deal(self._lead(step, found, beside) if self._ranks.leads else ())
         if isinstance(dealt, BaseException):
             raise dealt
-        metrics, weight, totals, of_parameters, own_gradients = dealt
+        metrics, weight, totals, denominators, of_parameters, own_gradients = dealt
         outcome = Outcome(torch.tensor(metrics["loss"]), metrics, weight, totals)
+        if denominators is not None:
+            outcome.own = Denominators(*denominators)
         rows = self._plan.batch_rows(step)
         return Through(own_gradients, Contrasted(outcome, [], of_parameters), rows)
 
@@ -131,10 +130,9 @@ class Contrasting:
             return [contrasted] * len(found)
         loss, of_parameters = contrasted.outcome, contrasted.of_parameters
         gradients = of_shards(contrasted, plan, step)
-        return [
-            [loss.metrics, loss.weight, loss.totals, of_parameters, {s: gradients[s] for s in own}]
-            for *own, _ in found
-        ]
+        denominators = None if loss.own is None else [loss.own.weights, loss.own.terms]
+        same = [loss.metrics, loss.weight, loss.totals, denominators, of_parameters]
+        return [[*same, {s: gradients[s] for s in own}] for *own, _ in found]
 
 
 def _or_error(work: Callable[[], T]) -> T | Exception:

@@ -24,7 +24,7 @@ from quorate.engines.collective.exchange import StepContribution, exchange_contr
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.drawing import drawing
 from quorate.engines.fingerprints import probe_fingerprint
-from quorate.engines.job import Task, Training
+from quorate.engines.job import Task, Training, TrainingAgain
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
@@ -36,16 +36,24 @@ from quorate.replica.beside.values import NO_VALUES
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import become_compute_thread
 from quorate.replica.flat import Flat
+from quorate.replica.loss_terms import Denominators
 from quorate.replica.notes import Note
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.replica.whole_batch.represented import Represented
 from quorate.replica.witness import writes
 from quorate.training.collective import share
 from quorate.training.collective.contrasting import Contrasting, Through
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import Applied
+from quorate.training.second_pass import (
+    Take,
+    at_root,
+    denominators,
+    gradient_again,
+    pass_with_totals,
+)
 from quorate.training.state import State
 from quorate.training.whole_batch.jobs import BackThrough
 from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
@@ -108,14 +116,13 @@ class RankWorker:
         self._thread = _ComputeThread(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self.sheet = Timesheet()
         self._runner = ShardRunner(ranks.rank, replica, self.sheet)
-        self._make_job = partial(
-            kind_of_training(workers),
+        self._job: Training = kind_of_training(workers)(
             *(source, state.parameters, steps),
             owned=self._own_shards,
             loader_workers=workers.config.loading.processes,
             threads=threads,
         )
-        self._job: Training = self._make_job()
+        self._phases_with_terms: set[str | None] = set()
         self._feed: Feed | None = None
         self._before: list[ShardSum] = []  # sums of all own shards of a step but the last
         self.sheet.tell("waiting")
@@ -176,7 +183,7 @@ class RankWorker:
         self.take_values(values)
         if not ranks.leads:
             self.between.begin()
-        return self._applied(self._parts(step, is_again=False), step)
+        return self._applied(self._parts(step), step)
 
     def take_values(self, sent: dict[str, Any] | None) -> None:
         """Set the values of ``Shared`` on rank 0 for the next shards. All ranks call. Blocks."""
@@ -253,21 +260,102 @@ class RankWorker:
 
     # --- a step -----------------------------------------------------------------------------------
 
-    def _parts(self, step: int, *, is_again: bool) -> list[Part]:
-        """Compute this rank's shards of a step, and exchange the sums. All ranks call. Blocks.
-
-        Args:
-            is_again: whether an update computes the shards once more.
-        """
-        own, exchange, computing, through = StepContribution(), self.exchange, None, None
-        self._keep_buffers()
+    def _parts(self, step: int) -> list[Part]:
+        """Compute this rank's shards of a step, and exchange the sums. All ranks call. Blocks."""
         v, shards = self.shards_of(step), self._own_shards(step)
-        if self._contrasting is not None and v > 1:  # a single shard is a whole batch
+        if v == 1:  # a single shard is a whole batch
+            return self._exchanged_pass(step, self._job)
+        if self._contrasting is not None:
             with self._on_all_ranks():
                 through = self._contrasting(step, shards, self._represented, self.beside)
+            job = self._second_job(BackThrough, step, gradients=through.gradients)
+            return self._exchanged_pass(step, job, through)
+        # An exchange in vain costs more than a forward pass: where a step had terms with totals of
+        # their own, the totals of later steps of the phase are found first.
+        phase, parts = self._source.plan.phase(step), None
+        if phase in self._phases_with_terms:
+            with self._on_all_ranks():
+                own = self._totals(step, shards)
+        else:
+            parts = self._exchanged_pass(step, self._job)
+            own = denominators(parts, v)
+        if own.awaits_totals:
+            self._phases_with_terms.add(phase)
+            totals: list[ShardSum] = []
+            second_pass = partial(self.second_pass, is_again=parts is not None)
+            pass_with_totals(second_pass, step, v, own, totals.append)
+            return at_root(totals[0], v)
+        return parts or self._exchanged_pass(step, self._job)
+
+    def second_pass(
+        self,
+        kind: type[TrainingAgain],
+        step: int,
+        take: Take,
+        *,
+        is_again: bool = True,
+        **inputs: Any,
+    ) -> None:
+        """Pass the new sum of a step to ``take``: see ``SecondPass``. All ranks call. Blocks.
+
+        All ranks call in lockstep: an optimizer receives the same gradients on all ranks, to the
+        bit, and so needs the next gradient on all ranks or on none.
+
+        Args:
+            is_again: whether the sums of the step have been exchanged before.
+        """
+        # A replica reads the parameters anew for each job.
+        job = self._second_job(kind, step, **inputs)
+        parts = self._exchanged_pass(step, job, is_again=is_again)
+        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
+
+    def _second_job(self, kind: type[TrainingAgain], step: int, **inputs: Any) -> TrainingAgain:
+        threads = self._workers.config.workers.threads
+        steps = range(step, step + 1)
+        return kind(self._source, self.state.parameters, steps, threads=threads, **inputs)
+
+    def _totals(self, step: int, shards: range) -> Denominators:
+        """Return the totals of the terms of the loss in a step, from forward passes. Blocks."""
+        own = StepContribution()
+        try:
+            if shards:
+                own = StepContribution(*self.beside(partial(self._forward, step, shards)))
+        except RankError:
+            raise
+        except Exception as error:  # an error of user code: all ranks raise the same error
+            own = StepContribution(error=error)
+        found = exchange_contributions(self.ranks, own, self._written)
+        for each in found:
+            if each.error is not None:
+                raise each.error
+        parts = [(each.node, each.sum) for each in found if each.node and each.sum]
+        return denominators(parts, self.shards_of(step))
+
+    def _forward(self, step: int, shards: range, _replica: Replica, stream: Stream) -> Part:
+        """Return the sum of some shards, without vectors. Blocks."""
+        tree: TreeSum[ShardSum] = TreeSum(self.shards_of(step), ShardSum.join)
+        for shard in shards:
+            result = self._computed(self._job, step, shard, stream)
+            self._replica.recycle(result)
+            small = ShardSum(result.weight, result.metrics, shares=result.shares, own=result.own)
+            tree.put((0, shard), small)
+        ((node, total),) = tree.parts.items()
+        return node, total
+
+    def _exchanged_pass(
+        self, step: int, job: Training, through: Through | None = None, *, is_again: bool = False
+    ) -> list[Part]:
+        """Compute this rank's shards for a job, and exchange the sums. All ranks call. Blocks.
+
+        Args:
+            is_again: whether the sums of the step have been exchanged before.
+        """
+        own, exchange, computing = StepContribution(), self.exchange, None
+        self._keep_buffers()
+        v, shards = self.shards_of(step), self._own_shards(step)
         if shards:
             exchange.gradient_buckets.clear()
-            computing = self._thread.begin(partial(self._released, step, shards, through))
+            computing = self._thread.begin(partial(self._released, step, shards, job))
         gradient = self._sum(v, through)
         if computing is not None:
             try:
@@ -342,21 +430,13 @@ class RankWorker:
     def _applied(self, parts: list[Part], step: int) -> Applied:
         """Make the update of a step from its parts, together with all ranks. Blocks."""
         plan, n = self._source.plan, step + 1
-        takes_closure = self.state.optimizer.takes_closure and self._contrasting is None
-        again = partial(self._again, step) if takes_closure else None
-        self.state.begin_phase(plan.phase(step))
         shards = plan.shards_of(step)
+        again = None
+        if self.state.optimizer.takes_closure and self._contrasting is None:
+            again = partial(gradient_again, self.second_pass, step, shards)
+        self.state.begin_phase(plan.phase(step))
         with drawing("update", plan, n):
             return self.state.update.apply(parts, shards, shards, again)
-
-    def _again(self, step: int, take: Callable[[ShardSum], None]) -> None:
-        """Compute the step's sum at the present parameters, and pass the sum to ``take``. Blocks.
-
-        All ranks call in lockstep: an optimizer receives the same gradients on all ranks, to the
-        bit, and so needs the next gradient on all ranks or on none.
-        """
-        self._job = self._make_job()  # a replica reads the parameters anew for each job
-        take(tree_sum(self._parts(step, is_again=True), self.shards_of(step), ShardSum.add))
 
     def shards_of(self, step: int) -> int:
         """Return the number V of shards of a step."""
@@ -416,30 +496,19 @@ class RankWorker:
             found += self._computed(self._job, step, shard, stream).represented
         return found
 
-    def _released(self, step: int, shards: range, through: Through | None, stream: Stream) -> Part:
+    def _released(self, step: int, shards: range, job: Training, stream: Stream) -> Part:
         """Return the sum of some shards, without the gradient: the gradient buckets receive it."""
-        gradients = None if through is None else through.gradients
         try:
-            return self._summed(step, shards, gradients, stream)
+            return self._summed(step, shards, job, stream)
         finally:
             # The time of shards shows slow ranks, so the wait for the exchange must not count.
             self.sheet.tell("waiting")
             # Also after an error: all ranks wait for the buckets.
             self.exchange.gradient_buckets.release()
 
-    def _summed(
-        self, step: int, shards: range, gradients: Mapping[int, Tensors] | None, stream: Stream
-    ) -> Part:
-        """See ``_released``.
-
-        Args:
-            gradients: by shard, with respect to its representations; None without representations.
-        """
-        job, buckets = self._job, self.exchange.gradient_buckets
-        if gradients is not None:
-            steps, threads = range(step, step + 1), self._workers.config.workers.threads
-            source, parameters = self._source, self.state.parameters
-            job = BackThrough(source, parameters, steps, gradients=gradients, threads=threads)
+    def _summed(self, step: int, shards: range, job: Training, stream: Stream) -> Part:
+        """See ``_released``."""
+        buckets = self.exchange.gradient_buckets
         replica, self._before = self._replica, []
         tree: TreeSum[ShardSum] = TreeSum(self.shards_of(step), replica.add)
         for shard in shards:

@@ -79,7 +79,7 @@ def mean_of_sum(
     found = make_mean(
         gradient,
         additions,
-        total.weight,
+        total.divisor,
         checks=True,
         wants_squares=wants_norm and loss_is_finite,
         cores=cores,
@@ -109,7 +109,7 @@ def _mean_by_device(
     if not is_finite(total):
         return Mean(total.gradient, False, None)
     gradient = total.gradient.on(device)
-    gradient.div_(total.weight)
+    gradient.div_(total.divisor)
     found = chain.from_iterable(map(squares, gradient.stretches)) if wants_norm else None
     return Mean(gradient, True, None if found is None else root(found))
 

@@ -112,7 +112,7 @@ class SlicedOptimizer(SpreadOptimizer):
         if not (self._exchange.is_finite and math.isfinite(total.metrics["loss"])):
             return Mean(gradient, False, None)
         found = make_mean(
-            gradient, (), total.weight, checks=False, wants_squares=wants_norm, cores=self.cores
+            gradient, (), total.divisor, checks=False, wants_squares=wants_norm, cores=self.cores
         )
         if not wants_norm:
             return Mean(gradient, True, None)

@@ -60,6 +60,7 @@ class Applied:
     remarks: list[str] = field(default_factory=list)  # messages for the user
     questions: list[str] = field(default_factory=list)  # reasons why buffers may be wrong
     not_finite: list[str] | None = None  # names, if the gradient is not finite: no update was made
+    weights: dict[str, float] = field(default_factory=dict)  # of means with their own denominators
 
     def worker_losses(self) -> dict[int, tuple[float, float]]:
         """Return worker -> (weighted sum of the loss, weight) over its shards."""
@@ -139,7 +140,7 @@ class Update:
             return left.join(right)
 
         total = tree_sum(parts, leaves, join, present)
-        if total.weight == 0:
+        if total.weight == 0 or total.divisor == 0:
             raise LossError(
                 "weight",
                 got=f"0 in all {present} shards of update {n}",
@@ -189,6 +190,7 @@ class Update:
             totals=total.totals,
             remarks=remarks,
             questions=questions,
+            weights={} if total.own is None else total.own.weights,
         )
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:

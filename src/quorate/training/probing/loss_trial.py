@@ -22,6 +22,7 @@ from quorate.data.source import Batch, Source
 from quorate.replica.compiling import as_written
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
+from quorate.replica.loss_terms import LOSS
 from quorate.replica.nested import tensors
 from quorate.replica.replica import Replica
 from quorate.replica.shared.code import user_line
@@ -59,6 +60,8 @@ class LossTrial:
         self._rows = compared_rows(len(plan.shard(0, 0)), plan.batch_rows(0))
         self._whole = self._loaded(slice(0, self._rows))
         self._watch, self._leaves = ScalerWatch(), list[torch.Tensor]()
+        self._compared = LOSS  # the loss, or the term of the loss, that is compared
+        self._terms: list[str] = []
         with self._watch.watching():
             self._value_of_whole = self._value(self._whole, note=self._note_leaves)
 
@@ -92,13 +95,23 @@ class LossTrial:
         return [leaf for leaf in found if id(leaf) in kept]
 
     def summed(self) -> Summed | None:
-        """Return how a loss is a sum over its rows; None if a mean, or if unknown."""
+        """Return how a loss, or a term of it, is a sum over its rows; None if none is known."""
         if self._rows < 2:
             return None
+        try:
+            for name in self._terms or [LOSS]:
+                self._compared = name
+                if (found := self._summed()) is not None:
+                    return found
+            return None
+        finally:
+            self._compared = LOSS
+
+    def _summed(self) -> Summed | None:
         halves, interleaved, parts = partitions(self._rows)
         tolerance = ROUNDING if self._replica.is_in_fp32 else ROUNDING_IN_16_BITS
         loaded = [self._loaded(part) for part in halves]
-        whole = self._value_of_whole
+        whole = self._value(self._whole) if self._terms else self._value_of_whole
         in_halves = [self._value(batch) for batch in loaded]
         if is_right(whole, in_halves, tolerance):
             return None
@@ -114,7 +127,8 @@ class LossTrial:
             return None
         share, totals = found
         first, second = (value.loss for value in totals.halves)
-        return Summed(share, totals.whole.loss, (first, second), self._rows, self._sums())
+        of = f"term {self._compared!r} of the loss" if self._terms else "the loss"
+        return Summed(share, totals.whole.loss, (first, second), self._rows, self._sums(), of)
 
     def _sums(self) -> str:
         """Return the calls that make sums of the loss, in words; empty if no call is found."""
@@ -156,7 +170,10 @@ class LossTrial:
                 with watch():
                     returned = loss(model, rows, *at)
                 if note is not None:
-                    value = returned["loss"] if isinstance(returned, Mapping) else returned
+                    value = returned[LOSS] if isinstance(returned, Mapping) else returned
+                    if isinstance(value, Mapping):
+                        values = (t[LOSS] if isinstance(t, Mapping) else t for t in value.values())
+                        value = sum(values, torch.zeros(()))
                     note(value, rows)
                 return returned
 
@@ -166,7 +183,12 @@ class LossTrial:
             seed = key("mistakes", plan.seed, number)
             total = replica.evaluation(shard.data, shard.rows, shard.stream, seed, training=True)
         weight = total.weight
-        return Value(total.metrics["loss"] / weight if weight else float("nan"), weight)
+        if (own := total.own) is not None:
+            weight = own.weights.get(self._compared, weight)
+            losses = [name for name in total.metrics if name.endswith(f"/{LOSS}")]  # of phases
+            self._terms = [*own.names, *(name for name in losses if name not in own.terms)]
+        loss = total.metrics.get(self._compared, 0.0)
+        return Value(loss / weight if weight else float("nan"), weight)
 
 
 def _calm(model: torch.nn.Module) -> None:

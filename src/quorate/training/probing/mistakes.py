@@ -141,7 +141,7 @@ def _outside_text(workers: WorkerGroup, state: State, outside: Sequence[torch.Te
 
 def _sum_text(summed: Summed) -> str:
     whole, share = summed.whole, summed.share
-    of = "the loss is" if share > 0.95 else f"{share:.0%} of the loss is"
+    of = f"{summed.of} is" if share > 0.95 else f"{share:.0%} of {summed.of} is"
     calls = f" ({summed.calls})" if summed.calls else ""
     return (
         f"{of} a sum over the rows of a shard{calls}: {whole:.6g} for {summed.rows} rows, "

@@ -51,6 +51,7 @@ class Summed(NamedTuple):
     halves: tuple[float, float]
     rows: int
     calls: str = ""  # the calls that make the sum, where known
+    of: str = "the loss"  # or a term of the loss, in words
 
 
 def compared_rows(rows: int, batch_rows: int) -> int:

@@ -165,7 +165,7 @@ class ServedOptimizer(SpreadOptimizer):
             return super().mean(total, additions, wants_norm=wants_norm)
         for left, right in additions:
             left.add_(right)
-        told = {"step": gradient.step, "shards": gradient.shards, "weight": total.weight}
+        told = {"step": gradient.step, "shards": gradient.shards, "weight": total.divisor}
         self._added = [answer for answer, _ in self._ask("add", **told, wants_norm=wants_norm)]
         is_alright = math.isfinite(total.metrics["loss"])
         if not (is_alright and all(answer["is_finite"] for answer in self._added)):

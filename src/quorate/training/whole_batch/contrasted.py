@@ -113,7 +113,7 @@ class Contrast:
             outcome = read(returned, rows=rows, training=training, totals=totals)
             if not training:
                 return Contrasted(outcome, [], {})
-            if outcome.weight == 0:
+            if outcome.weight == 0 or outcome.multiplier == 0:
                 raise LossError(
                     "weight",
                     got=f"0 for the whole batch of step {step}",

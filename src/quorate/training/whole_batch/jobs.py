@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from quorate.coordination.keys import key
-from quorate.data.feed import Feed
 from quorate.data.source import Batch
-from quorate.engines.job import Evaluation, Task, Training, TrainingAgain, shard_seed
+from quorate.engines.job import Evaluation, SecondPass, Task, Training, shard_seed
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
@@ -37,7 +36,7 @@ class Representing(Training):
 
 
 @dataclass(eq=False, kw_only=True)
-class BackThrough(TrainingAgain):
+class BackThrough(SecondPass):
     """A job for a step's gradients, from gradients with respect to the representations of shards.
 
     Args:
@@ -45,18 +44,11 @@ class BackThrough(TrainingAgain):
             process receives them with the shard.
     """
 
-    reuses_published_buffers = True
-    loads_ahead = False  # a worker usually has a shard's rows from the first pass
-
     gradients: Mapping[int, Tensors] = field(default_factory=dict)
 
     def beside(self, step: int, shard: int) -> Tensors | None:  # noqa: ARG002
         """Return the gradient with respect to the representations of a shard."""
         return self.gradients.get(shard)
-
-    def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
-        kept: Batch | None = replica.transfers.kept.pop((task.step, task.shard), None)
-        return kept or super()._fetched(replica, feed, task)
 
     def _work(self, replica: Replica, batch: Batch, stream: Stream, task: Task) -> ShardSum:
         gradients = task.beside or self.beside(task.step, task.shard)

@@ -12,7 +12,7 @@ computed by other workers, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -20,16 +20,14 @@ import torch
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
-from quorate.engines import Transport
 from quorate.engines.job import Evaluation, Training
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
-from quorate.replica.shard_sum import Part, ShardSum
+from quorate.replica.shard_sum import ShardSum
 from quorate.replica.whole_batch.represented import Tensors
-from quorate.services.display.raised_shards import RaisedShards
-from quorate.training.drive import Ready, run_job
+from quorate.training.drive import Ready
 from quorate.training.optimizing.closure import needs_closure
-from quorate.training.optimizing.step_again import WithoutCopies
+from quorate.training.second_pass import SecondPass, Update, at_root
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
 from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
@@ -40,36 +38,26 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class WholeBatch:
-    """The conversion of the representations of shards to the parts of an update.
+    """The update of a step from the representations of all shards.
 
     Args:
-        workers: the workers of the loop.
-        state: the state of the loop.
-        transport: the transport of the loop.
-        source: the source of the loop.
+        plan: the plan of the loop.
         contrast: computes the loss.
-        say: shows a line to the user, such as the worker that raised in a shard now computed by
-            another worker.
+        second_pass: computes shards again.
     """
 
-    workers: WorkerGroup
-    state: State
-    transport: Transport
-    source: Source
+    plan: Plan
     contrast: Contrast
-    say: Callable[[str], None]
+    second_pass: SecondPass
 
-    def __post_init__(self) -> None:
-        self._raised = RaisedShards()  # each worker is named once
-
-    def __call__(self, ready: Ready, update: Callable[[list[Part]], T]) -> T:
+    def __call__(self, ready: Ready, update: Update[T]) -> T:
         """Return the result of ``update`` for the step's gradient. Blocks until workers are done.
 
         Raises:
             Exception: the error of user code in the loss, or in a shard that failed on all
                 attempts.
         """
-        step, plan = ready.step, self.source.plan
+        step, plan = ready.step, self.plan
         leaves, rows = plan.shards_of(step), plan.batch_rows(step)
         if leaves == 1:
             return update(ready.parts)
@@ -77,29 +65,12 @@ class WholeBatch:
         contrasted = self.contrast(step, shards, rows, training=True)
         made: list[T] = []
 
-        def add(again: Ready) -> None:
-            total = _with(tree_sum(again.parts, leaves, ShardSum.add), contrasted)
-            made.append(update(at_root(total, leaves)))
+        def add(total: ShardSum) -> None:
+            made.append(update(at_root(_with(total, contrasted), leaves)))
 
-        self._through(step, of_shards(contrasted, plan, step), add)
+        gradients = of_shards(contrasted, plan, step)
+        self.second_pass(BackThrough, step, add, gradients=gradients)
         return made[0]
-
-    def _through(
-        self, step: int, gradients: dict[int, Tensors], add: Callable[[Ready], None]
-    ) -> None:
-        """Let workers compute gradients of the step's shards, and pass them to ``add``."""
-        job = BackThrough(
-            self.source,
-            self.state.parameters,
-            range(step, step + 1),
-            gradients=gradients,
-            threads=self.workers.config.workers.threads,
-        )
-        run_job(
-            *(self.transport, job, add, WithoutCopies(), self.workers.timeout_s),
-            say=self.say,
-            raised_shards=self._raised,
-        )
 
 
 def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensors]:
@@ -129,16 +100,13 @@ def with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     outcome = contrasted.outcome
     if total.missing is not None:
         total.missing -= contrasted.of_parameters.keys()
-    total.metrics = {name: total.weight * value for name, value in outcome.metrics.items()}
+    total.metrics = replace(outcome, weight=total.weight).weighted()
     total.totals = outcome.totals
+    if outcome.own is not None:
+        total.own = replace(outcome.own, divisor=total.weight)
     loss = outcome.metrics["loss"]
     total.shares = [share._replace(loss=share.weight * loss) for share in total.shares]
     return total
-
-
-def at_root(total: ShardSum, leaves: int) -> list[Part]:
-    """Return the sum over all shards of a step as the only part of its tree."""
-    return [(((leaves - 1).bit_length(), 0), total)]
 
 
 def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
@@ -159,24 +127,6 @@ def kind_of_training(workers: WorkerGroup) -> type[Training]:
 def kind_of_evaluation(workers: WorkerGroup) -> type[Evaluation]:
     """Return the kind of job that workers compute for each shard of an evaluation."""
     return Evaluation if workers.config.gather is None else RepresentingInEvaluation
-
-
-def whole_batch(
-    workers: WorkerGroup,
-    state: State,
-    transport: Transport,
-    source: Source,
-    say: Callable[[str], None],
-) -> WholeBatch | None:
-    """Return the conversion for a loop with a loss over the whole batch; None without such a loss.
-
-    Raises:
-        SettingError: the optimizer needs a step's gradient again.
-    """
-    contrast = contrast_of(workers, state, source)
-    if contrast is None:
-        return None
-    return WholeBatch(workers, state, transport, source, contrast, say)
 
 
 def contrast_of(workers: WorkerGroup, state: State, source: Source) -> Contrast | None:
@@ -214,7 +164,8 @@ def made_whole(
     def whole(step: int, total: ShardSum) -> ShardSum:
         rows = source.plan.batch_rows(step)
         outcome = contrast(step, total.represented, rows, training=False).outcome
-        return ShardSum(outcome.weight, outcome.weighted(), totals=outcome.totals)
+        metrics, totals = outcome.weighted(), outcome.totals
+        return ShardSum(outcome.weight, metrics, totals=totals, own=outcome.own)
 
     return whole
 

@@ -54,7 +54,7 @@ class Measuring(WrappedTransport):
 
     def open(self, job: Job) -> Channel:
         """Open a job, with a measurement if the job is a training."""
-        if not isinstance(job, Training):
+        if not isinstance(job, Training) or job.interrupts_training:
             return super().open(job)
         how: Any = {"on_snapshots": job.on_snapshots, **job.options()}
         measured = MeasuredTraining(job.source, job.parameters, job.steps, **how)

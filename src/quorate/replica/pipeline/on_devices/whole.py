@@ -47,10 +47,10 @@ class Whole(Replica):
         with current(self.device), torch.autograd.set_multithreading_enabled(False):
             return super()._run(work, batch, reload, stream, training=training)
 
-    def _read(self, function: Loss, batch: Any, rows: int, *, training: bool) -> Outcome:
+    def _read(self, *args: Any, **options: Any) -> Outcome:
         # Only operators of the user's code follow: buffers are written in place.
         with Following([*dict.fromkeys(self.group)]):
-            return super()._read(function, batch, rows, training=training)
+            return super()._read(*args, **options)
 
     def _derive(self, value: torch.Tensor, scale: float) -> None:  # noqa: ARG002
         # A checkpoint calls forward again. Its operators follow their values, and draw the same
