@@ -58,6 +58,7 @@ WAYS = [
     # Losses over the whole batch. In slices of a few blocks a single rank has the temperature.
     Way(3, "ranks.py", "loss=gather", bits="--shards 5", options="--bucket-mb 0.01"),
     Way(2, "ranks.py", "loss=gather what=inf", options=WHOLE),
+    Way(3, "ranks.py", "loss=terms optimizer=wolfe", bits="--shards 5", options=SMALL),
     # Gradients that change after they are sent.
     Way(2, "ranks.py", "deep=doubled", options=SMALL),
     Way(2, "ranks.py", "deep=checkpoints", options=SMALL),

@@ -6,7 +6,7 @@ import pytest
 from support.trainings.configuration import EVENTS, Configuration, draw_configurations, parse
 from support.trainings.datasets import DATASETS
 from support.trainings.engines import ENGINES, MORTAL
-from support.trainings.models import MODELS
+from support.trainings.models import DRAWN
 from support.trainings.optimizers import OPTIMIZERS, UPDATE_OPTIONS
 from support.trainings.runner import Outcome, differences
 
@@ -15,7 +15,7 @@ from support.trainings.runner import Outcome, differences
 def test_forty_configurations_have_every_value_of_every_table(seed: int) -> None:
     drawn = [*islice(draw_configurations(seed), 40)]
     tables = {
-        "model": MODELS,
+        "model": DRAWN,
         "optimizer": OPTIMIZERS,
         "data": DATASETS,
         "engine": ENGINES,

@@ -78,6 +78,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
         "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
         "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
         "batch": ("ranks.py", ("loss=gather", "then=change"), ("--shards", "5"), 2, 0),
+        "terms": ("ranks.py", ("loss=terms",), ("--shards", "5"), 2, 0),
         # Models in turns; state of user code beside the model.
         "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
         "beside": ("beside.py", (), (), 2, 0),

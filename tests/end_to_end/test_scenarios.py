@@ -73,8 +73,8 @@ WORKERS = [
     ),
     Scenario("model=mlp engine=processes:2 timeout=5 fault=stop@server:2+kill@worker:3"),
     Scenario("model=tied engine=stages:2 timeout=5 fault=stop@shard:2"),
-    # Gradients computed again at other parameters; a loss over the whole batch: for such a loss,
-    # gradients go back through represented shards; gradients by rows.
+    # Gradients computed again at other parameters, with totals of terms, and back through
+    # represented shards of a loss over the whole batch; gradients by rows.
     *(
         Scenario(
             f"{training} engine=processes:2 steps=6 pause=10 fault=kill@forward+kill@backward",
@@ -83,6 +83,7 @@ WORKERS = [
         for training in (
             "model=mlp optimizer=lbfgs shards=3",
             "model=contrastive optimizer=adam options=ema+clip data=short",
+            "model=terms optimizer=adam options=ema+clip data=short shards=5",
             "model=sparse optimizer=adagrad options=ema+clip data=short",
         )
     ),
@@ -106,6 +107,14 @@ WORKERS = [
     ),
     Scenario("model=mlp optimizer=several engine=stages:2 event=resume then=ranks:2", [0, 0]),
     Scenario("model=mlp optimizer=several rule=async steps=40 engine=processes:2"),
+    # Terms of a loss, in stages and on ranks, after kills.
+    *(
+        Scenario(f"model=terms optimizer={optimizer} data=short shards=5 event=kill-run {engines}")
+        for optimizer, engines in (
+            ("adam", "engine=stages:2 then=ranks:2"),
+            ("lbfgs", "engine=ranks:4 then=processes:2"),
+        )
+    ),
     Scenario(
         "model=mlp data=loaded engine=processes:2 steps=16 pause=5"
         " fault=kill@worker:2+kill@starting+kill@fetching"

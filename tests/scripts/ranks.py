@@ -6,6 +6,7 @@
 Words: ``optimizer`` of OPTIMIZERS; ``then``: callbacks of CALLBACKS; ``steps``; ``pause``: the
 least seconds of each shard; ``saves``: all ranks write checkpoints, however small;
 ``loss=gather``: InfoNCE over all rows of a batch, with the steps of the first epoch;
+``loss=terms``: a term over some rows beside a term over all rows;
 ``deep``: another net, with gradients sent while backward makes the next; ``kept``: a folder
 for predictions.
 
@@ -197,7 +198,7 @@ class Deep(nn.Module):
         return self.frozen(inner)
 
 
-def loss(model: Any, batch: Any, at: Any) -> torch.Tensor:
+def loss(model: Any, batch: Any, at: Any) -> Any:
     x, labels, rows = batch
     if not model.training:
         here("evaluation", at.step, by_first=True)
@@ -208,6 +209,10 @@ def loss(model: Any, batch: Any, at: Any) -> torch.Tensor:
         time.sleep(0.5)
     if IS_TARGET or WHAT == "nan":
         return strange(model, x, labels, rows, at.step)
+    if WORDS["loss"] == "terms":
+        logits, some = Backward.apply(model(x), at.step), labels == 0
+        few = {"loss": F.cross_entropy(logits[some], labels[some]), "weight": some.sum()}
+        return {"loss": {"few": few, "size": logits.square().mean()}}
     return F.cross_entropy(Backward.apply(model(x), at.step), labels)
 
 

@@ -239,9 +239,6 @@ def test_refused_when_training_begins() -> None:
     with expect_error(LossError, name="loss") as raised:
         trainer({"d": d_loss, "g": of_the_other}).fit(dataset())
     assert "(phase g)" in "".join(raised.value.__notes__)
-    heavy = {"d": lambda m, b: {**d_loss(m, b), "weight": 3}, "g": g_loss}
-    with expect_error(LossError, name="weight", got="{'d': 3.0} from the phases"):
-        trainer(heavy).fit(dataset())
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

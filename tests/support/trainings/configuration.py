@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from support.trainings.datasets import DATASETS
 from support.trainings.engines import ENGINES, MORTAL
 from support.trainings.faults import faults_of
-from support.trainings.models import MODELS
+from support.trainings.models import DRAWN, MODELS
 from support.trainings.optimizers import LISTS, OPTIMIZERS, UPDATE_OPTIONS
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ def draw_configurations(seed: int) -> Iterator[Configuration]:
         engines = MORTAL if event == "kill-worker" else tuple(ENGINES)
         engine = deck.deal(f"engine of {len(engines)}", engines)
         then = deck.deal("then", tuple(ENGINES))
-        models, optimizers = tuple(MODELS), tuple(OPTIMIZERS)
+        models, optimizers = DRAWN, tuple(OPTIMIZERS)
         if not allows_refused and "stages" in engine + then:
             models = tuple(name for name in models if name not in UNCUT)
         model = deck.deal(f"model of {len(models)}", models)

@@ -38,6 +38,17 @@ def classify(model: nn.Module, batch: Batch) -> dict[str, Any]:
     }
 
 
+def in_terms(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Return a term over some rows, few or none of a shard, and a term over all rows."""
+    logits, labels, some = model(batch[0]), batch[1], batch[0][:, 0] > 1.0
+    right = (logits.argmax(1) == labels)[some].float()
+    sure = F.cross_entropy(logits[some], labels[some])  # NaN without a row
+    return {
+        "loss": {"sure": {"loss": sure, "weight": some.sum()}, "size": logits.square().mean()},
+        "accuracy": {"loss": right.mean(), "weight": some.sum()},
+    }
+
+
 def stack(**layers: nn.Module) -> nn.Sequential:
     """Return layers in sequence, by their names."""
     return nn.Sequential(OrderedDict(layers))
@@ -288,4 +299,6 @@ MODELS: dict[str, Model] = {
         phases=("g", "d"),
     ),
     "contrastive": Model(Encoder, "vectors", quorate.Gather(represent, contrast)),
+    "terms": Model(mlp, "vectors", in_terms),
 }
+DRAWN = tuple(MODELS)[:-1]  # for random configurations: losses of former versions had no terms
