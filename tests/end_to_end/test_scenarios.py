@@ -109,7 +109,10 @@ WORKERS = [
     Scenario("model=mlp optimizer=several rule=async steps=40 engine=processes:2"),
     # Terms of a loss, in stages and on ranks, after kills.
     *(
-        Scenario(f"model=terms optimizer={optimizer} data=short shards=5 event=kill-run {engines}")
+        Scenario(
+            f"model=terms optimizer={optimizer} data=short shards=5 event=kill-run {engines}",
+            codes=(-9, 0),
+        )
         for optimizer, engines in (
             ("adam", "engine=stages:2 then=ranks:2"),
             ("lbfgs", "engine=ranks:4 then=processes:2"),

@@ -298,13 +298,16 @@ def disturbed(
             MISDEEDS[fault.action]()
         found = loss(model, batch)
         value = found["loss"]
+        terms = {"loss": value} if isinstance(value, torch.Tensor) else value
+        name, value = next((n, t) for n, t in terms.items() if isinstance(t, torch.Tensor))
         if "vector" in actions:
             value = value + torch.zeros(2)
         if "nan" in actions:
             value = value * math.nan
         if pause_s:
             value = Slow.apply(value, pause_s)
-        return {**found, "loss": value, **counts(at.rows, counted_rows)}
+        made = value if name == "loss" else {**terms, name: value}
+        return {**found, "loss": made, **counts(at.rows, counted_rows)}
 
     return value_of
 
