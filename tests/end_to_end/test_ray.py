@@ -77,6 +77,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
         # A step computed again elsewhere; a whole batch's loss, with changes by callbacks.
         "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
         "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
+        "several": ("ranks.py", ("optimizer=several",), (), 2, 0),
         "batch": ("ranks.py", ("loss=gather", "then=change"), ("--shards", "5"), 2, 0),
         "terms": ("ranks.py", ("loss=terms",), ("--shards", "5"), 2, 0),
         # Models in turns; state of user code beside the model.

@@ -196,6 +196,11 @@ REFUSED: list[tuple[Any, str, object]] = [
 ]
 
 
+def test_servers_refuse_a_list() -> None:
+    with expect_error(SettingError, name="servers", got=2):
+        fit(net, squares, data(), optimizer=CLIPPED, **{**OPTIONS, "engine": "ray", "servers": 2})
+
+
 @pytest.mark.parametrize(("entries", "name", "got"), REFUSED, ids=range(len(REFUSED)))
 def test_refused_in_one_line(entries: Any, name: str, got: object) -> None:
     with expect_error(SettingError, name=name, got=got) as raised:

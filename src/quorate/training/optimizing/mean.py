@@ -160,7 +160,9 @@ def squares(vector: torch.Tensor) -> list[float]:
 
 def squares_on_cores(blocks: Sequence[torch.Tensor], cores: int) -> list[float]:
     """Return the squared norm of each block, computed on some cores; the bits are the same."""
-    cores = max(1, min(cores, MOST_CORES, len(blocks)))
+    # A device's work belongs to the stream of this thread.
+    is_on_host = all(block.is_cpu for block in blocks[:1])
+    cores = max(1, min(cores, MOST_CORES, len(blocks))) if is_on_host else 1
     ends = [len(blocks) * n // cores for n in range(cores + 1)]
     runs = (blocks[first:end] for first, end in pairwise(ends))
     return [*chain.from_iterable(side_by_side([partial(squares_of, run) for run in runs]))]

@@ -155,9 +155,6 @@ class Phases:
                 prefix=prefix,
             )
         if self._served:
-            if names is not None:
-                expected = "none, as an update has several optimizers"
-                raise SettingError("servers", "some", expected, "leave them out")
             return ServedOptimizer(*over)
         if self._parts > 1:
             return PartedOptimizer(*over, self._parts, names)
