@@ -54,7 +54,11 @@ class Option:
     may_be_none: bool = False  # whether NONE at the command means None, for a number
 
 
-def about(
+REQUIRED: Any = MISSING  # the default of a field without one
+
+
+def declare(
+    default: Any,
     help: str,
     *,
     name: str = "",
@@ -64,14 +68,14 @@ def about(
     at_resume: AtResume | None = None,
     recorded: str = "",
     seen: Callable[[Any], Any] = lambda value: value,
-) -> dict[str, Option]:
-    """Return the metadata of a dataclass's field; see ``Option``. Names default to the field's."""
-    return {"option": Option(name, help, kind, metavar, check, at_resume, recorded, seen)}
+) -> Any:
+    """Return a field of a dataclass with an option; see ``Option``.
 
-
-def declare(default: Any, help: str, **described: Any) -> Any:
-    """Return a field with a default; ``described`` are further arguments of ``about``."""
-    return field(default=default, metadata=about(help, **described))
+    Args:
+        default: the default of the field, or ``REQUIRED``.
+    """
+    option = Option(name, help, kind, metavar, check, at_resume, recorded, seen)
+    return field(default=default, metadata={"option": option})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from quorate.training.config import (
     Compute,
     Loading,
     RunDir,
+    StopAfter,
     TrainerConfig,
     Workers,
     losses_of,
@@ -27,7 +28,6 @@ from quorate.training.model import Models, make_model
 from quorate.training.notices import once
 from quorate.training.setup import TrainingSetup
 from quorate.training.stop import Stops
-from quorate.training.stop_after import StopAfter
 from quorate.training.validation import ELSEWHERE_IN_FIT, Validation
 from quorate.training.worker_group import WorkerGroup
 

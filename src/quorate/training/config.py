@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quorate.coordination import rules
@@ -15,13 +15,23 @@ from quorate.replica.beside.composed import Composed
 from quorate.replica.compute import Compute
 from quorate.replica.phases.losses import losses_of
 from quorate.services.run_directory.settings import RunDir
-from quorate.settings import AtResume, Option, Settings, about, at_least, function, options
+from quorate.settings import (
+    REQUIRED,
+    AtResume,
+    Option,
+    Settings,
+    at_least,
+    between,
+    declare,
+    function,
+    options,
+)
 from quorate.training.optimizing.choices import optimize_of
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.other_trainers import ELSEWHERE_HERE
-from quorate.training.stop_after import StopAfter
 
 if TYPE_CHECKING:
+    from quorate.coordination.plan import Plan
     from quorate.machine.devices import Devices
     from quorate.replica.loss import Loss
     from quorate.replica.whole_batch.gather import Gather
@@ -35,6 +45,7 @@ __all__ = [
     "Loading",
     "Optimize",
     "RunDir",
+    "StopAfter",
     "TrainerConfig",
     "Workers",
     "losses_of",
@@ -58,54 +69,62 @@ def _a_loss(name: str, value: Loss) -> Loss:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopAfter(Settings):
+    """The arguments of ``Trainer.fit`` that decide when training ends; see ``Trainer.fit``."""
+
+    epochs: int = declare(1, "passes over the dataset", check=at_least(1))
+    steps: int | None = declare(None, "total number of updates", check=at_least(1))
+    max_time_s: float | None = declare(
+        None, "save and stop after this many seconds of training", kind=float, check=between(0)
+    )
+
+    def last_step(self, plan: Plan) -> int:
+        """Return the number of updates at the end of training."""
+        return self.epochs * plan.steps_per_epoch if self.steps is None else self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerConfig(Settings):
     """The arguments of ``Trainer``; see there. Options of the command line are included."""
 
-    loss: Loss = field(metadata=about("loss function of a model and a batch", check=_a_loss))
+    loss: Loss = declare(REQUIRED, "loss function of a model and a batch", check=_a_loss)
     totals: Mapping[str, Any] | None
-    batch_size: int = field(
-        metadata=about(
-            "rows per update, over all devices", check=at_least(1), at_resume=AtResume.REFUSED
-        )
+    batch_size: int = declare(
+        REQUIRED, "rows per update, over all devices", check=at_least(1), at_resume=AtResume.REFUSED
     )
-    devices: Devices = field(
-        metadata=about(
-            "devices to train on: cpu, cuda, cuda:0,cuda:1, mps; cuda:0+cuda:1: one worker on both",
-            kind=str,
-            metavar="LIST",
-        )
+    devices: Devices = declare(
+        REQUIRED,
+        "devices to train on: cpu, cuda, cuda:0,cuda:1, mps; cuda:0+cuda:1: one worker on both",
+        kind=str,
+        metavar="LIST",
     )
     workers: Workers
-    shards: int | None = field(
-        metadata=about(
-            "pieces that each batch is cut into; the result depends on this number",
-            kind=int,
-            check=at_least(1),
-            at_resume=AtResume.REFUSED,
-        )
+    shards: int | None = declare(
+        REQUIRED,
+        "pieces that each batch is cut into; the result depends on this number",
+        kind=int,
+        check=at_least(1),
+        at_resume=AtResume.REFUSED,
     )
-    seed: int = field(
-        metadata=about(
-            "seed of row order, dropout, augmentation; at the command also of Python, NumPy, torch",
-            kind=int,
-            check=at_least(0, (1 << 64) - 1),  # the range of torch's generators
-            at_resume=AtResume.REFUSED,
-        )
+    seed: int = declare(
+        REQUIRED,
+        "seed of row order, dropout, augmentation; at the command also of Python, NumPy, torch",
+        kind=int,
+        check=at_least(0, (1 << 64) - 1),
+        at_resume=AtResume.REFUSED,
     )
-    update: str = field(
-        metadata=about(
-            "update rule: sync, quorum:R, async or bounded:K",
-            kind=str,
-            check=lambda _, text: rules.parse(text).name,
-            at_resume=AtResume.REFUSED,
-        )
+    update: str = declare(
+        REQUIRED,
+        "update rule: sync, quorum:R, async or bounded:K",
+        kind=str,
+        check=lambda _, text: rules.parse(text).name,
+        at_resume=AtResume.REFUSED,
     )
-    precision: str = field(
-        metadata=about(
-            "numbers to compute in: fp32, tf32, bf32, bf16 or fp16",
-            kind=str,
-            at_resume=AtResume.SAID,
-        )
+    precision: str = declare(
+        REQUIRED,
+        "numbers to compute in: fp32, tf32, bf32, bf16 or fp16",
+        kind=str,
+        at_resume=AtResume.SAID,
     )
     compute: Compute
     optimize: dict[str | None, Optimize]  # by phase; of a plain run, by None

@@ -44,7 +44,7 @@ from quorate.training.callbacks import (
     kept_by,
     name_of,
 )
-from quorate.training.config import DatasetConfig
+from quorate.training.config import DatasetConfig, StopAfter
 from quorate.training.evaluation import evaluate
 from quorate.training.notices import once
 from quorate.training.probing.checks import graph_of, require_metrics, required_metrics
@@ -52,7 +52,6 @@ from quorate.training.saved_state import Contents, contents
 from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
-from quorate.training.stop_after import StopAfter
 from quorate.training.training_loop import TrainingLoop
 from quorate.training.unsaved import UnsavedAttributes
 from quorate.training.validation import Best, LossTrend, Validation

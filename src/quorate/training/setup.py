@@ -39,7 +39,7 @@ from quorate.settings import resolved, switch
 from quorate.training import resume, weights
 from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import leading
-from quorate.training.config import DatasetConfig, too_many_shards
+from quorate.training.config import DatasetConfig, StopAfter, too_many_shards
 from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
@@ -50,7 +50,6 @@ from quorate.training.probing.probe import probed
 from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.stop_after import StopAfter
 from quorate.training.training_loop import TrainingLoop, coordinating
 from quorate.training.worker_group import WorkerGroup
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import SettingError
 from quorate.settings import (
+    REQUIRED,
     AtResume,
     Settings,
-    about,
     between,
+    declare,
     function,
     one_of,
     switch,
@@ -97,57 +98,42 @@ class Optimize(Settings):
             rank keeps the whole state. The bits are the same. Default: True.
     """
 
-    optimizer: OptimizerFactory | list[Entry] = field(
-        metadata=about(
-            "function from a list of parameters to a torch optimizer, or a list of (pattern, "
-            "function, schedule, clip_norm)",
-            check=_optimizers,
-        )
+    optimizer: OptimizerFactory | list[Entry] = declare(
+        REQUIRED,
+        "function from a list of parameters to a torch optimizer, or a list of (pattern, "
+        "function, schedule, clip_norm)",
+        check=_optimizers,
     )
     _: KW_ONLY
-    schedule: Callable[[Optimizer], LRScheduler] | None = field(
-        default=None,
-        metadata=about(
-            "function from the optimizer to a torch LR scheduler",
-            check=_schedule_function,
-        ),
+    schedule: Callable[[Optimizer], LRScheduler] | None = declare(
+        None, "function from the optimizer to a torch LR scheduler", check=_schedule_function
     )
-    schedule_metric: str | None = field(
-        default=None, metadata=about("metric for a schedule that is a ReduceLROnPlateau")
+    schedule_metric: str | None = declare(None, "metric for a schedule that is a ReduceLROnPlateau")
+    clip_norm: float | None = declare(
+        None,
+        "clip the global norm of the mean gradient to this value",
+        kind=float,
+        check=between(0),
+        at_resume=AtResume.SAID,
     )
-    clip_norm: float | None = field(
-        default=None,
-        metadata=about(
-            "clip the global norm of the mean gradient to this value",
-            kind=float,
-            check=between(0),
-            at_resume=AtResume.SAID,
-        ),
+    ema_decay: float | None = declare(
+        None,
+        "keep an exponential moving average of the parameters, with this decay",
+        kind=float,
+        check=between(0, 1),
+        at_resume=AtResume.SAID,
     )
-    ema_decay: float | None = field(
-        default=None,
-        metadata=about(
-            "keep an exponential moving average of the parameters, with this decay",
-            kind=float,
-            check=between(0, 1),
-            at_resume=AtResume.SAID,
-        ),
+    nonfinite: str = declare(
+        "stop",
+        "if a loss or gradient is not finite: stop the run, or skip the update (default: stop)",
+        kind=str,
+        check=lambda name, value: one_of(name, value, NOT_FINITE),
     )
-    nonfinite: str = field(
-        default="stop",
-        metadata=about(
-            "if a loss or gradient is not finite: stop the run, or skip the update (default: stop)",
-            kind=str,
-            check=lambda name, value: one_of(name, value, NOT_FINITE),
-        ),
-    )
-    shard_optimizer: bool = field(
-        default=True,
-        metadata=about(
-            "split the optimizer's state over the ranks of a collective (default: yes)",
-            kind=bool,
-            check=switch,
-        ),
+    shard_optimizer: bool = declare(
+        True,
+        "split the optimizer's state over the ranks of a collective (default: yes)",
+        kind=bool,
+        check=switch,
     )
 
     @property
