@@ -263,6 +263,9 @@ class FlatOptimizer:
             return  # torch's own step has no access to the user's parameters
         self.bring_home()
 
+    def publish(self) -> None:
+        """Do nothing after the steps of an update: this process has all parameters."""
+
     def bring_home(self) -> None:
         """Copy values from memory chosen by the optimizer to the flat parameters.
 

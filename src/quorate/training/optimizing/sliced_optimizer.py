@@ -164,7 +164,9 @@ class SlicedOptimizer(SpreadOptimizer):
     def step(
         self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
     ) -> None:
-        """Update the parameters of all ranks from this rank's slice of the gradient. Blocks.
+        """Update the parameters from this rank's slice of the gradient. Blocks.
+
+        Other ranks receive the parameters of a slice of the state by ``publish``.
 
         Args:
             closure: with a closure, the gradient is a whole gradient returned by ``whole_of``.
@@ -177,6 +179,10 @@ class SlicedOptimizer(SpreadOptimizer):
             self.require_same_groups()
             self._own().update(gradient, missing, map(values_of, self.param_groups))
             self.inner.step()  # no tensor has a gradient: only a schedule counts it
+
+    def publish(self) -> None:
+        """Send the parameters of this rank's slices to all ranks. All ranks call. Blocks."""
+        if self.is_sharded and not self._is_alone:
             self._exchange.spread(self.flat_parameters)
 
     # --- the state of all ranks -------------------------------------------------------------------

@@ -101,6 +101,8 @@ class Update:
         self.updates = 0
         self._buffers = buffers
         self._optimizers = [each.optimizer for each in scheduled]
+        sharded = (each for each in self._optimizers if each.is_sharded)
+        self._publisher = next(sharded, self.optimizer)
         self.sum_s = 0.0  # duration of the last mean, which is one pass with the tree sum
         self.under_way = False  # True after an interrupted update: parameters are half updated
 
@@ -173,6 +175,8 @@ class Update:
                 given = "no closure" if again is None else "a closure"
                 error.add_note(f"quorate: in the optimizer's step(), which is given {given}")
                 raise
+        if again is None:  # a step with a closure is made by all ranks alike
+            self._publisher.publish()
         if self.average is not None:
             with _on_cores(*self._optimizers):
                 self.optimizer.add_to_average(self.average, n)
