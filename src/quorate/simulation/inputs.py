@@ -226,11 +226,9 @@ class Network(Settings):
             raise SettingError(
                 "engine", "collective", f"sync without spares, not {got}", "choose ray"
             )
-        if self.servers and (self.engine != "ray" or rule.by_shard):
-            got = f"{self.engine} under {rule.name}"
-            raise SettingError(
-                "servers", self.servers, f"ray under sync or quorum, not {got}", "leave it out"
-            )
+        if self.servers and self.engine != "ray":
+            expected = f"none for engine {self.engine!r}"
+            raise SettingError("servers", self.servers, expected, "take ray, or leave it out")
 
     def vectors(
         self, held: Mapping[int, int], shards: int, per_host: int, hosts: int, waits_for_all: bool

@@ -380,7 +380,6 @@ class _Simulation:
             needed = self.rule.needed(self.shards)
             even_s = undisturbed_s * needed / min(busy, needed)
             uneven_s = undisturbed_s * -(-needed // min(busy, needed))
-            exchange_s += self._traffic.median_s
             waited_s = self.update_s + exchange_s
             messages = 2 * -(-needed // min(busy, needed))
         applies_s = self.update_s + exchange_s
@@ -391,7 +390,8 @@ class _Simulation:
             "uneven": uneven_s - even_s,
             "updates": waited_s * of_update,
             "network": waited_s * (1 - of_update) * bool(applies_s)
-            + messages * self.network.latency_s,
+            + messages * self.network.latency_s
+            + self._traffic.median_s,
         }
         # A worker that waits for a core does not wait for other workers or for the coordinator.
         left_s = max(0.0, round_s - sum(of for part, of in seconds.items() if part != "cores"))

@@ -26,7 +26,7 @@ def bound(
         return f"arithmetic: it takes {arithmetic:.0%} of the time", "more workers bring more"
     rule = parse(told.update)
     everybody = told.workers + told.spares
-    may_serve = network.engine == "ray" and not network.servers and not rule.by_shard
+    may_serve = network.engine == "ray" and not network.servers
     words = {
         "cores": f"cores: {takes:.0%} of the time workers wait for one, or share memory",
         "uneven": f"{told.shards} shards on {everybody} workers: {takes:.0%} of the time some "
