@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.books import each_row_was_there_once_an_epoch, lines_of
 from support.clusters import RayCluster, ray_cluster
 from support.heard import Heard, heard
 from support.references import References
@@ -24,6 +25,7 @@ from support.runs import (
     command,
     digests,
     inspected,
+    last_json,
     processes_of,
     run,
     run_all,
@@ -31,6 +33,7 @@ from support.runs import (
     started,
     wait_for,
 )
+from support.trainings.datasets import SHORT_ROWS
 
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 pytestmark = pytest.mark.slow
@@ -78,6 +81,8 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
         "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
         "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
         "several": ("ranks.py", ("optimizer=several",), (), 2, 0),
+        # A single worker's updates by shard are in order.
+        "by shard": ("ranks.py", ("what=one", "then=halve"), ("--update", "async"), 1, 2),
         "batch": ("ranks.py", ("loss=gather", "then=change"), ("--shards", "5"), 2, 0),
         "terms": ("ranks.py", ("loss=terms",), ("--shards", "5"), 2, 0),
         # Models in turns; state of user code beside the model.
@@ -100,6 +105,32 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     placed = re.search(servers_at, ended["served"].said)
     assert placed is not None
     assert placed[1] != placed[2]  # each on a separate node
+    nothing_is_left_on(cluster)
+
+
+def test_servers_apply_the_gradient_of_each_shard_by_itself(
+    tmp_path: Path, cluster: RayCluster
+) -> None:
+    """Each shard reads the result of a single update on all servers, as old as reported.
+
+    Each row counts once an epoch, though a worker is killed, and with fewer servers after a resume.
+    """
+    workers, bounded = cluster.options(2), ("--update", "bounded:1", "--run-dir", f"{tmp_path}/run")
+    torn = (*workers, "--servers", "2", "--update", "async", "--shards", "6")
+    line = "model=mlp optimizer=adam options=ema+clip+schedule data=short shards=6 rule=bounded:1"
+    first = (f"{line} steps=35 event=kill-worker at=9", "0", str(tmp_path))
+    rest = (f"{line} steps=60", "1", str(tmp_path))
+    commands = {
+        "torn": command("torn.py", "40", options=torn),
+        "first": command("configured.py", *first, options=(*workers, "--servers", "2", *bounded)),
+    }
+    ended = run_all(commands, cluster.env)
+    resumed = command("configured.py", *rest, options=(*workers, "--servers", "1", *bounded))
+    ended["rest"] = run(resumed, cluster.env)
+    assert {name: end.code for name, end in ended.items()} == dict.fromkeys(ended, 0), ended
+    assert any(age for age, _ in last_json(ended["torn"].out)["staleness"])
+    assert "another is starting" in ended["first"].said
+    each_row_was_there_once_an_epoch(lines_of(tmp_path / "run"), 2, most=1, rows=SHORT_ROWS)
     nothing_is_left_on(cluster)
 
 

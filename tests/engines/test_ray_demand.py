@@ -39,8 +39,6 @@ REFUSED = {
     "--detached --profile p": "detached: got True, expected a run that nothing is measured of",
     # Servers are refused where they are of no use.
     "--workers 2 --engine processes --servers 2": "servers: got 2",
-    f"{RAY} --servers 2 --update async": "servers: got 2",
-    f"{RAY} --servers 2 --update bounded:2": "servers: got 2",
 }
 
 

@@ -2,6 +2,11 @@
 
 The engine starts and reaches the servers, and training implements the work of a server. This module
 has the protocols of both sides; ``Partition.among`` cuts vectors into slices.
+
+A gradient arrives at all servers first. Then the coordinator decides, and all servers keep or drop
+the gradient. After an update each server has a new image of its slice; an image never changes. The
+coordinator sends workers the images of one update with each shard. So no worker reads a mixture of
+updates, and the version of a dealt shard is the version of all slices.
 """
 
 from __future__ import annotations
@@ -24,12 +29,16 @@ class SliceHandler(ABC):
     """The work of a server with its slice. All methods are called in the same thread."""
 
     @abstractmethod
-    def take(self, ticket: int, step: int, image: Image) -> None:
+    def take(self, ticket: int, image: Image) -> None:
         """Take a shard's gradient. The image is valid until ``take`` returns."""
 
     @abstractmethod
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
         """Add a shard to the sum of its step, a sum of ``leaves`` shards in all."""
+
+    @abstractmethod
+    def drop(self, ticket: int) -> None:
+        """Forget a shard's gradient, which may arrive later, or never."""
 
     @abstractmethod
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
@@ -52,6 +61,9 @@ class Servers(Protocol):
         Args:
             leaves: the number V of shards of the step.
         """
+
+    def drop(self, ticket: int) -> None:
+        """Have all servers forget a shard that is not needed. Does not block."""
 
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
         """Send each server a request, and return the answers. Blocks."""

@@ -53,13 +53,16 @@ class Snapshots:
     """A lender of snapshots: each worker gets the newest until the end of a shard.
 
     Args:
-        parameters: the coordinator's parameters.
+        parameters: the coordinator's parameters; None: servers have the parameters, and nodes
+            fetch the parameters of a snapshot from the servers.
         buffers: the coordinator's buffers.
         slots: memory of N + 1 snapshots, by number: workers may read N different snapshots while
             the coordinator writes another.
     """
 
-    def __init__(self, parameters: Flat, buffers: Buffers, slots: Mapping[int, Vectors]) -> None:
+    def __init__(
+        self, parameters: Flat | None, buffers: Buffers, slots: Mapping[int, Vectors]
+    ) -> None:
         self._parameters = parameters
         self._buffers = buffers
         self._slots = slots
@@ -78,7 +81,8 @@ class Snapshots:
         """Make a snapshot of the present parameters and buffers."""
         number = next(n for n in self._slots if n not in self._lent.values())
         values = self._slots[number]
-        values.flat.copy_(self._parameters)
+        if self._parameters is not None:
+            values.flat.copy_(self._parameters)
         values.take_buffers(self._buffers)
         self._taken += 1
         return Snapshot(values, number, self._taken)

@@ -77,7 +77,7 @@ class WorkerGroup:
         self.groups = self._groups()
         engine = selection.chosen(config.workers.engine, [d for g in self.groups for d in g])
         self.rule = rules.parse(config.update)
-        require_servers_fit(config.workers, self.rule)
+        require_servers_fit(config.workers)
         self.rank_group: RankGroup | None = None
         if engine.name == selection.COLLECTIVE:
             self.rank_group = RankGroup(self.groups, config.workers, self.rule)

@@ -46,7 +46,7 @@ class ArenaPart(StrEnum):
     BUFFERS = "buffers"
     SNAPSHOT = "snapshot"  # a slot with parameters and buffers
     RESULT = "result"  # a slot with the result of a shard
-    REST = "rest"  # of such a slot, where the gradient goes to servers
+    REST = "rest"  # of a slot whose parameters or gradient are on servers
     SHARED = "shared"  # tensors of ``Shared``; in no arena
     START = "start"  # parameters and buffers that workers are compared from; in no arena
 

@@ -13,14 +13,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quorate.coordination.plan import abridged
-from quorate.coordination.protocol import Compute, Event, Joined, Keep, Left, WorkerEffect
+from quorate.coordination.protocol import (
+    Compute,
+    Discard,
+    Event,
+    Joined,
+    Keep,
+    Left,
+    WorkerEffect,
+)
 from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Evaluation, Job, Training
 from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.worker_messages import SlotSum
-from quorate.engines.servers import RemoteGradient
+from quorate.engines.servers import RemoteGradient, Servers
 from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.errors import WorkerError
 from quorate.replica.outputs.parcel import unpacked
@@ -43,7 +51,8 @@ class ProcessesChannel(JobChannel):
         arena, snapshots = workers.arena, None
         if job.on_snapshots:
             slots = {number: arena.slot(number) for number in arena.snapshots}
-            snapshots = Snapshots(job.parameters, workers.buffers, slots)
+            own = job.parameters if workers.servers is None else None
+            snapshots = Snapshots(own, workers.buffers, slots)
         sums = [StepSums(job.plan, self._recycle)] * len(workers.supervisor.workers)
         super().__init__(job, sums, snapshots)
         self.number = number
@@ -58,13 +67,21 @@ class ProcessesChannel(JobChannel):
 
     def send(self, effect: WorkerEffect) -> None:
         """Carry out an effect. Does not block."""
-        if isinstance(effect, Keep) and (servers := self._workers.servers) is not None:
-            worker, step = effect.worker, effect.step
-            for shard in range(effect.shard, effect.shard + effect.count):
-                gradient = self._sums[worker].result(worker, step, shard).gradient
-                if isinstance(gradient, RemoteGradient):
-                    servers.keep(gradient.ticket, step, shard, self.job.plan.shards_of(step))
+        if isinstance(effect, Keep | Discard) and self._workers.servers is not None:
+            self._decide_on(self._workers.servers, effect)
         super().send(effect)
+
+    def _decide_on(self, servers: Servers, effect: Keep | Discard) -> None:
+        """Tell servers whether gradients on the servers are needed."""
+        worker, step = effect.worker, effect.step
+        for shard in range(effect.shard, effect.shard + effect.count):
+            gradient = self._sums[worker].result(worker, step, shard).gradient
+            if not isinstance(gradient, RemoteGradient):
+                continue
+            if isinstance(effect, Keep):
+                servers.keep(gradient.ticket, step, shard, self.job.plan.shards_of(step))
+            else:
+                servers.drop(gradient.ticket)
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds; add results meanwhile."""
@@ -121,6 +138,8 @@ class ProcessesChannel(JobChannel):
         """Report the end of a worker: a shard under way is lost, but no finished result."""
         if (request := self.requests.get(worker)) is not None:
             step, shard = request.step, request.shard
+            if self._workers.servers is not None:  # the gradient may be on its way there
+                self._workers.servers.drop(request.ticket)
             rows = abridged(self.job.plan.shard(step, shard))
             text = f"{reason}; it computed {self.job.place(step, shard)}, rows {rows}"
             ahead = self._workers.arena.loaded_ahead(worker)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from quorate.coordination.rules import Rule
 from quorate.engines.selection import RAY
 from quorate.engines.workers import Workers
 from quorate.errors import SettingError
@@ -95,20 +94,15 @@ def groups_of(demand: RayDemand, devices: Devices) -> tuple[Group, ...]:
     return (Group([device]),) * demand.workers
 
 
-def require_servers_fit(workers: Workers, rule: Rule) -> None:
+def require_servers_fit(workers: Workers) -> None:
     """Refuse servers where nothing of them would be used.
 
     Raises:
-        SettingError: the engine or the update rule has none.
+        SettingError: the engine has none.
     """
-    if workers.servers is None:
-        return
-    if workers.engine != RAY:
+    if workers.servers is not None and workers.engine != RAY:
         fix = "they are of a Ray cluster: add engine='ray', or leave them out"
         raise SettingError("servers", workers.servers, "none for another engine", fix)
-    if rule.by_shard or rule.staleness:
-        expected = f"none under {rule.name}, whose updates go on while workers compute"
-        raise SettingError("servers", workers.servers, expected, "take update='sync' or 'quorum:R'")
 
 
 def _parsed(text: str) -> dict[str, float]:

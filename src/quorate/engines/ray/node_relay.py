@@ -105,7 +105,9 @@ class NodeRelay:
                 if descriptors:
                     images[ArenaPart.START, None] = [store.put(image_in(descriptors[0]))]
             case messages.ComputeShards(snapshot=(slot, version)):
-                self._add(images, version, ArenaPart.SNAPSHOT, slot)
+                served = (ArenaPart.SLICES, ArenaPart.REST)  # REST: buffers, which are here
+                for part in (ArenaPart.SNAPSHOT,) if self._pool.servers is None else served:
+                    self._add(images, version, part, slot)
             case messages.ComputeShards():
                 is_averaged = message.job in self._averaged
                 parameters = ArenaPart.AVERAGE if is_averaged else store.parameters

@@ -198,7 +198,8 @@ class RelayActor:
             for worker in self._workers.values():
                 worker.doubt()
             if part == ArenaPart.SLICES:
-                read_image(image, self._slicing.views(self.arena.parameters, next(slices)))
+                flat = self.arena.parameters if slot is None else self.arena.slot(slot).flat
+                read_image(image, self._slicing.views(flat, next(slices)))
             else:
                 self.arena.image(part, slot)[:] = image
         return owned
@@ -268,12 +269,8 @@ class GradientPusher:
         arrivals = []
         for number, server in enumerate(self._servers):
             take = server.take.options(concurrency_group=WORK)
-            told = (
-                result.answer.ticket,
-                result.order.step,
-                as_image(slicing.views(gradient, number)),
-            )
-            arrivals.append(take.remote(*told).future())
+            image = as_image(slicing.views(gradient, number))
+            arrivals.append(take.remote(result.answer.ticket, image).future())
         result.answer.is_held = True
         self._on_their_way.append((result, rest.copy(), arrivals))
         for arrival in arrivals:

@@ -74,6 +74,11 @@ class RayServers:
         for actor in self.actors:
             actor.keep.options(concurrency_group=WORK).remote(ticket, step, shard, leaves)
 
+    def drop(self, ticket: int) -> None:
+        """Have all servers forget a shard's gradient. Does not block."""
+        for actor in self.actors:
+            actor.drop.options(concurrency_group=WORK).remote(ticket)
+
     def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
         """Send each server a request of its own, and return the answers. Blocks."""
         return [(unpack(text), image) for text, image in self._got(self._asked(told, images))]
@@ -187,13 +192,17 @@ class ServerActor:
         """Block until the end of the actor: a waiting caller hears of the end."""
         self._end.wait()
 
-    def take(self, ticket: int, step: int, image: Image) -> None:
+    def take(self, ticket: int, image: Image) -> None:
         """Take a shard's gradient. After the return the server has the gradient."""
-        self._handler.take(ticket, step, image)
+        self._handler.take(ticket, image)
 
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
         """Add a shard to the sum of its step."""
         self._handler.keep(ticket, step, shard, leaves)
+
+    def drop(self, ticket: int) -> None:
+        """Forget a shard's gradient."""
+        self._handler.drop(ticket)
 
     def do(self, told: bytes, image: Image) -> tuple[bytes, Image]:
         """Carry out a request of the coordinator."""

@@ -38,28 +38,36 @@ class Slice(SliceHandler):
     """The state of a server, and its answers to requests. The first request is ``make``."""
 
     def __init__(self) -> None:
-        self._shards: dict[int, tuple[int, Flat]] = {}  # by ticket: step, gradient
+        self._shards: dict[int, Flat] = {}  # by ticket: gradients without a decision
+        self._dropped: set[int] = set()  # tickets of dropped gradients that have not arrived
         self._sums: dict[int, TreeSum[Flat]] = {}  # by step, sums of accepted shards
-        self._closed = -1  # steps up to this one are closed
         self._spare: list[Flat] = []  # memory for gradients
         self._mean: Flat | None = None  # of the newest step
 
-    def take(self, ticket: int, step: int, image: Image) -> None:
-        """Store a shard's gradient, unless its step is closed and needs no more gradients."""
-        if step > self._closed:
-            # A copy: engines pass gradients in shared memory, which is scarce.
-            gradient = self._spare.pop() if self._spare else self._parameters.layout.new(CPU)
-            read_image(image, gradient.vectors)
-            self._shards[ticket] = (step, gradient)
+    def take(self, ticket: int, image: Image) -> None:
+        """Store a shard's gradient until the decision, unless the gradient is dropped already."""
+        if ticket in self._dropped:
+            self._dropped.remove(ticket)
+            return
+        # A copy: engines pass gradients in shared memory, which is scarce.
+        gradient = self._spare.pop() if self._spare else self._parameters.layout.new(CPU)
+        read_image(image, gradient.vectors)
+        self._shards[ticket] = gradient
 
     @torch.no_grad()
     def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
         """Add a shard to the sum of its step, as far as the order of the tree allows."""
         if step not in self._sums:
             self._sums[step] = TreeSum(leaves, self._sum)
-        _, gradient = self._shards.pop(ticket)
         with intra_op_threads(self._threads):
-            self._sums[step].put((0, shard), gradient)
+            self._sums[step].put((0, shard), self._shards.pop(ticket))
+
+    def drop(self, ticket: int) -> None:
+        """Reuse the memory of a gradient that is not needed, now or when the gradient arrives."""
+        if ticket in self._shards:
+            self._spare.append(self._shards.pop(ticket))
+        else:
+            self._dropped.add(ticket)
 
     @torch.no_grad()
     def do(self, told: Mapping[str, Any], image: Image) -> Answer:
@@ -114,7 +122,7 @@ class Slice(SliceHandler):
 
     def _add(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """Finish and divide the sum of a step; return whether all is finite, and squared norms."""
-        step, tree, additions = told["step"], self._sums[told["step"]], list[Addition]()
+        tree, additions = self._sums.pop(told["step"]), list[Addition]()
 
         def join(left: Flat, right: Flat) -> Flat:
             additions.append((left, right))
@@ -132,19 +140,11 @@ class Slice(SliceHandler):
             )
         self._spare += [right for _, right in additions]
         odd = [] if found.is_finite else [self._pieces[int(n)].name for n in not_finite(total)]
-        self._end_step(step, total)
-        squares = [*chain.from_iterable(found.squares)] if found.is_finite else []
-        return {"is_finite": found.is_finite, "odd": odd, "squares": squares}
-
-    def _end_step(self, step: int, total: Flat) -> None:
-        """Close a step, and reuse the memory of gradients of this step and earlier steps."""
-        self._closed = step
-        late = [ticket for ticket, (of, _) in self._shards.items() if of <= step]
-        self._spare += [self._shards.pop(ticket)[1] for ticket in late]
-        self._sums = {of: tree for of, tree in self._sums.items() if of > step}
         if self._mean is not None:
             self._spare.append(self._mean)
         self._mean = total
+        squares = [*chain.from_iterable(found.squares)] if found.is_finite else []
+        return {"is_finite": found.is_finite, "odd": odd, "squares": squares}
 
     def _sum(self, left: Flat, right: Flat) -> Flat:
         """Return left + right, in the memory of the left operand."""

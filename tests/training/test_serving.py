@@ -1,0 +1,108 @@
+"""Servers in this process: orders of arrival and decision that a run shows by chance alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quorate.engines.partition import Partition
+from quorate.engines.servers import Answer, Image, RemoteGradient, Told, as_image
+from quorate.replica.flat import Flat
+from quorate.replica.shard_sum import ShardSum
+from quorate.training.optimizing.optimize import Optimize
+from quorate.training.serving.served_optimizer import ServedOptimizer
+from quorate.training.serving.slice import Slice
+from quorate.training.state import State
+
+CPU = torch.device("cpu")
+SHARDS, SPOILT = 12, 5  # the gradient of the latter is not finite
+
+
+class ServersHere:
+    """Servers of this process."""
+
+    have_newest = False
+
+    def __init__(self, count: int) -> None:
+        self.count, self.where = count, ["here"] * count
+        self.slices = [Slice() for _ in range(count)]
+        self._images: list[Image] = []
+
+    def take(self, ticket: int, gradient: Flat) -> None:
+        partition = Partition.among(gradient.layout, self.count)
+        for number, slice_ in enumerate(self.slices):
+            slice_.take(ticket, as_image(partition.views(gradient, number)))
+
+    def keep(self, ticket: int, step: int, shard: int, leaves: int) -> None:
+        for slice_ in self.slices:
+            slice_.keep(ticket, step, shard, leaves)
+
+    def drop(self, ticket: int) -> None:
+        for slice_ in self.slices:
+            slice_.drop(ticket)
+
+    def ask(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Answer]:
+        values = images or [as_image([])] * self.count
+        return [s.do(*own) for s, *own in zip(self.slices, told, values, strict=True)]
+
+    def renew(self, told: Sequence[Told], images: Sequence[Image] = ()) -> list[Told]:
+        answers = self.ask(told, images)
+        self._images = [image.copy() for _, image in answers]
+        return [answer for answer, _ in answers]
+
+    def values(self) -> list[Image]:
+        return self._images
+
+
+def trained(count: int) -> list[torch.Tensor]:
+    """Return parameters, averages and momenta after an update by each shard, in a mixed order.
+
+    Args:
+        count: the number of servers; 0: none.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 700), nn.Linear(700, 300).double())  # four blocks each
+    optimize = Optimize(lambda own: torch.optim.Adam(own, lr=0.1), clip_norm=0.5, ema_decay=0.9)
+    options: dict[str, Any] = {"optimize": {None: optimize}, "served": count > 0}
+    state = State(model, CPU, shared=False, loss=lambda *_: None, **options)
+    servers, layout = ServersHere(count), state.parameters.layout
+    gradients = [layout.new(CPU) for _ in range(SHARDS)]
+    for vector in (vector for gradient in gradients for vector in gradient.vectors):
+        vector.normal_()
+    gradients[SPOILT].vectors[-1][-1] = float("inf")  # on the last server alone
+    if isinstance(state.optimizer, ServedOptimizer):
+        state.optimizer.begin(servers, state.average)
+    # Shard s has ticket s. A copy of shard s has ticket 100 + s; all copies are dropped.
+    arrivals, decisions = [*range(SHARDS), *range(100, 100 + SHARDS)], [*range(SHARDS)]
+    for tickets in (arrivals, decisions):
+        Random(1).shuffle(tickets)
+    arrived = set[int]()
+    for ticket in arrivals:
+        arrived.add(ticket)
+        servers.take(ticket, gradients[ticket % 100])
+        while decisions and decisions[0] in arrived:
+            shard = decisions.pop(0)
+            servers.keep(shard, shard, 0, 1)
+            servers.drop(100 + shard)
+            gradient = RemoteGradient(shard, shard) if count else gradients[shard]
+            total = ShardSum(2.0, {"loss": 1.0}, gradient, missing=frozenset())
+            if state.update.apply([((0, 0), total)], leaves=1, present=1).not_finite is not None:
+                assert shard == SPOILT
+                state.update.skip()
+    if isinstance(state.optimizer, ServedOptimizer):
+        state.optimizer.end()
+    assert state.update.updates == SHARDS
+    assert state.average is not None
+    entries = [entry for own in state.optimizer.state().values() for entry in own.values()]
+    return [*state.parameters.vectors, *state.average.shadow.vectors, *entries]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_updates_by_shard_have_the_bits_of_updates_without_servers(count: int) -> None:
+    for served, expected in zip(trained(count), trained(0), strict=True):
+        assert torch.equal(served, expected)
