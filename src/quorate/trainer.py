@@ -58,6 +58,10 @@ class Trainer:
             the dict under "weight". The function must use the ``model`` argument and no other copy
             of the model.
 
+            The value under "loss" may be a dict of terms by name. A term, and a metric too, is a
+            scalar or ``{"loss": mean, "weight": n}``, and is divided by its own total over the
+            batch.
+
             A function with a third parameter, ``loss(model, batch, at)``, receives the position of
             the shard in the run: see docs/state-outside-the-model.md.
 

@@ -245,7 +245,7 @@ WRONG: list[tuple[str, Any]] = [
     ("loss", {}),
     ("loss", {"loss": torch.zeros(())}),
     ("term 'a'", {"a": torch.zeros(2)}),
-    ("'a'", {"a": {"loss": torch.zeros(())}}),
+    ("term 'a'", {"a": {"loss": torch.zeros(())}}),
     ("metric 'right'", {"right": torch.zeros((), requires_grad=True)}),
 ]
 

@@ -237,7 +237,7 @@ class _Own:
                 )
             label = f"{prefix}{name}"
             self.found.weights[label] = self._weight  # in the order of the terms
-            terms[label] = self._value(label, value)
+            terms[label] = self._value("term", label, value)
         if not terms:
             raise LossError("loss", got="no terms", expected="a scalar, or terms by name")
         self.found.terms[loss] = [*terms]
@@ -252,15 +252,19 @@ class _Own:
                 yield name, 0.0
                 yield from self.terms_of(name, value).items()
             else:
-                yield name, self._value(str(name), value)
+                yield name, self._value("metric", str(name), value)
 
-    def _value(self, name: str, value: Any) -> Any:
-        """Return a term or metric without the weight, and note the weight."""
+    def _value(self, kind: str, name: str, value: Any) -> Any:
+        """Return a term or metric without the weight, and note the weight.
+
+        Args:
+            kind: "term" or "metric", for messages.
+        """
         if not isinstance(value, Mapping):
             return value
         if value.keys() != {LOSS, "weight"}:
             raise LossError(
-                f"{name!r}",
+                f"{kind} {name!r}",
                 got=f"a dict with {_names(value)}",
                 expected='a scalar, or {"loss": mean, "weight": n}',
                 fix="return further metrics beside the loss",
