@@ -66,7 +66,7 @@ class MetricsLog:
             record["slow"] = [*slow]
         for name in ("totals", "worker_losses", "last_step", "epochs", "ends_epoch", "eta_s"):
             del record[name]
-        for name in ("doubts", "lrs"):
+        for name in ("doubts", "lrs", "weights"):
             if not record[name]:
                 del record[name]
         metrics = record.pop("metrics")
