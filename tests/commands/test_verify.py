@@ -156,7 +156,8 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
     "optimizer": (SCRIPT, ON_RESUME, ("Warming.clock",)),
     "rows": (SCRIPT, ON_RESUME, ("has different values", "row ")),
     "callback": (SCRIPT, ON_RESUME, ("resumed after update 2 part in update 3", "last.weight")),
-    "late": (SCRIPT, ON_LATE_KILL, ("one killed part in update 3", "worker was killed only")),
+    # When the replaced worker meets the file hangs on the moment.
+    "late": (SCRIPT, ON_LATE_KILL, ("one killed part in update", "worker was killed only")),
     # All runs compute the same, but not the values of a model in one piece.
     "stage": (SCRIPT, STAGED, ("gradient of first.weight through the stages", "shards 0-3")),
 }
