@@ -389,7 +389,7 @@ class TrainingAgain(Training):
     interrupts_training = True
 
 
-class SecondPass(TrainingAgain):
+class PassOverKeptRows(TrainingAgain):
     """A second pass over a step, with the rows, parameters and buffers of the first pass."""
 
     reuses_published_buffers = True
@@ -401,7 +401,7 @@ class SecondPass(TrainingAgain):
 
 
 @dataclass(eq=False, kw_only=True)
-class PassWithTotals(SecondPass):
+class PassWithTotals(PassOverKeptRows):
     """A second pass with the totals of the terms of the loss."""
 
     sent = (*Job.sent, "scales")

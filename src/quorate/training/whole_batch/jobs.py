@@ -8,7 +8,7 @@ from functools import partial
 
 from quorate.coordination.keys import key
 from quorate.data.source import Batch
-from quorate.engines.job import Evaluation, SecondPass, Task, Training, shard_seed
+from quorate.engines.job import Evaluation, PassOverKeptRows, Task, Training, shard_seed
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
@@ -36,7 +36,7 @@ class Representing(Training):
 
 
 @dataclass(eq=False, kw_only=True)
-class BackThrough(SecondPass):
+class BackThrough(PassOverKeptRows):
     """A job for a step's gradients, from gradients with respect to the representations of shards.
 
     Args:
