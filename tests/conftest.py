@@ -84,9 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+def references(request: pytest.FixtureRequest) -> References:
     """Return the references to compare runs with, computed once per test run."""
-    return References.of_this_test_run(tmp_path_factory)
+    return References.of_this_test_run(request)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ pytest-xdist, by its inputs. The first caller computes; callers meanwhile wait.
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,12 +41,14 @@ class References:
         folder.mkdir(exist_ok=True)
 
     @classmethod
-    def of_this_test_run(cls, factory: pytest.TempPathFactory) -> "References":
+    def of_this_test_run(cls, request: pytest.FixtureRequest) -> "References":
         """Return the references shared by all processes of this test run."""
+        factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
         base = factory.getbasetemp()
         # A process of xdist has a separate folder inside the test run's. Without xdist the folder
-        # above belongs to all test runs of this user, perhaps with another source.
-        return cls((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "references")
+        # above belongs to all test runs of this user, perhaps with another source. The environment
+        # does not tell: a test may start a test run of its own.
+        return cls((base.parent if hasattr(request.config, "workerinput") else base) / "references")
 
     def once(self, compute: Callable[[], Any], *key: Any) -> Any:
         """Return the result of a function at the first request for the key by any process.
