@@ -100,6 +100,15 @@ for name, (take_away, use) in json.loads(sys.argv[1]).items():
 print(json.dumps(logged))
 """
 
+# Two threads that make an operator at the same time end the process, seldom: see the function.
+MODE = """
+    from quorate.replica.placement.log import PlacementLog
+    with PlacementLog(torch.nn.Linear(1, 1)):
+        torch._ops.OpOverload.__init__ = lack
+        torch._foreach_copy_([torch.zeros(1)], [torch.ones(1)])
+    assert "torch._dynamo" not in sys.modules
+    """
+
 
 @pytest.fixture(scope="module")
 def logged() -> dict[str, tuple[int, str]]:
@@ -112,6 +121,7 @@ def logged() -> dict[str, tuple[int, str]]:
         )
         for promise in Promise
     }
+    cases["mode"] = "", textwrap.dedent(MODE)
     command = [sys.executable, "-c", FORKS, json.dumps(cases)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found: dict[str, tuple[int, str]] = json.loads(ended.stdout)
@@ -128,6 +138,14 @@ def test_a_torch_without_it_is_named_in_one_line_and_the_rest_works(
     assert said.startswith(f"quorate: torch {torch.__version__} has no ")
     assert said.endswith(f": {promise.value}\n")
     assert said.count("\n") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_mode_makes_no_operator_and_does_not_import_the_compiler(
+    logged: dict[str, tuple[int, str]],
+) -> None:
+    status, said = logged["mode"]
+    assert status == 0, said
 
 
 def test_what_no_feature_shows_at_once() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
@@ -81,7 +82,11 @@ _PARTS: Mapping[Promise, Sequence[str]] = {
     ),
     Promise.MUTABLE_FROZEN: ("tensor._version",),
     Promise.GRADIENT_HOOKS: ("tensor._backward_hooks", "tensor._post_accumulate_grad_hooks"),
-    Promise.OPERATORS: ("torch.utils._python_dispatch.TorchDispatchMode", "operator._schema"),
+    Promise.OPERATORS: (
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        "torch._C._dispatch_get_all_op_names",
+        "operator._schema",
+    ),
     Promise.BACKWARD: (
         "torch._C._current_autograd_node",
         "torch.autograd._get_sequence_nr",
@@ -348,18 +353,40 @@ def cache_parametrizations(blocks: int) -> None:
 # torch's documentation shows TorchDispatchMode (notes on extending PyTorch), but imports it from a
 # private place too: there is no other.
 
+_one_at_a_time = threading.Lock()
+
+
+@cache
+def _make_operators() -> None:
+    """Make the Python objects of all operators. The first call takes 0.2 s.
+
+    torch makes an operator's object at its first call under a mode. Two threads in their first
+    shards may make two: torch keeps a bare pointer to one, ``torch.ops`` replaces it by the other
+    and frees the first, and the next call of the operator ends the process with signal 11.
+    """
+    for name in _C._dispatch_get_all_op_names():
+        namespace, _, operator = name.partition("::")
+        packet, _, overload = operator.partition(".")
+        getattr(attrgetter(f"{namespace}.{packet}")(_torch.ops), overload or "default")
+
+
 if TYPE_CHECKING or holds(Promise.OPERATORS):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """A ``TorchDispatchMode`` that does not import torch's compiler.
+        """A ``TorchDispatchMode`` for several threads, which does not import torch's compiler.
 
         torch wraps ``__torch_dispatch__`` to protect the mode from compilation around it. The
         wrapper imports ``torch._dynamo`` at the first call: 1.6 to 4.6 s in each worker process. So
         the wrapper is bypassed until the module is imported for another reason. A torch with a
         different wrapper may take this time again, without further effects:
-        ``test_a_mode_does_not_import_the_compiler`` notices.
+        ``test_a_mode_makes_no_operator_and_does_not_import_the_compiler`` notices.
         """
+
+        def __enter__(self) -> Any:
+            with _one_at_a_time:
+                _make_operators()
+            return super().__enter__()  # type: ignore[no-untyped-call]
 
         def __init_subclass__(cls, **options: Any) -> None:
             written = vars(cls).get("__torch_dispatch__")
