@@ -32,7 +32,7 @@ from quorate.replica.loss_terms import LOSS, Denominators, Scales, combined
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import NONE, Counts, Wanted, counts
 
-__all__ = ["NONE", "Called", "Loss", "Outcome", "Wanted", "read"]
+__all__ = ["NONE", "Called", "Loss", "LossResult", "Wanted", "read"]
 
 Loss = Callable[..., Any]  # (model, batch), or (model, batch, at)
 
@@ -86,7 +86,7 @@ class Called:
 
 
 @dataclass(slots=True)
-class Outcome:
+class LossResult:
     """A loss function's result, checked."""
 
     loss: torch.Tensor  # ()
@@ -94,22 +94,23 @@ class Outcome:
     weight: float
     totals: Counts = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)  # collected outputs by name, on the host
-    own: Denominators | None = None  # None: ``weight`` is the denominator of all means
-    of_terms: float | None = None  # the multiplier of the gradient of terms; None: no terms
+    denominators: Denominators | None = None  # None: ``weight`` is the denominator of all means
+    terms_multiplier: float | None = None  # of the gradient of terms; None: no terms
 
     @property
     def multiplier(self) -> float:
         """The number that the gradient is multiplied by; 0: there is no gradient."""
-        return self.weight if self.of_terms is None else self.of_terms
+        return self.weight if self.terms_multiplier is None else self.terms_multiplier
 
     @property
     def awaits_totals(self) -> bool:
         """True if the gradient of the shard follows from the weights of all shards."""
-        return self.own is not None and self.own.awaits_totals
+        return self.denominators is not None and self.denominators.awaits_totals
 
     def weighted(self) -> dict[str, float]:
         """Return weight * metrics; zero for a zero weight, even if a mean over nothing is NaN."""
-        weight, weights = self.weight, {} if self.own is None else self.own.weights
+        weight, found = self.weight, self.denominators
+        weights = {} if found is None else found.weights
         if not weights:
             if weight == 0:
                 return dict.fromkeys(self.metrics, 0.0)
@@ -129,7 +130,7 @@ def read(
     training: bool,
     totals: Wanted = NONE,
     scales: Scales | None = None,
-) -> Outcome:
+) -> LossResult:
     """Check the result of a loss function for a shard of ``rows`` rows.
 
     Args:
@@ -144,7 +145,7 @@ def read(
     if type(returned) is torch.Tensor and not totals:
         loss = _loss(returned, training=training)
         scalar = loss if loss.dim() == 0 else loss.reshape(())
-        return Outcome(scalar, {"loss": loss.item()}, float(rows), {})
+        return LossResult(scalar, {"loss": loss.item()}, float(rows), {})
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
         raise LossError(
@@ -155,18 +156,18 @@ def read(
         )
     given = values.pop("loss")
     weight = _weight(values.pop("weight", rows))
-    own = _Own(weight)
+    reader = _DenominatorReader(weight)
     is_output = isinstance(returned, Mapping) and type(returned) is not dict
-    of_terms: float | None = None
+    terms_multiplier: float | None = None
     terms = dict[str, Any]()
     if isinstance(given, Mapping):
-        terms = own.terms_of(LOSS, given)
+        terms = reader.terms_of(LOSS, given)
         scalars = {
             name: _loss(term, f"term {name!r}", training=False).reshape(())
             for name, term in terms.items()
         }
-        given, of_terms = combined(scalars, own.found, scales)
-    loss = _loss(given, training=training and of_terms != 0)
+        given, terms_multiplier = combined(scalars, reader.denominators, scales)
+    loss = _loss(given, training=training and terms_multiplier != 0)
     summed, outputs = Counts(), dict[str, Any]()
     for name, kept in totals.items():
         if name not in values:
@@ -178,7 +179,7 @@ def read(
             outputs[name] = kept.of(name, value, rows)
     numbers: dict[str, torch.Tensor] = {"loss": loss.detach()}
     numbers |= {name: term.detach() for name, term in terms.items()}
-    for name, value in own.taken_apart(values) if not is_output else values.items():
+    for name, value in reader.scalars_of(values) if not is_output else values.items():
         tensor = value if isinstance(value, torch.Tensor) else _tensor(value)
         if is_output and (tensor is None or tensor.numel() != 1):
             continue  # logits, hidden states
@@ -199,25 +200,27 @@ def read(
         tensor = tensor.detach()
         numbers[str(name)] = tensor
     metrics = _to_floats(numbers)
-    for name, names in own.found.terms.items():
+    denominators = reader.denominators
+    for name, names in denominators.terms.items():
         # Of the shard alone: the sum over shards has the exact sum of the terms.
-        metrics[name] = math.fsum(metrics[n] for n in names if own.found.weights[n])
-    if not own.found.weights:
-        return Outcome(loss.reshape(()), metrics, weight, summed, outputs)
-    if of_terms is None:
-        own.found.divisor = weight
-    return Outcome(loss.reshape(()), metrics, weight, summed, outputs, own.found, of_terms)
+        metrics[name] = math.fsum(metrics[n] for n in names if denominators.weights[n])
+    if not denominators.weights:
+        return LossResult(loss.reshape(()), metrics, weight, summed, outputs)
+    if terms_multiplier is None:
+        denominators.divisor = weight
+    scalar = loss.reshape(())
+    return LossResult(scalar, metrics, weight, summed, outputs, denominators, terms_multiplier)
 
 
-class _Own:
-    """The denominators found in the result of a loss function.
+class _DenominatorReader:
+    """Reads the weights of terms and metrics in the result of a loss function.
 
     Args:
         weight: the denominator of values without a weight of their own.
     """
 
     def __init__(self, weight: float) -> None:
-        self.found = Denominators({})
+        self.denominators = Denominators({})
         self._weight = weight
 
     def terms_of(self, loss: str, given: Mapping[Any, Any]) -> dict[str, Any]:
@@ -236,14 +239,14 @@ class _Own:
                     fix='choose another name; "weight" belongs beside "loss", or in a term\'s dict',
                 )
             label = f"{prefix}{name}"
-            self.found.weights[label] = self._weight  # in the order of the terms
+            self.denominators.weights[label] = self._weight  # in the order of the terms
             terms[label] = self._value("term", label, value)
         if not terms:
             raise LossError("loss", got="no terms", expected="a scalar, or terms by name")
-        self.found.terms[loss] = [*terms]
+        self.denominators.terms[loss] = [*terms]
         return terms
 
-    def taken_apart(self, values: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    def scalars_of(self, values: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
         """Yield metrics, and terms of losses of phases, as scalars."""
         for name, value in values.items():
             if not isinstance(value, Mapping):
@@ -269,7 +272,7 @@ class _Own:
                 expected='a scalar, or {"loss": mean, "weight": n}',
                 fix="return further metrics beside the loss",
             )
-        self.found.weights[name] = _weight(value["weight"])
+        self.denominators.weights[name] = _weight(value["weight"])
         return value[LOSS]
 
 

@@ -25,7 +25,7 @@ from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward, has_graphs
 from quorate.replica.device_generators import AloneOn, reseed_devices
 from quorate.replica.flat import Flat
-from quorate.replica.loss import NONE, Called, Loss, Outcome, Wanted
+from quorate.replica.loss import NONE, Called, Loss, LossResult, Wanted
 from quorate.replica.loss_terms import Scales
 from quorate.replica.model import Modes, bind, laid_out, take_grads
 from quorate.replica.notes import Notes
@@ -211,7 +211,7 @@ class Replica:
 
         def compute(
             reseed: Reseed, loss: Loss, rows_of: FreshBatch
-        ) -> tuple[Outcome, _Grads, float]:
+        ) -> tuple[LossResult, _Grads, float]:
             if self._graphs is not None and (graphs := self._graphs_for(loss)) is not None:
                 step = graphs.run(
                     rows_of.on_device,
@@ -244,10 +244,11 @@ class Replica:
 
         with self._turn.alone():
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
-        metrics, totals, own = outcome.weighted(), outcome.totals, outcome.own
+        metrics, totals = outcome.weighted(), outcome.totals
+        denominators = outcome.denominators
         if outcome.awaits_totals:
             self.witness.end(self._flat)
-            return ShardSum(outcome.weight, metrics, totals=totals, own=own)
+            return ShardSum(outcome.weight, metrics, totals=totals, denominators=denominators)
         if outcome.multiplier > 0 and not grads:
             self._turn.refuse()
         at("pushing")
@@ -269,7 +270,7 @@ class Replica:
             missing=self._turn.missing(grads) if outcome.multiplier else None,
             totals=totals,
             written=written,
-            own=own,
+            denominators=denominators,
         )
 
     def evaluation(
@@ -284,7 +285,7 @@ class Replica:
     ) -> ShardSum:
         """Compute forward over one shard: in evaluation mode without gradient, or for training."""
 
-        def compute(reseed: Reseed, loss: Loss, rows_of: FreshBatch) -> Outcome:
+        def compute(reseed: Reseed, loss: Loss, rows_of: FreshBatch) -> LossResult:
             fresh = rows_of.take()
             reseed(seed)
             self._begin(stream, seed, training=training)
@@ -306,7 +307,7 @@ class Replica:
             outcome.weighted(),
             totals=outcome.totals,
             outputs=outcome.pieces(),
-            own=outcome.own,
+            denominators=outcome.denominators,
         )
 
     def add(self, left: ShardSum, right: ShardSum) -> ShardSum:
@@ -428,7 +429,7 @@ class Replica:
         *,
         training: bool,
         scales: Scales | None = None,
-    ) -> Outcome:
+    ) -> LossResult:
         """Call the loss function, and check its result."""
         with self._computing.precision.operations(self.group):
             returned = self.called(function, self._given, batch, training=training)
@@ -449,7 +450,7 @@ class Replica:
             returned = self.called(function, self._given, batch, training=True)
         return forward_backward(returned, partial(take_grads, self._trainable))
 
-    def _outcome(self, step: Step, rows: int) -> tuple[Outcome, _Grads, float]:
+    def _outcome(self, step: Step, rows: int) -> tuple[LossResult, _Grads, float]:
         """Return the results of a CUDA graph, in the form for ``gradient``."""
         outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
         return outcome, step.grads if outcome.weight > 0 else {}, 1.0

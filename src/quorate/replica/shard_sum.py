@@ -45,25 +45,26 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
     # Of each shard, in order, for a loss over the whole batch.
     represented: list[Represented] = []
     outputs: list[Piece] = []  # by row, of all shards in the sum
-    own: Denominators | None = None  # of terms and metrics; None: ``weight`` of all
+    # Of terms and metrics with weights of their own; None: ``weight`` divides all sums.
+    denominators: Denominators | None = None
 
     @property
     def divisor(self) -> float:
         """The denominator of the gradient."""
-        return self.weight if self.own is None else self.own.divisor
+        return self.weight if self.denominators is None else self.denominators.divisor
 
     @property
     def awaits_totals(self) -> bool:
         """True if the gradient of a loss with terms follows from a second pass only."""
-        return self.own is not None and self.own.awaits_totals
+        return self.denominators is not None and self.denominators.awaits_totals
 
-    def denominators(self) -> Denominators:
-        """Return the denominators, as a copy."""
-        own = self.own
-        if own is None:
+    def copied_denominators(self) -> Denominators:
+        """Return a copy of the denominators; without any, the weight is the divisor."""
+        found = self.denominators
+        if found is None:
             return Denominators({}, divisor=self.weight)
-        terms = {loss: [*names] for loss, names in own.terms.items()}
-        return Denominators({**own.weights}, terms, own.divisor, own.is_final)
+        terms = {loss: [*names] for loss, names in found.terms.items()}
+        return Denominators({**found.weights}, terms, found.divisor, found.is_final)
 
     def copied(self) -> ShardSum:
         """Return a sum with vectors in memory of its own."""
@@ -88,8 +89,8 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
 
     def means(self) -> dict[str, float]:
         """Return the weighted means of all metrics."""
-        if self.own is not None:
-            return self.own.means(self.metrics, self.weight)
+        if self.denominators is not None:
+            return self.denominators.means(self.metrics, self.weight)
         return {name: value / self.weight for name, value in self.metrics.items()}
 
     def computed_by(self, worker: int, shard: int) -> ShardSum:
@@ -106,7 +107,7 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
 
     def join(self, right: ShardSum) -> ShardSum:
         """Add all of ``right`` except the gradient; the caller adds the gradients."""
-        if self.own is not None or right.own is not None:
+        if self.denominators is not None or right.denominators is not None:
             self._join_denominators(right)
         if self.metrics.keys() != right.metrics.keys():
             raise LossError(
@@ -136,20 +137,20 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
 
     def _join_denominators(self, right: ShardSum) -> None:
         """Add denominators; names with denominators of their own may be missing in some shards."""
-        own, theirs = self.denominators(), right.denominators()
+        sums, added = self.copied_denominators(), right.copied_denominators()
         for name in self.metrics.keys() & right.metrics.keys():
-            if (name in own.weights) != (name in theirs.weights):
+            if (name in sums.weights) != (name in added.weights):
                 raise LossError(
                     f"metric {name!r}",
                     got="a weight from one shard, and no weight from another",
                     expected="the same from every shard",
                     fix='return {"loss": value, "weight": n} for every shard',
                 )
-        own.add(theirs)
-        self.own = own
+        sums.add(added)
+        self.denominators = sums
         for one, other in ((self, right), (right, self)):
             absent = other.metrics.keys() - one.metrics.keys()
-            one.metrics |= {n: 0.0 for n in other.metrics if n in absent and n in own.weights}
+            one.metrics |= {n: 0.0 for n in other.metrics if n in absent and n in sums.weights}
 
 
 # The sum over the shards below one node of the tree: a worker's result for a step.

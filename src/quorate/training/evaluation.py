@@ -91,8 +91,8 @@ def evaluate(
     if done < plan.steps_per_epoch:
         return None
     assert total.root is not None
-    own = total.root.own
-    has_terms = own is None or not own.names or any(own.weights[name] for name in own.names)
+    found = total.root.denominators
+    has_terms = found is None or not found.names or any(found.weights[name] for name in found.names)
     if total.root.weight == 0 or not has_terms:
         raise LossError(
             "weight",

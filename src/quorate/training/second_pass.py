@@ -133,46 +133,48 @@ def gradient_again(second_pass: SecondPass, step: int, shards: int, take: Take) 
     awaited: list[Denominators] = []
 
     def look(total: ShardSum) -> None:
-        if total.own is not None and total.awaits_totals:
-            awaited.append(total.own)
+        if total.denominators is not None and total.awaits_totals:
+            awaited.append(total.denominators)
         else:
             take(total)
 
     second_pass(TrainingAgain, step, look)
-    for own in awaited:
-        pass_with_totals(second_pass, step, shards, own, take)
+    for totals in awaited:
+        pass_with_totals(second_pass, step, shards, totals, take)
 
 
 # --- terms of a loss ------------------------------------------------------------------------------
 
 
-def denominators(parts: Iterable[Part], shards: int, present: int | None = None) -> Denominators:
-    """Return the denominators of the sum of a step, whose parts stay as they are.
+def summed_denominators(
+    parts: Iterable[Part], shards: int, present: int | None = None
+) -> Denominators:
+    """Return the denominators of the sum of a step; the parts are not changed.
 
     Args:
         present: number of the shards, if some are absent.
     """
-    found = [(node, part.denominators()) for node, part in parts]
+    found = [(node, part.copied_denominators()) for node, part in parts]
     return tree_sum(found, shards, Denominators.add, present)
 
 
 def pass_with_totals(
-    second_pass: SecondPass, step: int, shards: int, own: Denominators, take: Take
+    second_pass: SecondPass, step: int, shards: int, totals: Denominators, take: Take
 ) -> None:
     """Pass the sum of a step to ``take``, with the gradient of all terms of the loss. Blocks.
 
     Args:
         shards: V.
-        own: the totals of all terms.
+        totals: N_k of all terms k.
 
     Raises:
         LossError: the second pass has other totals.
     """
-    scales = own.scales(shards)
+    scales = totals.scales(shards)
 
     def check(total: ShardSum) -> None:
-        assert total.own is not None
-        total.own.require_same_totals(scales, shards)
+        assert total.denominators is not None
+        total.denominators.require_same_totals(scales, shards)
         take(total)
 
     second_pass(PassWithTotals, step, check, scales=scales)
@@ -201,34 +203,34 @@ class Terms:
             SettingError: the settings allow no second pass.
             Exception: the error of user code in a shard that failed on all attempts.
         """
-        if all(part.own is None for _, part in ready.parts):
+        if all(part.denominators is None for _, part in ready.parts):
             return update(ready.parts)
         step, shards = ready.step, self.shards_of(ready.step)
-        own = denominators(ready.parts, shards, len(ready.shards))
-        if not own.awaits_totals:
+        totals = summed_denominators(ready.parts, shards, len(ready.shards))
+        if not totals.awaits_totals:
             return update(ready.parts)
-        self.refuse(own)
+        self.refuse(totals)
         made: list[T] = []
-        totals: list[ShardSum] = []
+        kept: list[ShardSum] = []
 
         def add(total: ShardSum) -> None:
             if self.optimizer.takes_closure:  # whose passes take the memory of this pass
-                totals.append(total.copied())
+                kept.append(total.copied())
             else:
                 made.append(update(at_root(total, shards)))
 
-        pass_with_totals(self.second_pass, step, shards, own, add)
-        made += [update(at_root(total, shards)) for total in totals]
+        pass_with_totals(self.second_pass, step, shards, totals, add)
+        made += [update(at_root(total, shards)) for total in kept]
         return made[0]
 
 
-def refuse_totals(rule: rules.Rule, servers: int | None, own: Denominators) -> None:
+def refuse_totals(rule: rules.Rule, servers: int | None, totals: Denominators) -> None:
     """Refuse settings that allow no second pass for the terms of a loss.
 
     Raises:
         SettingError: updates are made without some shards, or on servers.
     """
-    names = ", ".join(own.names)
+    names = ", ".join(totals.names)
     fix = f"or give the terms of the loss ({names}) the same weight"
     if not isinstance(rule, rules.Sync):
         expected = "sync, as terms of the loss are divided by totals over all shards"

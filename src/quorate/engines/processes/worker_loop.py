@@ -250,5 +250,5 @@ def _without_vectors(result: ShardSum) -> SlotSum:
         totals=result.totals,
         represented=result.represented,
         rows={} if result.gradient is None else result.gradient.rows,
-        own=result.own,
+        denominators=result.denominators,
     )

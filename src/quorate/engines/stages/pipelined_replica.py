@@ -311,7 +311,7 @@ class PipelinedReplica(StagedReplica):
             integer_buffers=integer_buffers,
             missing=frozenset(self._turn.trained.keys() - has) if multiplier else None,
             totals=outcome["totals"],
-            own=outcome["own"],
+            denominators=outcome["denominators"],
         )
 
     # --- processes --------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class StageRunner:
         answer: dict[str, Any] = {"buffers": given.buffers, "spans": {}}
         if (outcome := given.outcome) is not None:
             answer |= {"weight": outcome.weight, "metrics": outcome.weighted()}
-            answer |= {"totals": outcome.totals, "own": outcome.own}
+            answer |= {"totals": outcome.totals, "denominators": outcome.denominators}
             answer["multiplier"] = outcome.multiplier
         self._answers[self.at] = answer
         self._note_span(Work.FORWARD)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.errors import LossError
-from quorate.replica.loss import Outcome
+from quorate.replica.loss import LossResult
 from quorate.replica.pipeline.boundary import (
     Entered,
     Passed,
@@ -44,7 +44,7 @@ class Computing(NamedTuple):
     model: torch.nn.Module
     trained: Mapping[str, torch.nn.Parameter]
     begin: Callable[[Any, int], None]  # begins a shard, with its seed: see ``Replica``
-    read: Callable[[Any, int], Outcome]  # calls the loss function with a batch of a number of rows
+    read: Callable[[Any, int], LossResult]  # calls the loss function with a batch of n rows
     stream: Stream | DeviceStream
 
 
@@ -53,7 +53,7 @@ class Given(NamedTuple):
 
     to: Mapping[int, Passed]  # by stage
     buffers: Mapping[str, torch.Tensor]  # by name, as left by the shard
-    outcome: Outcome | None  # of the last stage
+    outcome: LossResult | None  # of the last stage
 
 
 class Back(NamedTuple):
@@ -240,6 +240,6 @@ class _Shard:
         self.seed = seed
         self.entered = Entered()
         self.given: dict[str, Any] = {}
-        self.outcome: Outcome | None = None
+        self.outcome: LossResult | None = None
         self.position: torch.Tensor | None = None
         self.was_called = False

@@ -25,7 +25,7 @@ from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.partition import Partition
 from quorate.errors import RankError
 from quorate.replica.flat import Flat
-from quorate.replica.loss import Outcome
+from quorate.replica.loss import LossResult
 from quorate.replica.loss_terms import Denominators
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
@@ -103,9 +103,9 @@ class Contrasting:
         if isinstance(dealt, BaseException):
             raise dealt
         metrics, weight, totals, denominators, of_parameters, own_gradients = dealt
-        outcome = Outcome(torch.tensor(metrics["loss"]), metrics, weight, totals)
+        outcome = LossResult(torch.tensor(metrics["loss"]), metrics, weight, totals)
         if denominators is not None:
-            outcome.own = Denominators(*denominators)
+            outcome.denominators = Denominators(*denominators)
         rows = self._plan.batch_rows(step)
         return Through(own_gradients, Contrasted(outcome, [], of_parameters), rows)
 
@@ -130,9 +130,10 @@ class Contrasting:
             return [contrasted] * len(found)
         loss, of_parameters = contrasted.outcome, contrasted.of_parameters
         gradients = of_shards(contrasted, plan, step)
-        denominators = None if loss.own is None else [loss.own.weights, loss.own.terms]
+        own = loss.denominators
+        denominators = None if own is None else [own.weights, own.terms]
         same = [loss.metrics, loss.weight, loss.totals, denominators, of_parameters]
-        return [[*same, {s: gradients[s] for s in own}] for *own, _ in found]
+        return [[*same, {s: gradients[s] for s in numbers}] for *numbers, _ in found]
 
 
 def _or_error(work: Callable[[], T]) -> T | Exception:

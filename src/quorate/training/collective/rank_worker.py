@@ -50,9 +50,9 @@ from quorate.training.optimizing.update import Applied
 from quorate.training.second_pass import (
     Take,
     at_root,
-    denominators,
     gradient_again,
     pass_with_totals,
+    summed_denominators,
 )
 from quorate.training.state import State
 from quorate.training.whole_batch.jobs import BackThrough
@@ -278,7 +278,7 @@ class RankWorker:
                 own = self._totals(step, shards)
         else:
             parts = self._exchanged_pass(step, self._job)
-            own = denominators(parts, v)
+            own = summed_denominators(parts, v)
         if own.awaits_totals:
             self._phases_with_terms.add(phase)
             totals: list[ShardSum] = []
@@ -329,7 +329,7 @@ class RankWorker:
             if each.error is not None:
                 raise each.error
         parts = [(each.node, each.sum) for each in found if each.node and each.sum]
-        return denominators(parts, self.shards_of(step))
+        return summed_denominators(parts, self.shards_of(step))
 
     def _forward(self, step: int, shards: range, _replica: Replica, stream: Stream) -> Part:
         """Return the sum of some shards, without vectors. Blocks."""
@@ -337,7 +337,12 @@ class RankWorker:
         for shard in shards:
             result = self._computed(self._job, step, shard, stream)
             self._replica.recycle(result)
-            small = ShardSum(result.weight, result.metrics, shares=result.shares, own=result.own)
+            small = ShardSum(
+                result.weight,
+                result.metrics,
+                shares=result.shares,
+                denominators=result.denominators,
+            )
             tree.put((0, shard), small)
         ((node, total),) = tree.parts.items()
         return node, total

@@ -194,7 +194,7 @@ class Update:
             totals=total.totals,
             remarks=remarks,
             questions=questions,
-            weights={} if total.own is None else total.own.weights,
+            weights={} if total.denominators is None else total.denominators.weights,
         )
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:

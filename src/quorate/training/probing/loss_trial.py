@@ -183,10 +183,10 @@ class LossTrial:
             seed = key("mistakes", plan.seed, number)
             total = replica.evaluation(shard.data, shard.rows, shard.stream, seed, training=True)
         weight = total.weight
-        if (own := total.own) is not None:
-            weight = own.weights.get(self._compared, weight)
+        if (found := total.denominators) is not None:
+            weight = found.weights.get(self._compared, weight)
             losses = [name for name in total.metrics if name.endswith(f"/{LOSS}")]  # of phases
-            self._terms = [*own.names, *(name for name in losses if name not in own.terms)]
+            self._terms = [*found.names, *(name for name in losses if name not in found.terms)]
         loss = total.metrics.get(self._compared, 0.0)
         return Value(loss / weight if weight else float("nan"), weight)
 

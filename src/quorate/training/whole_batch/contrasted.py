@@ -19,7 +19,7 @@ from quorate.machine.devices import Group
 from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.device_generators import reseed_devices
 from quorate.replica.flat import Flat
-from quorate.replica.loss import Outcome, read
+from quorate.replica.loss import LossResult, read
 from quorate.replica.model import Modes, laid_out
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import version
@@ -32,7 +32,7 @@ from quorate.training.replicas import ReplicaFactory
 class Contrasted(NamedTuple):
     """The loss over a batch, and its gradients."""
 
-    outcome: Outcome
+    outcome: LossResult
     gradients: list[Tensors]  # with respect to each shard's representations
     of_parameters: Tensors  # with respect to the model's parameters, where the loss uses them
 

@@ -102,8 +102,8 @@ def with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
         total.missing -= contrasted.of_parameters.keys()
     total.metrics = replace(outcome, weight=total.weight).weighted()
     total.totals = outcome.totals
-    if outcome.own is not None:
-        total.own = replace(outcome.own, divisor=total.weight)
+    if outcome.denominators is not None:
+        total.denominators = replace(outcome.denominators, divisor=total.weight)
     loss = outcome.metrics["loss"]
     total.shares = [share._replace(loss=share.weight * loss) for share in total.shares]
     return total
@@ -165,7 +165,7 @@ def made_whole(
         rows = source.plan.batch_rows(step)
         outcome = contrast(step, total.represented, rows, training=False).outcome
         metrics, totals = outcome.weighted(), outcome.totals
-        return ShardSum(outcome.weight, metrics, totals=totals, own=outcome.own)
+        return ShardSum(outcome.weight, metrics, totals=totals, denominators=outcome.denominators)
 
     return whole
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from quorate.machine.devices import current
-from quorate.replica.loss import Loss, Outcome
+from quorate.replica.loss import Loss, LossResult
 from quorate.replica.pipeline.on_devices.following import Following
 from quorate.replica.quick.torch_calls import derive
 from quorate.replica.replica import Reload, Replica
@@ -47,7 +47,7 @@ class Whole(Replica):
         with current(self.device), torch.autograd.set_multithreading_enabled(False):
             return super()._run(work, batch, reload, stream, training=training)
 
-    def _read(self, *args: Any, **options: Any) -> Outcome:
+    def _read(self, *args: Any, **options: Any) -> LossResult:
         # Only operators of the user's code follow: buffers are written in place.
         with Following([*dict.fromkeys(self.group)]):
             return super()._read(*args, **options)
