@@ -40,10 +40,10 @@ class Recorded(Coordinator):
         self.arguments = arguments
         self.told: list[tuple[Event, float]] = []
 
-    def handle(self, event: Event, now: float, *, rests: bool = False) -> list[Effect]:
+    def handle(self, event: Event, now: float, *, only_record: bool = False) -> list[Effect]:
         """Note an event, and take it."""
         self.told.append((event, now))
-        return super().handle(event, now, rests=rests)
+        return super().handle(event, now, only_record=only_record)
 
 
 class History:

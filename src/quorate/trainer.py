@@ -149,7 +149,7 @@ class Trainer:
             run_dir=resolved(RunDir, run_dir),
         )
         group = WorkerGroup(config, lambda: make_model(model, config.seed, losses))
-        self.model = group.given
+        self.model = group.model_as_given
         self._setup = TrainingSetup(group)
         if config.run_dir.init_from is not None:  # in workers too, for their frozen weights
             weights.load_weights(self.model, config.run_dir.init_from, self._setup.say)
@@ -251,19 +251,21 @@ class Trainer:
             KeyboardInterrupt: after Ctrl-C, with everything saved.
             SystemExit: after SIGTERM or SIGHUP, with everything saved.
         """
-        setup, rows = self._setup, None
+        setup, validation_data = self._setup, None
         chosen = None if validation is None else resolved(Validation, validation)
         data = setup.read_dataset_config(dataset, shuffle=shuffle)
         if chosen is not None:
-            rows = setup.read_dataset_config(chosen.dataset, trains=False, name="validation")
-            if rows.line is None:  # a plain dataset: batches are made as in training
-                rows = rows._replace(loading=data.loading)
+            validation_data = setup.read_dataset_config(
+                chosen.dataset, trains=False, name="validation"
+            )
+            if validation_data.line is None:  # a plain dataset: batches are made as in training
+                validation_data = validation_data._replace(loading=data.loading)
         for optimize in self._config.optimize.values():
             optimize.require_validation(is_there=chosen is not None)
         limits = StopAfter(epochs=epochs, steps=steps, max_time_s=max_time_s)
         stop_after = resolved(StopAfter, limits)
-        setup.workers.begin_loop(data, rows)
-        with closing(Fit(self, setup, callbacks, chosen, rows)) as fit:
+        setup.workers.begin_loop(data, validation_data)
+        with closing(Fit(self, setup, callbacks, chosen, validation_data)) as fit:
             self._fit = fit
             try:
                 fit.train(data, stop_after)
@@ -364,7 +366,7 @@ class Trainer:
         shards already in progress under "async" and "bounded:K".
         """
         if self._setup.stops is not None:
-            self._setup.stops.ask(reason)
+            self._setup.stops.request(reason)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return a copy of all current weights and buffers, plain and averaged.
@@ -372,11 +374,11 @@ class Trainer:
         Raises:
             UserError: nothing was trained yet.
         """
-        return weights.copied(self._setup.state)
+        return weights.copy_weights(self._setup.state)
 
     def take_weights(self, copies: dict[str, torch.Tensor]) -> None:
         """Set the model, and the averaged weights, to copies that ``weights`` returned."""
-        weights.put_back(copies, self._setup.state)
+        weights.restore_weights(copies, self._setup.state)
 
     def load(self, which: str | Path = "best") -> Path:
         """Load the weights of a checkpoint into the model, and return the path of the checkpoint.

@@ -102,24 +102,24 @@ class Coordinator:
             patience=patience,
             run_s=run_s,
         )
-        self._trail: deque[protocol.Event] = deque(maxlen=20)
+        self._events: deque[protocol.Event] = deque(maxlen=20)
 
     def handle(
-        self, event: protocol.Event, now: float, *, rests: bool = False
+        self, event: protocol.Event, now: float, *, only_record: bool = False
     ) -> list[protocol.Effect]:
         """Process an event of time ``now``, and return the effects in order.
 
         Args:
-            rests: begin nothing before a call of ``go_on``: a stop may come first.
+            only_record: begin nothing before a call of ``decide``: a stop may come first.
 
         Raises:
             ProtocolError: the event contradicts earlier events; the error carries the last events.
         """
-        self._trail.append(event)
+        self._events.append(event)
         effects = self._process(event, now)
-        return effects if rests else effects + self.go_on(now)
+        return effects if only_record else effects + self.decide(now)
 
-    def go_on(self, now: float) -> list[protocol.Effect]:
+    def decide(self, now: float) -> list[protocol.Effect]:
         """Return what comes next: shards for idle workers, an update, the time of the next look."""
         effects: list[protocol.Effect] = []
         look_at = inf
@@ -176,25 +176,25 @@ class Coordinator:
         match event:
             case protocol.Done():
                 assignment = self._assignment(event)
-                self._finish(assignment, (now - assignment.since) / assignment.count)
-                return self._done(assignment)
+                self._end_assignment(assignment, (now - assignment.since) / assignment.count)
+                return self._take_results(assignment)
             case protocol.Applied(step):
-                return self._end_step(step)
+                return self._close_step(step)
             case protocol.Joined(worker, place):
                 self._join(worker, place, now)
             case protocol.Left():
                 return self._leave(event)
             case protocol.Failed():
                 assignment = self._assignment(event)
-                self._finish(assignment)
-                return self._failed(assignment, event.shard)
+                self._end_assignment(assignment)
+                return self._note_failure(assignment, event.shard)
             case protocol.Cancelled(worker):
                 assignment = self._assignment(event)
                 # A lower bound: without it, a worker that is always too late would seem fast.
                 took_s = (now - assignment.since) / assignment.count
                 is_longer = took_s > self._workers.expected_s(worker)
-                self._finish(assignment, took_s if is_longer else None)
-                if not assignment.is_lost:
+                self._end_assignment(assignment, took_s if is_longer else None)
+                if not assignment.is_unneeded:
                     raise self._error(f"worker {worker} left off what it was not told to")
             case protocol.Stop(reason):
                 self._stop(reason)
@@ -212,7 +212,7 @@ class Coordinator:
         self.begun_at = now if self.begun_at is None else self.begun_at
         self._workers.join(worker, place)
         if self._rule.copies and len(self._workers.by_number) > 1:
-            self._steps.start_asking()
+            self._steps.track_running_shards()
 
     def _leave(self, event: protocol.Left) -> list[protocol.Effect]:
         worker = event.worker
@@ -226,16 +226,16 @@ class Coordinator:
         if assignment is None:
             return []
         self._steps.put_back(assignment.step, assignment.shards, lost_with=worker)
-        expecting = self._steps.expecting(assignment)
-        if not event.crashed or expecting is None:
+        step = self._steps.step_awaiting(assignment)
+        if not event.crashed or step is None:
             return []
         # The shard may be to blame. Unlike after an exception, the same worker may try again, under
         # its old number, and each time counts. The shard of a run shows when shards are dealt one
         # by one.
         if assignment.count > 1:
-            expecting.has_runs = False
+            step.has_runs = False
             return []
-        if len(expecting.note_failure(assignment.shard, worker)) < self._attempts:
+        if len(step.note_failure(assignment.shard, worker)) < self._attempts:
             return []
         return [self._abort(assignment, assignment.shard)]
 
@@ -250,16 +250,16 @@ class Coordinator:
             raise self._error(f"worker {worker} was not computing step {step}, shard {shard}")
         return found
 
-    def _finish(self, assignment: Assignment, took_s: float | None = None) -> None:
+    def _end_assignment(self, assignment: Assignment, took_s: float | None = None) -> None:
         """Record a worker's answer, and the time of a shard, unless None."""
         self._workers.finish(assignment.worker, took_s)
         self._steps.finish(assignment)
 
-    def _done(self, assignment: Assignment) -> list[protocol.Effect]:
+    def _take_results(self, assignment: Assignment) -> list[protocol.Effect]:
         worker, number, first = assignment.worker, assignment.step, assignment.shard
-        step = self._steps.expecting(assignment)
+        step = self._steps.step_awaiting(assignment)
         if step is None:
-            self._count_lost(assignment, assignment.shards)
+            self._count_unneeded(assignment, assignment.shards)
             # To be dealt again, should the update come to nothing.
             self._steps.put_back(number, assignment.shards)
             return [protocol.Discard(worker, number, first, assignment.count)]
@@ -268,22 +268,22 @@ class Coordinator:
         self._steps.hold(step, wanted, assignment)
         if not late:
             return [protocol.Keep(worker, number, first, assignment.count)]
-        self._count_lost(assignment, late)
+        self._count_unneeded(assignment, late)
         return [
             (protocol.Discard if shard in late else protocol.Keep)(worker, number, shard)
             for shard in assignment.shards
         ]
 
-    def _count_lost(self, assignment: Assignment, shards: Iterable[int]) -> None:
+    def _count_unneeded(self, assignment: Assignment, shards: Iterable[int]) -> None:
         """Count shards of an assignment whose results are not needed, once."""
-        if not assignment.is_lost:
-            assignment.is_lost = True
+        if not assignment.is_unneeded:
+            assignment.is_unneeded = True
             step = self._steps.by_number[assignment.step]
             for shard in shards:
                 self.tally.lost(assignment.worker, dropped=shard not in step.held)
 
-    def _failed(self, assignment: Assignment, shard: int) -> list[protocol.Effect]:
-        step = self._steps.expecting(assignment)
+    def _note_failure(self, assignment: Assignment, shard: int) -> list[protocol.Effect]:
+        step = self._steps.step_awaiting(assignment)
         # Of a late copy: should the update come to nothing.
         self._steps.put_back(assignment.step, assignment.shards)
         if step is None:
@@ -292,7 +292,7 @@ class Coordinator:
         if shard in step.held:
             return []
         failed_on = step.note_failure(shard, assignment.worker)
-        if len(set(failed_on)) >= self._attempts or self._workers.are_among(failed_on):
+        if len(set(failed_on)) >= self._attempts or self._workers.are_all_in(failed_on):
             return [self._abort(assignment, shard)]
         return []
 
@@ -300,20 +300,20 @@ class Coordinator:
         self.is_over = True
         return protocol.Abort(assignment.worker, assignment.step, shard)
 
-    def _end_step(self, number: int) -> list[protocol.Effect]:
+    def _close_step(self, number: int) -> list[protocol.Effect]:
         if number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
         step, effects = self._steps.by_number[number], list[protocol.Effect]()
         for held in step.held.values():
             self.tally.applied(held.worker, self._steps.applied - held.version)
         for assignment in step.assignments:
-            self._count_lost(assignment, assignment.shards)
+            self._count_unneeded(assignment, assignment.shards)
             effects.append(protocol.Cancel(assignment.worker, number, assignment.shard))
         self._steps.close(number)
         return effects
 
     def _stop(self, reason: str) -> None:
-        self._steps.give_back_untouched()
+        self._steps.unbegin_untouched()
         last = self.applied + len(self._steps.by_number)
         if last < self._dealer.last_step:
             self._dealer.last_step, self.reason = last, reason
@@ -321,4 +321,4 @@ class Coordinator:
     def _error(self, message: str) -> ProtocolError:
         phase = "computing" if self._steps.applying is None else "applying"
         phase = "finished" if self.is_over else phase
-        return ProtocolError(f"{message} (after {self.applied} updates, {phase})", self._trail)
+        return ProtocolError(f"{message} (after {self.applied} updates, {phase})", self._events)

@@ -279,7 +279,7 @@ class Dealer:
         A worker that crashed in a shard is back under its number, and is the same worker.
         """
         failed_on = step.failed_on(shard)
-        return worker in failed_on and not self.workers.are_among(failed_on)
+        return worker in failed_on and not self.workers.are_all_in(failed_on)
 
     # --- copies -----------------------------------------------------------------------------------
 

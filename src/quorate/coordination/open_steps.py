@@ -180,7 +180,7 @@ class OpenSteps:
         not_applied = sorted([*self._skipped, *self.by_number])
         return not_applied[: bisect_left(not_applied, self._after_applied)]
 
-    def expecting(self, assignment: Assignment) -> OpenStep | None:
+    def step_awaiting(self, assignment: Assignment) -> OpenStep | None:
         """Return the step in need of an assignment's results, or None if all come too late.
 
         The sums of a step whose update is being made are collected: no result may be added.
@@ -372,14 +372,14 @@ class OpenSteps:
         self.applied += 1
         self.applying = None
 
-    def give_back_untouched(self) -> None:
+    def unbegin_untouched(self) -> None:
         """Make the open steps without computed or held shards unbegun again."""
         for step in [s for s in self.with_unassigned if len(s.unassigned) == s.shards]:
             self.with_unassigned.remove(step)
             del self.by_number[step.number]
             insort(self._skipped, step.number)
 
-    def start_asking(self) -> None:
+    def track_running_shards(self) -> None:
         """Have ``running`` note the shards computed now and later, from the first call on."""
         if not self.running.is_in_use:
             self.running.is_in_use = True

@@ -37,7 +37,7 @@ class Assignment:
     since: float
     count: int = 1
     usual_s: float | None = None  # usual time of a shard on the worker, if known at the start
-    is_lost: bool = False  # counted as being in no update: the worker may have been told so
+    is_unneeded: bool = False  # counted as being in no update: the worker may have been told so
     shards: range = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Workers:
         self._resize(record.place, -1)
         return record.assignment
 
-    def are_among(self, workers: list[int]) -> bool:
+    def are_all_in(self, workers: list[int]) -> bool:
         """Return whether every worker is in a list, perhaps beside workers long gone."""
         return self.by_number.keys() <= set(workers)
 

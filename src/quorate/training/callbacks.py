@@ -11,8 +11,8 @@ import torch
 from quorate.errors import SettingError
 from quorate.services.report import Report
 
-# The methods called during training.
-TOLD = ("started", "updated", "evaluated", "saved", "stopped")
+# The methods that each callback has, called during training.
+METHODS = ("started", "updated", "evaluated", "saved", "stopped")
 VALIDATION = "validation/"  # prefix of a validation metric, where other metrics may be meant
 
 
@@ -64,7 +64,7 @@ class Run(Protocol):
         """Finish the current step, then end the run."""
 
 
-def checked(callbacks: object) -> tuple[Callback, ...]:
+def check_callbacks(callbacks: object) -> tuple[Callback, ...]:
     """Return callbacks as a tuple, after checking that each has the methods of ``Callback``.
 
     Raises:
@@ -75,7 +75,7 @@ def checked(callbacks: object) -> tuple[Callback, ...]:
         raise SettingError("callbacks", type(callbacks).__name__, expected, fix)
     found = tuple(callbacks)
     for callback in found:
-        lacking = [name for name in TOLD if not callable(getattr(callback, name, None))]
+        lacking = [name for name in METHODS if not callable(getattr(callback, name, None))]
         if lacking or isinstance(callback, type):
             raise SettingError("callbacks", callback, expected, fix)
     names = [name_of(callback) for callback in found if defines(callback, "state_dict")]
@@ -99,7 +99,7 @@ def metrics_of(callbacks: Iterable[Callback]) -> list[tuple[str, str]]:
     ]
 
 
-def kept_by(
+def states_of(
     callbacks: Iterable[Callback], before: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Return the states of callbacks by name.
@@ -112,7 +112,7 @@ def kept_by(
     return {**before, **now}
 
 
-def give_back(callbacks: Iterable[Callback], saved: Mapping[str, dict[str, Any]]) -> None:
+def restore_callbacks(callbacks: Iterable[Callback], saved: Mapping[str, dict[str, Any]]) -> None:
     """Load the states of callbacks from a checkpoint."""
     for callback in callbacks:
         if defines(callback, "load_state_dict") and (name := name_of(callback)) in saved:

@@ -34,7 +34,7 @@ from quorate.training.stop import Stops
 T = TypeVar("T")
 
 
-class Ready(NamedTuple):
+class ReadyStep(NamedTuple):
     """A step with enough shards for its update."""
 
     step: int
@@ -46,13 +46,13 @@ class Ready(NamedTuple):
 def drive(
     coordinator: Coordinator,
     channel: Channel,
-    apply: Callable[[Ready], T],
+    apply: Callable[[ReadyStep], T],
     say: Callable[[str], None] = lambda _: None,
     raised_shards: RaisedShards | None = None,
     copied_shards: CopiedShards | None = None,
     stopping: Callable[[], str | None] = lambda: None,
     called: str = Training.name,
-    begun: Callable[[], None] = lambda: None,
+    before_shard: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield the result of each update.
 
@@ -67,7 +67,7 @@ def drive(
         stopping: returns the reason for a stop, or None; called at the beginning and after each
             update.
         called: name of the job in messages: "training", "validation".
-        begun: called before a shard is given to a worker.
+        before_shard: called before a shard is given to a worker.
 
     Raises:
         Exception: the error of user code in a shard that failed on all attempts.
@@ -105,17 +105,17 @@ def drive(
                 case Apply(step, holders, shards, staleness):
                     with span("collecting"):
                         parts = channel.collect(step, holders)
-                    applied = apply(Ready(step, parts, shards, staleness))
+                    applied = apply(ReadyStep(step, parts, shards, staleness))
                     with span("publishing"):
                         channel.publish()
-                    effects.extend(coordinator.handle(Applied(step), now(), rests=True))
+                    effects.extend(coordinator.handle(Applied(step), now(), only_record=True))
                     began = channel.now()
                     yield applied
                     held_s += channel.now() - began
                     # The next shards are dealt only now: after a stop, no further update is made.
                     if (reason := stopping()) is not None:
-                        coordinator.handle(Stop(reason), now(), rests=True)
-                    effects.extend(coordinator.go_on(now()))
+                        coordinator.handle(Stop(reason), now(), only_record=True)
+                    effects.extend(coordinator.decide(now()))
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
@@ -132,14 +132,14 @@ def drive(
                         late = effect.instead_of
                         usual_s = None if late is None else coordinator.usual_s(late)
                         copied_shards.count(effect, usual_s, called)
-                        begun()
+                        before_shard()
                     channel.send(effect)
 
 
 def run_job(
     transport: Transport,
     job: Job,
-    apply: Callable[[Ready], object],
+    apply: Callable[[ReadyStep], object],
     rule: Rule,
     timeout_s: float | None,
     stops: Stops | None = None,
@@ -161,7 +161,7 @@ def run_job(
     with ExitStack() as stack:
         channel = stack.enter_context(closing(transport.open(job)))
         if stops is not None:
-            stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
+            stack.enter_context(stops.calling(lambda reason: channel.post(Stop(reason))))
         coordinator = Coordinator(
             shards_of=job.plan.shards_of,
             home_shards=job.home_shards,

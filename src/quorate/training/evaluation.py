@@ -30,7 +30,7 @@ from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.config import DatasetConfig
-from quorate.training.drive import Ready, run_job
+from quorate.training.drive import ReadyStep, run_job
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.predicting.columns import Sink, in_memory
 from quorate.training.predicting.files import Files
@@ -75,7 +75,7 @@ def evaluate(
             threads=config.workers.threads,
         )
 
-        def add(ready: Ready) -> None:
+        def add(ready: ReadyStep) -> None:
             step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
             gathered.put(step_sum.outputs)
             step_sum.outputs = []
@@ -86,7 +86,7 @@ def evaluate(
             say=setup.say,
             copied_shards=workers.stragglers.copied_shards,
             called=called,
-            begun=stops.begin,
+            before_shard=stops.start_time_limits,
         )
     if done < plan.steps_per_epoch:
         return None
@@ -166,7 +166,7 @@ def predict(
         waiting: dict[int, Piece] = {}
         done = 0
 
-        def put(ready: Ready) -> None:
+        def put(ready: ReadyStep) -> None:
             nonlocal done
             for _, total in ready.parts:
                 waiting[ready.step] = total.outputs[0]

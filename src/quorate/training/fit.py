@@ -23,7 +23,7 @@ from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
 from quorate.machine.text import printable
 from quorate.services import Service
-from quorate.services.checkpoints.saver import Checkpoints, Outcome
+from quorate.services.checkpoints.saver import Checkpoints, SaveResult
 from quorate.services.display.display import display, metrics
 from quorate.services.display.start_progress import StartProgress
 from quorate.services.display.worker_table import WorkerTable
@@ -38,11 +38,11 @@ from quorate.services.tracing import run_trace
 from quorate.training.callbacks import (
     Callback,
     Run,
-    checked,
+    check_callbacks,
     defines,
-    give_back,
-    kept_by,
     name_of,
+    restore_callbacks,
+    states_of,
 )
 from quorate.training.config import DatasetConfig, StopAfter
 from quorate.training.evaluation import evaluate
@@ -60,24 +60,24 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-MOST_SLOW = 10  # number of lines about slow workers in a checkpoint
+SLOW_LINES_KEPT = 10  # number of lines about slow workers in a checkpoint
 # Facts of a run that are long, or no settings.
-NO_SETTINGS = (
+FACTS_NOT_SETTINGS = (
     *("epoch", "account", "doubts", "progress", "row_sample", "order_sha256"),
     *("hyperparameters", "phases", "round"),
 )
-SILENCE = "display.txt"  # in the run directory: since when and why no output is shown
+SILENCE_FILE = "display.txt"  # in the run directory: since when and why no output is shown
 
 
 class Fit:
     """One call of ``Trainer.fit``.
 
     Args:
-        run: the trainer, for callbacks.
+        trainer: the trainer, for callbacks.
         setup: the setup of the trainer.
         callbacks: the user's callbacks.
         validation: when to evaluate, and the best checkpoint; None without a validation set.
-        rows: the validation set.
+        validation_data: the validation set, None as above.
 
     Raises:
         SettingError: an argument is not valid, or a callback needs a validation set.
@@ -85,44 +85,44 @@ class Fit:
 
     def __init__(
         self,
-        run: Run,
+        trainer: Run,
         setup: TrainingSetup,
         callbacks: Sequence[Callback],
         validation: Validation | None,
-        rows: DatasetConfig | None,
+        validation_data: DatasetConfig | None,
     ) -> None:
-        self._run, self._setup, self._run_dir = run, setup, setup.run_dir
-        self._callbacks = checked(callbacks)
-        self._validation, self._rows = validation, rows
-        self._required = required_metrics(setup.workers, validation, self._callbacks)
+        self._trainer, self._setup, self._run_dir = trainer, setup, setup.run_dir
+        self._callbacks = check_callbacks(callbacks)
+        self._validation, self._validation_data = validation, validation_data
+        self._required_metrics = required_metrics(setup.workers, validation, self._callbacks)
         self._streams = ExitStack()
         self._output = self._streams.enter_context(steady())
-        self._screen = display(self._output)
-        self._start = StartProgress(self._screen.mention)
+        self._display = display(self._output)
+        self._start_progress = StartProgress(self._display.mention)
         self._silence_noted = False
         self._stops = Stops()
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
         self._events = EventLog()
         # Lines on slow workers: those not in the log yet, and the newest for checkpoints.
-        self._slow_now: deque[str] = deque()
-        self._slow: deque[str] = deque(maxlen=MOST_SLOW)
-        self._state: State | None = None  # the state of the loop
-        self._unsaved: str | None = None  # why saves fail at present, as shown to the user
+        self._new_slow_lines: deque[str] = deque()
+        self._slow_lines: deque[str] = deque(maxlen=SLOW_LINES_KEPT)
+        self._edited_state: State | None = None  # the state of the loop
+        self._save_fault: str | None = None  # why saves fail at present, as shown to the user
         self._summaries: Summaries | None = None
         self._loss_trend = LossTrend()
 
     def say(self, line: str) -> None:
         """Show a line to the user, and log the line."""
         if is_shown(line):
-            self._screen.say(line)
+            self._display.say(line)
         self._events.add(line)
 
     def close(self) -> None:
         """Leave the screen in its present state."""
-        self._start.close()
+        self._start_progress.close()
         try:
-            self._screen.close()
+            self._display.close()
             self._note_silence("the end")
         finally:
             self._streams.close()
@@ -138,46 +138,46 @@ class Fit:
         say, setup.say = setup.say, self.say
         with ExitStack() as stack:
             stack.callback(setattr, setup, "say", say)
-            stack.enter_context(setup.naming_stragglers(self._screen.mention))
+            stack.enter_context(setup.naming_stragglers(self._display.mention))
             # 1. The sources of stops and saves: from here on no request is lost.
             stack.enter_context(run_trace.traced(setup.config.run_dir, self.say))
             if self._run_dir is not None:
                 saver = Checkpoints(self._run_dir, setup.config.run_dir, setup.lock.renew)
                 self._saver = stack.enter_context(closing(saver))
-            signals = stack.enter_context(Signals(self._stops, self._ask_for_a_save))
+            signals = stack.enter_context(Signals(self._stops, self._request_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
             # 2. The loop and its workers.
-            preparing = setup.prepare_loop(data, stop_after, self._stops, self._start.at)
+            preparing = setup.prepare_loop(data, stop_after, self._stops, self._start_progress.at)
             loop = stack.enter_context(preparing)
-            graph = self._look_before_workers(loop) if loop.has_updates else None
+            graph = self._probe_model(loop) if loop.has_updates else None
             reports = stack.enter_context(loop.started())
-            give_back(self._callbacks, loop.state.callbacks_saved)
+            restore_callbacks(self._callbacks, loop.state.callbacks_saved)
             if self._has_nothing_to_do(loop):  # and no file is written
-                stack.push(self._tell_stopped)
-                self._say_who_is_not_told()
-                for callback in self._visitors("started"):
-                    callback.started(self._run)
+                stack.push(self._call_stopped)
+                self._name_callbacks_without_updates()
+                for callback in self._callbacks_with("started"):
+                    callback.started(self._trainer)
                 return
             # 3. The services, and the updates.
-            signals.under_way, loop.state.callbacks_saved = True, {}
+            signals.has_step_to_finish, loop.state.callbacks_saved = True, {}
             supervisor = self._open_services(loop, graph, stack)
             first = loop.state.global_step + 1
-            self._state = loop.state
+            self._edited_state = loop.state
             run_trace.begun(loop.state.global_step)
-            for callback in self._visitors("started"):
-                callback.started(self._run)
+            for callback in self._callbacks_with("started"):
+                callback.started(self._trainer)
             self._evaluate_if_due(loop, supervisor)  # the evaluation may have been interrupted
             stack.enter_context(loop.state.model_edits.announced())
             unsaved = UnsavedAttributes(self._callbacks, loop.state)
-            self._start.at(partial(_starting, loop.transport))
+            self._start_progress.at(partial(_reason_to_wait, loop.transport))
             for report in reports:
                 if report.global_step == first:
                     if self._saver is not None:
                         loop.state.phases.save()  # raises now if the state cannot be saved
-                    self._start.close()
+                    self._start_progress.close()
                 with run_trace.after_update(report):
                     self._show(report, supervisor)
-                    for callback in self._visitors("updated"):
+                    for callback in self._callbacks_with("updated"):
                         callback.updated(report)
                     self._evaluate_if_due(loop, supervisor)
                     if self._saver is not None:
@@ -186,7 +186,7 @@ class Fit:
                     self._save_if_due(loop.state)
             if (warning := self._loss_trend.warning()) is not None:
                 self.say(warning)
-        signals.leave()
+        signals.raise_received()
 
     def _open_services(
         self, loop: TrainingLoop, graph: Graph | None, stack: ExitStack
@@ -197,31 +197,31 @@ class Fit:
         status = RunStatus(self._run_dir, loop.last_step, self._setup.lock.renew)
         status.begun(loop.state.global_step)
         stack.push(lambda _kind, raised, _trace: self._note_end(loop, status, raised))
-        stack.push(self._tell_stopped)
-        supervisor = stack.enter_context(self._supervisor(loop, graph))
+        stack.push(self._call_stopped)
+        supervisor = stack.enter_context(self._open_supervisor(loop, graph))
         stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
         return supervisor
 
-    def _look_before_workers(self, loop: TrainingLoop) -> Graph | None:
+    def _probe_model(self, loop: TrainingLoop) -> Graph | None:
         """Check the required metrics, and return the graph of the model for summaries."""
         workers, state = self._setup.workers, loop.state
-        self._start.at(
+        self._start_progress.at(
             "computing a shard once more, for the graph of the model and the names of metrics"
         )
-        if self._rows is not None:
-            require_metrics(workers, state, self._rows, self._required)
+        if self._validation_data is not None:
+            require_metrics(workers, state, self._validation_data, self._required_metrics)
         if self._run_dir is None or workers.config.run_dir.summary_every_s is None:
             return None
         return graph_of(workers, state, loop.source)
 
     def _show(self, report: Report, supervisor: Supervisor) -> None:
         """Show a report on the display, in summaries and in metrics.jsonl."""
-        self._screen.update(report)
+        self._display.update(report)
         self._note_silence(f"step {report.global_step:,}")
         supervisor.updated(report)
         if self._log is not None:
-            named = [self._slow_now.popleft() for _ in range(len(self._slow_now))]
-            self._slow += named
+            named = [self._new_slow_lines.popleft() for _ in range(len(self._new_slow_lines))]
+            self._slow_lines += named
             self._log.update(report, named)
 
     def _has_nothing_to_do(self, loop: TrainingLoop) -> bool:
@@ -229,7 +229,7 @@ class Fit:
         n = loop.state.global_step
         return n >= loop.last_step and (self._validation is None or loop.state.evaluated_at == n)
 
-    def _say_who_is_not_told(self) -> None:
+    def _name_callbacks_without_updates(self) -> None:
         """Name the callbacks that receive no update, because all updates were made before.
 
         Callbacks with a ``load_state_dict`` are not named: they have their state again.
@@ -247,21 +247,21 @@ class Fit:
                 "callback a state_dict() and a load_state_dict()"
             )
 
-    def _visitors(self, method: str) -> Iterator[Callback]:
+    def _callbacks_with(self, method: str) -> Iterator[Callback]:
         """Yield the callbacks that define a method, after announcing a visit to the state."""
         for callback in self._callbacks:
             if defines(callback, method):
-                self._announce()
+                self._announce_user_code()
                 yield callback
 
-    def _announce(self) -> None:
-        if self._state is not None:
-            self._state.model_edits.announce()
+    def _announce_user_code(self) -> None:
+        if self._edited_state is not None:
+            self._edited_state.model_edits.announce()
 
     # --- evaluations ------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Supervisor) -> None:
-        state, validation, rows = loop.state, self._validation, self._rows
+        state, validation, rows = loop.state, self._validation, self._validation_data
         n, per_epoch = state.global_step, loop.plan.steps_per_epoch
         if validation is None or rows is None or state.evaluated_at == n:
             return
@@ -286,7 +286,7 @@ class Fit:
         if self._log is not None:
             self._log.evaluation(n, values)
         supervisor.evaluated(n, values)
-        for callback in self._visitors("evaluated"):
+        for callback in self._callbacks_with("evaluated"):
             callback.evaluated(n, values)
         best = None if validation.best is None else Best(validation.best)
         if best is not None and best.is_better(values, state.best):
@@ -296,39 +296,39 @@ class Fit:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def _ask_for_a_save(self) -> None:
+    def _request_save(self) -> None:
         if self._saver is not None:
             self._saver.ask()
 
     def _save_if_due(self, state: State) -> None:
         if self._saver is None:
             return
-        self._note(self._saver.outcomes())
+        self._report_saves(self._saver.results())
         if self._saver.is_due(state.global_step):
             self._saver.save(self._contents(state, self._saver))
 
     def _contents(self, state: State, saver: Checkpoints) -> Contents:
-        state.callbacks = kept_by(self._callbacks, state.callbacks)
+        state.callbacks = states_of(self._callbacks, state.callbacks)
         facts = self._setup.facts(state)
-        if self._slow:
-            facts["slow"] = [*self._slow]
+        if self._slow_lines:
+            facts["slow"] = [*self._slow_lines]
         with run_trace.span("copying the state"):
             return contents(state, facts, saver.spare)
 
-    def _note(self, outcomes: Sequence[Outcome]) -> None:
-        """Report the outcomes of saves in the background."""
-        for n, path, error in outcomes:
+    def _report_saves(self, results: Sequence[SaveResult]) -> None:
+        """Report the results of saves in the background."""
+        for n, path, error in results:
             if path is None:
                 why = error.partition(": ")[0]  # the path may be a new one each time
-                if why != self._unsaved:
+                if why != self._save_fault:
                     self.say(f"step {n:,} was not saved, training continues: {error}")
-                self._unsaved = why
+                self._save_fault = why
                 continue
-            if self._unsaved is not None:
+            if self._save_fault is not None:
                 self.say(RunEvent(f"step {n:,} was saved: checkpoints can be written again", NOTE))
             self._events.add(RunEvent(f"saved step {n:,}", SAVE), saved_step=n)
-            self._setup.saved, self._unsaved = (n, path), None
-            for callback in self._visitors("saved"):
+            self._setup.saved, self._save_fault = (n, path), None
+            for callback in self._callbacks_with("saved"):
                 callback.saved(n, path)
 
     def _save_at_end(self, state: State, raised: BaseException | None) -> None:
@@ -336,8 +336,8 @@ class Fit:
             return
         try:
             self._saver.finish()
-            self._note(self._saver.outcomes())
-            if state.update.under_way:
+            self._report_saves(self._saver.results())
+            if state.update.is_half_made:
                 self.say(
                     "no checkpoint was saved: an update was interrupted, and only a part of the "
                     "parameters has new values; resume from the newest checkpoint"
@@ -345,7 +345,7 @@ class Fit:
                 return
             if self._setup.saved is None or self._setup.saved[0] != state.global_step:
                 path = self._saver.write(self._contents(state, self._saver))
-                self._note([Outcome(state.global_step, path, "")])
+                self._report_saves([SaveResult(state.global_step, path, "")])
         except Exception as error:
             if raised is None:
                 raise
@@ -353,16 +353,16 @@ class Fit:
             self.say(f"step {state.global_step:,} was not saved: {error}")
         else:
             assert self._setup.saved is not None
-            self._screen.say(f"saved step {state.global_step:,} to {self._setup.saved[1]}")
+            self._display.say(f"saved step {state.global_step:,} to {self._setup.saved[1]}")
 
     # --- services, metrics.jsonl, callbacks -------------------------------------------------------
 
-    def _supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Supervisor:
+    def _open_supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Supervisor:
         services: list[Service] = []
         workers, every_s = self._setup.workers, self._setup.config.run_dir.summary_every_s
         if loop.transport is not None:
             status, slow_workers = loop.transport.status, workers.stragglers.slow_workers
-            services.append(WorkerTable(self._screen, status, slow_workers, tell=self._note_slow))
+            services.append(WorkerTable(self._display, status, slow_workers, tell=self._note_slow))
             if self._run_dir is not None and every_s is not None and self._has_tensorboard():
                 self._summaries = Summaries(
                     self._run_dir,
@@ -377,7 +377,7 @@ class Fit:
 
     def _note_slow(self, line: str) -> None:
         """Note a line on a slow worker, for both logs. Called in a service's thread."""
-        self._slow_now.append(line)
+        self._new_slow_lines.append(line)
         self._events.add(RunEvent(line, SLOW))
 
     def _open_logs(self, run_dir: Path, loop: TrainingLoop, stack: ExitStack) -> None:
@@ -391,9 +391,11 @@ class Fit:
         started = f"training starts at step {n:,} of {loop.last_step:,}"
         entries = {
             "command": sys.argv,
-            "settings": {name: value for name, value in facts.items() if name not in NO_SETTINGS},
+            "settings": {
+                name: value for name, value in facts.items() if name not in FACTS_NOT_SETTINGS
+            },
         }
-        say = self._screen.say
+        say = self._display.say
         self._events.open(run_dir, lambda: state.global_step, started, entries, say, renew)
         stack.callback(self._events.close)
 
@@ -424,10 +426,10 @@ class Fit:
         line = f"standard output: {self._output.fault} (found at {where}); nothing more is shown"
         with suppress(OSError):  # the same disk may be full: training goes on
             self._run_dir.mkdir(parents=True, exist_ok=True)
-            with (self._run_dir / SILENCE).open("a", encoding="utf-8") as note:
+            with (self._run_dir / SILENCE_FILE).open("a", encoding="utf-8") as note:
                 note.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}, training continues\n")
 
-    def _tell_stopped(
+    def _call_stopped(
         self,
         _kind: type[BaseException] | None,
         raised: BaseException | None,
@@ -437,8 +439,8 @@ class Fit:
         if raised is not None:
             reason = cut(f"{type(raised).__name__}: {raised}")
             with suppress(ServerError):  # the error is already being raised
-                self._announce()
-        for callback in self._visitors("stopped"):
+                self._announce_user_code()
+        for callback in self._callbacks_with("stopped"):
             try:
                 callback.stopped(reason)
             except Exception as error:
@@ -447,7 +449,7 @@ class Fit:
                 self.say(f"a callback failed too: {type(error).__name__}: {error}")
 
 
-def _starting(transport: Transport | None) -> str:
+def _reason_to_wait(transport: Transport | None) -> str:
     """Return the reason why a starting run waits for its first update."""
     workers = [] if transport is None else transport.status()
     there = sum(worker.phase != "starting" for worker in workers)

@@ -12,7 +12,7 @@ from quorate.replica.model import unchanged
 from quorate.replica.shard_sum import Share
 from quorate.replica.streams import Stream
 from quorate.training.optimizing.not_finite import is_finite
-from quorate.training.optimizing.update import Applied
+from quorate.training.optimizing.update import UpdateResult
 
 if TYPE_CHECKING:
     from quorate.training.training_loop import TrainingLoop
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAMES_SHOWN, SHARDS_SHOWN = 6, 3
 
 
-def skip_update(loop: TrainingLoop, step: int, applied: Applied) -> None:
+def skip_update(loop: TrainingLoop, step: int, applied: UpdateResult) -> None:
     """Report the shards to blame for an update that was not made, and skip the update.
 
     Args:
@@ -43,7 +43,7 @@ def skip_update(loop: TrainingLoop, step: int, applied: Applied) -> None:
     loop.setup.say(f"{said}; update {update} is skipped ({state.not_finite} skipped in all)")
 
 
-def _explained(loop: TrainingLoop, step: int, applied: Applied) -> str:
+def _explained(loop: TrainingLoop, step: int, applied: UpdateResult) -> str:
     """Return a line with the step, shards, workers, rows and parameters to blame."""
     said, names = [], applied.not_finite or []
     for share in sorted(_guilty(loop, step, applied.shares)):

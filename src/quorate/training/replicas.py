@@ -27,7 +27,7 @@ from quorate.replica.shared.copies import refused
 from quorate.replica.shared.sharing import Sharing, rows_use
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
-from quorate.replica.witness.between import Between
+from quorate.replica.witness.stray_writes import StrayWrites
 from quorate.training.config import Loading, TrainerConfig
 from quorate.training.notices import once
 from quorate.training.state import State
@@ -113,9 +113,9 @@ class ReplicaFactory:
         """Return the present content of all containers shared by code."""
         return Contents(()) if self._sharing is None else self._sharing.contents()
 
-    def between(self, state: State) -> Between:
+    def stray_writes(self, state: State) -> StrayWrites:
         """Return the watcher of parameters between updates."""
-        return Between(
+        return StrayWrites(
             state.model,
             self._config.loss,
             self.notes,

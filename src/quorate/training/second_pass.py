@@ -28,13 +28,13 @@ from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Denominators
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.services.display.raised_shards import RaisedShards
-from quorate.training.drive import Ready, run_job
+from quorate.training.drive import ReadyStep, run_job
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 T = TypeVar("T")
 Take = Callable[[ShardSum], None]
-Update = Callable[[list[Part]], T]  # makes the update of a step from the parts of the step's sum
+ApplyParts = Callable[[list[Part]], T]  # makes the update of a step from the parts of its sum
 
 
 class SecondPass(Protocol):
@@ -92,7 +92,7 @@ class PassByWorkers:
         """Pass the new sum of a step to ``take``."""
         leaves = self.source.plan.shards_of(step)
 
-        def add(ready: Ready) -> None:
+        def add(ready: ReadyStep) -> None:
             take(tree_sum(ready.parts, leaves, ShardSum.add))
 
         # A separate job: workers read parameters anew for each job.
@@ -181,8 +181,8 @@ def pass_with_totals(
 
 
 @dataclass(eq=False)
-class Terms:
-    """The update of a step, with a second pass where terms of the loss have other totals.
+class UpdateWithTerms:
+    """Makes the update of a step, with a second pass where terms of the loss have other totals.
 
     Args:
         second_pass: computes shards again.
@@ -196,7 +196,7 @@ class Terms:
     shards_of: Callable[[int], int]
     refuse: Callable[[Denominators], None]
 
-    def __call__(self, ready: Ready, update: Update[T]) -> T:
+    def __call__(self, ready: ReadyStep, update: ApplyParts[T]) -> T:
         """Return the result of ``update`` for the step's gradient. Blocks until workers are done.
 
         Raises:

@@ -50,7 +50,7 @@ from quorate.training.probing.probe import probed
 from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.training_loop import TrainingLoop, coordinating
+from quorate.training.training_loop import TrainingLoop, start_workers
 from quorate.training.worker_group import WorkerGroup
 
 Say = Callable[[str], None]
@@ -272,7 +272,7 @@ class TrainingSetup:
         """Restore the newest weights of the state, set aside by an earlier fit."""
         newest, self._newest_weights = self._newest_weights, None
         if newest is not None:
-            weights.put_back(newest, self.state)
+            weights.restore_weights(newest, self.state)
 
     @contextmanager
     def prepare_loop(
@@ -356,7 +356,7 @@ class TrainingSetup:
             workers.replicas.tell(self.say)
             # 4. The loop, without workers.
             n = state.global_step
-            start = coordinating if rank_group is None else leading
+            start = start_workers if rank_group is None else leading
             loop = TrainingLoop(self, state, source, last_step, stops, start)
             if not loop.has_updates:
                 if n >= last_step:
@@ -390,7 +390,7 @@ class TrainingSetup:
         path = files.checkpoint_of(self.run_dir, last_step)
         try:
             files.check(path, last_step)
-            newest = weights.copied(state)
+            newest = weights.copy_weights(state)
             weights.give_weights(path, lambda _: None, state)
         except CheckpointError:  # usually: there is no such checkpoint
             self.say(

@@ -115,7 +115,7 @@ class State:
         Raises:
             UserError: the update was interrupted.
         """
-        if self.update.under_way:
+        if self.update.is_half_made:
             raise UserError(
                 f"update {self.global_step + 1} was interrupted, and only a part of the parameters "
                 "is updated",

@@ -37,17 +37,17 @@ class Stops:
         self.reason: str | None = None  # the first reason
         self.exit_code: int | None = None  # exit code after the stop; None: the usual one
         self._listeners: list[Callable[[str], None]] = []
-        self._waiting: list[threading.Timer] = []  # for ``begin``
+        self._waiting: list[threading.Timer] = []  # for ``start_time_limits``
 
-    def ask(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
         """Finish the current step, then end."""
         if self.reason is None:
             self.reason = reason
-        for tell in tuple(self._listeners):
-            tell(self.reason)
+        for listener in tuple(self._listeners):
+            listener(self.reason)
 
     @contextmanager
-    def telling(self, listener: Callable[[str], None]) -> Iterator[None]:
+    def calling(self, listener: Callable[[str], None]) -> Iterator[None]:
         """Call the listener at a stop inside the block; at once, if there is a reason already.
 
         The listener may be called more than once.
@@ -62,11 +62,11 @@ class Stops:
 
     @contextmanager
     def after(self, seconds: float | None, reason: str) -> Iterator[None]:
-        """Request a stop inside the block, after a time in seconds since ``begin``."""
+        """Request a stop inside the block, after a time in seconds since ``start_time_limits``."""
         if seconds is None:
             yield
             return
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.ask, (reason,))
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self.request, (reason,))
         timer.name = "quorate-time-limit"
         timer.daemon = True
         self._waiting.append(timer)
@@ -79,7 +79,7 @@ class Stops:
             else:
                 timer.join()
 
-    def begin(self) -> None:
+    def start_time_limits(self) -> None:
         """Start the time limits: the first shard is about to be computed."""
         while self._waiting:
             self._waiting.pop().start()
@@ -89,9 +89,8 @@ class Signals:
     """A context in which signals request stops and saves.
 
     The first SIGINT, SIGTERM or SIGHUP requests a stop, the second raises; SIGUSR1 calls ``save``.
-    Unless ``under_way``, there is nothing to finish, and the first signal raises. An ignored SIGHUP
-    (nohup) stays ignored. Python delivers signals to the main thread alone; in another thread this
-    context does nothing.
+    Unless ``has_step_to_finish``, the first signal raises. An ignored SIGHUP (nohup) stays ignored.
+    Python delivers signals to the main thread alone; in another thread the context does nothing.
 
     Python calls a handler when the main thread returns from foreign code, which may be never. So
     the process ends ``SIGNALLED_EXIT_S`` after the second signal in any case, and with the third.
@@ -99,13 +98,13 @@ class Signals:
 
     def __init__(self, stops: Stops, save: Callable[[], None]) -> None:
         self.received: signal.Signals | None = None
-        self.under_way = False
+        self.has_step_to_finish = False
         self._stops = stops
         self._save = save
         self._handlers: dict[int, Any] = {}  # by number
         self._insistence: _Insistence | None = None
 
-    def leave(self) -> None:
+    def raise_received(self) -> None:
         """Leave the process in the way of the received signal; return without a signal.
 
         Raises:
@@ -142,11 +141,11 @@ class Signals:
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         again = self.received is not None
         self.received = signal.Signals(number)
-        if again or not self.under_way:
-            self.leave()
+        if again or not self.has_step_to_finish:
+            self.raise_received()
         if self.received is not signal.SIGINT:
             self._stops.exit_code = 128 + number
-        self._stops.ask(self.received.name)
+        self._stops.request(self.received.name)
 
 
 _CLOSES = b"\0"  # no signal has this number

@@ -31,29 +31,35 @@ from quorate.engines.drawing import drawing
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import joined
-from quorate.replica.witness.between import Between
+from quorate.replica.witness.stray_writes import StrayWrites
 from quorate.services.report import Report
-from quorate.training.drive import Ready, drive
+from quorate.training.drive import ReadyStep, drive
 from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
-from quorate.training.optimizing.update import Applied
+from quorate.training.optimizing.update import UpdateResult
 from quorate.training.second_pass import (
     PassByWorkers,
-    Terms,
+    UpdateWithTerms,
     gradient_again,
     receives_closure,
     refuse_totals,
 )
-from quorate.training.serving.turns import Turns, turns_of
+from quorate.training.serving.server_sync import ServerSync, server_sync_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import WholeBatch, contrast_of, kind_of_training
+from quorate.training.whole_batch.whole_batch import (
+    UpdateOfWholeBatch,
+    contrast_of,
+    kind_of_training,
+)
 
 if TYPE_CHECKING:
     from quorate.training.setup import TrainingSetup
 
-RUN_S = 4e-3  # seconds of shards dealt at once: about fifty times the cost of dealing a shard
-WHOLE_S = 1e6  # the same for shards that flow through stages: all shards of a worker
+# A worker receives consecutive shards at once, as many as take this long, in seconds: about fifty
+# times the cost of dealing a shard.
+DEALT_AT_ONCE_S = 4e-3
+ALL_AT_ONCE_S = 1e6  # for shards that flow through stages: all shards of a worker
 
 
 class Progress(Protocol):
@@ -68,15 +74,15 @@ class StartedWorkers(NamedTuple):
     """The workers of a loop at work, on any engine."""
 
     transport: Transport
-    updates: Iterator[tuple[Ready, Applied]]  # each is already applied to the state
+    updates: Iterator[tuple[ReadyStep, UpdateResult]]  # each is already applied to the state
     progress: Progress
-    between: Between  # the watcher of parameters between updates
+    stray_writes: StrayWrites  # finds parameters written by shards
     spot_checks: SpotChecks | None
-    turns: Turns | None = None  # if servers have the state
+    server_sync: ServerSync | None = None  # None: no servers, the state is here
 
 
 @contextmanager
-def coordinating(loop: TrainingLoop) -> Iterator[StartedWorkers]:
+def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
     """Start the workers of a loop and their coordinator; end the workers afterwards."""
     setup, state, plan, stops = loop.setup, loop.state, loop.plan, loop.stops
     workers, source, say = setup.workers, loop.source, setup.say
@@ -109,44 +115,46 @@ def coordinating(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             say=say,
         )
         contrast = contrast_of(workers, state, source)
-        finish: WholeBatch | Terms
+        make_update: UpdateOfWholeBatch | UpdateWithTerms
         if contrast is None:
             refuse = partial(refuse_totals, workers.rule, config.workers.servers)
-            finish = Terms(second_pass, state.optimizer, plan.shards_of, refuse)
+            make_update = UpdateWithTerms(second_pass, state.optimizer, plan.shards_of, refuse)
         else:
-            finish = WholeBatch(plan, contrast, second_pass)
+            make_update = UpdateOfWholeBatch(plan, contrast, second_pass)
         gets_closure = receives_closure(state.optimizer, workers.rule)
         if state.optimizer.takes_closure and not gets_closure:
             workers.replicas.notes.add(
                 f"{state.phases.kind}.step() accepts a closure and receives none under "
                 f"{workers.rule.name}, because workers compute while the optimizer steps"
             )
-        turns = turns_of(state, own)
-        if turns is not None:
-            stack.enter_context(closing(turns))
+        server_sync = server_sync_of(state, own)
+        if server_sync is not None:
+            stack.enter_context(closing(server_sync))
         channel = stack.enter_context(closing(transport.open(job)))
         state.model_edits.set_baseline()
-        stack.enter_context(stops.telling(lambda reason: channel.post(Stop(reason))))
-        between = workers.replicas.between(state)
+        stack.enter_context(stops.calling(lambda reason: channel.post(Stop(reason))))
+        stray_writes = workers.replicas.stray_writes(state)
 
-        def apply(ready: Ready) -> tuple[Ready, Applied]:
-            between.end()
-            step, leaves = ready.step, plan.shards_of(ready.step)
+        def apply(ready: ReadyStep) -> tuple[ReadyStep, UpdateResult]:
+            stray_writes.end()
+            step, shards = ready.step, plan.shards_of(ready.step)
             state.begin_phase(plan.phase(step))
-            again = None
+            recompute = None
             if gets_closure and contrast is None:
-                again = partial(gradient_again, second_pass, step, leaves)
+                recompute = partial(gradient_again, second_pass, step, shards)
             present = len(ready.shards)
-            update = partial(state.update.apply, leaves=leaves, present=present, again=again)
+            update = partial(
+                state.update.apply, shards=shards, present=present, recompute=recompute
+            )
             with drawing("update", plan, state.global_step + 1):
-                applied = finish(ready, update)
-            loop.count(ready, applied)
-            if turns is not None:
-                turns.updated()
+                applied = make_update(ready, update)
+            loop.record_update(ready, applied)
+            if server_sync is not None:
+                server_sync.updated()
             return ready, applied
 
         # 3. The coordinator, which deals the shards.
-        run_s = WHOLE_S if workers.replicas.are_in_stages else RUN_S
+        run_s = ALL_AT_ONCE_S if workers.replicas.are_in_stages else DEALT_AT_ONCE_S
         coordinator = Coordinator(
             shards_of=plan.shards_of,
             home_shards=plan.home_shards,
@@ -165,9 +173,9 @@ def coordinating(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             *(coordinator, channel, apply, say),
             copied_shards=workers.stragglers.copied_shards,
             stopping=lambda: stops.reason,
-            begun=stops.begin,
+            before_shard=stops.start_time_limits,
         )
-        yield StartedWorkers(transport, updates, coordinator, between, checks, turns)
+        yield StartedWorkers(transport, updates, coordinator, stray_writes, checks, server_sync)
 
 
 class TrainingLoop:
@@ -179,7 +187,7 @@ class TrainingLoop:
         source: the rows of each shard.
         last_step: number of updates at the end of the loop.
         stops: requests to end the loop.
-        start: starts the workers: ``coordinating`` or, on ranks, ``leading``.
+        start: starts the workers: ``start_workers`` or, on ranks, ``leading``.
     """
 
     def __init__(
@@ -218,7 +226,7 @@ class TrainingLoop:
             self.transport = workers.transport
             yield reports
 
-    def count(self, ready: Ready, applied: Applied) -> None:
+    def record_update(self, ready: ReadyStep, applied: UpdateResult) -> None:
         """Count an update in the state.
 
         Raises:
@@ -238,7 +246,7 @@ class TrainingLoop:
         workers, checks = self.setup.workers, started.spot_checks
         notes = workers.replicas.notes
         state.tally.include(len(workers.groups) - 1)
-        self._take_edits(started)  # made by callbacks when training started
+        self._end_user_code(started)  # made by callbacks when training started
         state.model_edits.detect_draws(first=True)
         speed, begun = SpeedMeter(), time.monotonic()
         named: frozenset[str] = frozenset()
@@ -261,14 +269,14 @@ class TrainingLoop:
             if n == progress.first_step + 1:
                 update_s += begun - (progress.begun_at or begun)
             if n == progress.first_step + 2:
-                speed.forget()
-            rows = self._rows_of(ready)
+                speed.restart()
+            rows = self._count_rows(ready)
             speed.add(update_s, rows)
             # 3. Let the caller look at the report, and change the model.
             report = self._report(ready, applied, rows, speed)
             with nullcontext() if checks is None else checks.looking(), drawing("between", plan, n):
                 yield report
-            self._take_edits(started)
+            self._end_user_code(started)
             state.model_edits.detect_draws()
             begun = time.monotonic()  # excludes the caller's time on a report
         workers.replicas.tell(say)
@@ -281,8 +289,8 @@ class TrainingLoop:
             stopped = f"stopped after step {state.global_step:,}: {progress.reason}"
             say(RunEvent(stopped, NOTE))
 
-    def _rows_of(self, ready: Ready) -> int:
-        """Return the number of rows in an update; count the rows of the batch that are not."""
+    def _count_rows(self, ready: ReadyStep) -> int:
+        """Return the rows of an update; add the absent rows of the batch to ``dropped_rows``."""
         plan, state, step = self.plan, self.state, ready.step
         rows = batch_rows = plan.batch_rows(step)
         if len(ready.shards) < plan.shards_of(step):
@@ -290,7 +298,9 @@ class TrainingLoop:
         state.dropped_rows += batch_rows - rows
         return rows
 
-    def _report(self, ready: Ready, applied: Applied, rows: int, speed: SpeedMeter) -> Report:
+    def _report(
+        self, ready: ReadyStep, applied: UpdateResult, rows: int, speed: SpeedMeter
+    ) -> Report:
         """Return the report of the newest update."""
         plan, state, n = self.plan, self.state, self.state.global_step
         replicas, phase = self.setup.workers.replicas, plan.phase(ready.step)
@@ -332,19 +342,19 @@ class TrainingLoop:
             weights=weights,
         )
 
-    def _take_edits(self, started: StartedWorkers) -> None:
+    def _end_user_code(self, started: StartedWorkers) -> None:
         """Record the changes that user code made to the model, before the next shard is dealt."""
         self.state.model_edits.detect()
         self.state.model_edits.raise_if_unsupported()
-        if started.turns is not None:
-            started.turns.end()
-        started.between.begin()
+        if started.server_sync is not None:
+            started.server_sync.end()
+        started.stray_writes.begin()
 
 
 class SpeedMeter:
     """The pace over the last updates, without the time that a caller spent on reports."""
 
-    LAST = 50
+    UPDATES = 50
 
     def __init__(self) -> None:
         self._last: deque[tuple[float, int]] = deque()  # (seconds, rows)
@@ -355,12 +365,12 @@ class SpeedMeter:
         self._last.append((seconds, rows))
         self._seconds += seconds
         self._rows += rows
-        if len(self._last) > self.LAST:
+        if len(self._last) > self.UPDATES:
             old_s, old_rows = self._last.popleft()
             self._seconds -= old_s
             self._rows -= old_rows
 
-    def forget(self) -> None:
+    def restart(self) -> None:
         """Begin anew: the updates so far are not representative."""
         self._last.clear()
         self._seconds, self._rows = 0.0, 0

@@ -19,13 +19,13 @@ from quorate.training.state import State
 if TYPE_CHECKING:
     from quorate.training.setup import TrainingSetup
 
-__all__ = ["copied", "give_weights", "load", "load_weights", "put_back"]
+__all__ = ["copy_weights", "give_weights", "load", "load_weights", "restore_weights"]
 
 Say = Callable[[str], None]
 BEST, NEWEST = "best", "newest"
 
 
-def copied(state: State | None) -> dict[str, torch.Tensor]:
+def copy_weights(state: State | None) -> dict[str, torch.Tensor]:
     """Return a copy of all weights and buffers: "model/NAME", "averaged/NAME", "rest/NAME".
 
     Raises:
@@ -35,14 +35,14 @@ def copied(state: State | None) -> dict[str, torch.Tensor]:
     return {f"{part}/{name}": value for part, kept in parts.items() for name, value in kept.items()}
 
 
-def put_back(copies: dict[str, torch.Tensor], state: State | None) -> None:
-    """Load copies made by ``copied`` into a state.
+def restore_weights(copies: dict[str, torch.Tensor], state: State | None) -> None:
+    """Load copies made by ``copy_weights`` into a state.
 
     Raises:
         UserError: the copies are of another model, or nothing was trained or evaluated yet.
     """
     state = _there(state)
-    own = copied(state)
+    own = copy_weights(state)
     for name in sorted(own.keys() | copies.keys()):
         mine, other = own.get(name), copies.get(name)
         if mine is None or other is None or (mine.shape, mine.dtype) != (other.shape, other.dtype):
@@ -73,7 +73,7 @@ def load(which: str | Path, setup: TrainingSetup) -> Path:
     say = setup.say
     path = _found(setup.run_dir, str(which), say) if which in (BEST, NEWEST) else Path(which)
     if (state := setup.state) is None:
-        load_weights(setup.workers.given, path, say)
+        load_weights(setup.workers.model_as_given, path, say)
         # The state is made later, and has averaged weights too.
         setup.put_loaded = partial(give_weights, path, say)
     else:

@@ -86,7 +86,9 @@ class WorkerGroup:
         self.memory_fraction = checked_fraction(config.workers.memory_fraction, self.devices)
         self.replicas = ReplicaFactory(config, self.groups)
         self.model = make_model()
-        self.given = as_given(self.model)  # the script's torch.compile wrapper, or the model itself
+        self.model_as_given = as_given(
+            self.model
+        )  # the script's torch.compile wrapper, or the model itself
         if here() is None and (obstacle := self.replicas.obstacle(self.model)) is not None:
             engine = selection.suited(config.workers.engine, engine, obstacle)
         self.engine, self.script, self.why = engine

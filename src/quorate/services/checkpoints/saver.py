@@ -28,8 +28,8 @@ from quorate.services.run_directory.contents import NO_ROOM
 from quorate.services.run_directory.settings import RunDir
 
 
-class Outcome(NamedTuple):
-    """The outcome of a save."""
+class SaveResult(NamedTuple):
+    """The result of a save in the background."""
 
     global_step: int
     path: Path | None  # None: the save failed
@@ -55,7 +55,7 @@ class Checkpoints:
         self._took_s = 0.0  # seconds from the copy to the checkpoint on disk, in the last save
         self._last: Contents | None = None
         self._asked = False
-        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self._results: SimpleQueue[SaveResult] = SimpleQueue()
         self._thread: ThreadPoolExecutor | None = None  # a single thread, started when needed
         self._writing: Future[None] | None = None  # the newest save in the thread
         self._trace = current()  # the trace of the run: the writing thread does not inherit it
@@ -98,7 +98,7 @@ class Checkpoints:
                 self._renew()
                 draft = CheckpointWriter(self._run_dir, contents)
             except (OSError, ValueError) as error:
-                self._outcomes.put(Outcome(contents.global_step, None, str(error)))
+                self._results.put(SaveResult(contents.global_step, None, str(error)))
                 return
         self._thread = self._thread or ThreadPoolExecutor(1, "quorate-checkpoints", _give_way)
         try:
@@ -109,13 +109,13 @@ class Checkpoints:
         if self._is_due_by_steps(contents.global_step):
             self.finish()
 
-    def outcomes(self) -> list[Outcome]:
-        """Return the outcomes of all saves since the last call. Does not block."""
-        outcomes = []
+    def results(self) -> list[SaveResult]:
+        """Return the results of all saves that ended since the last call. Does not block."""
+        results = []
         with suppress(Empty):
             while True:
-                outcomes.append(self._outcomes.get_nowait())
-        return outcomes
+                results.append(self._results.get_nowait())
+        return results
 
     def finish(self) -> None:
         """Wait until the save in progress is on disk."""
@@ -172,10 +172,10 @@ class Checkpoints:
                 path = draft.finish()
                 self._tidy(contents)
             self._took_s = time.monotonic() - self._copied_at
-            outcome = Outcome(contents.global_step, path, "")
+            outcome = SaveResult(contents.global_step, path, "")
         except Exception as error:  # the edge of the thread: the loop reports the error to the user
-            outcome = Outcome(contents.global_step, None, str(error))
-        self._outcomes.put(outcome)
+            outcome = SaveResult(contents.global_step, None, str(error))
+        self._results.put(outcome)
 
     def _is_due_by_steps(self, global_step: int) -> bool:
         every_steps = self._settings.save_every_steps

@@ -20,8 +20,8 @@ from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.drive import Ready
-from quorate.training.optimizing.update import Applied
+from quorate.training.drive import ReadyStep
+from quorate.training.optimizing.update import UpdateResult
 from quorate.training.stop import Stops
 from quorate.training.training_loop import StartedWorkers, TrainingLoop
 
@@ -73,9 +73,9 @@ def leading(loop: TrainingLoop) -> Iterator[StartedWorkers]:
 
         spot_checks = workers.spot_checks(state, source, ask)
         lead = _Lead(worker, loop)
-        stops.begin()
+        stops.start_time_limits()
         transport = RankStatus(ranks.monitor)
-        yield StartedWorkers(transport, lead.updates(), lead, worker.between, spot_checks)
+        yield StartedWorkers(transport, lead.updates(), lead, worker.stray_writes, spot_checks)
 
 
 def _opened(loop: TrainingLoop, ranks: RankControl) -> RankWorker:
@@ -104,12 +104,12 @@ def _ask(stops: Stops, why: str) -> None:
     """Request a stop because a rank has received a signal to end."""
     if stops.exit_code is None:
         stops.exit_code = STOP_CODE
-    stops.ask(why)
+    stops.request(why)
 
 
 def _lost(stops: Stops, worker: RankWorker, why: str) -> None:
     """Stop the loop, and interrupt a wait of the main thread for a shard: a rank is lost."""
-    stops.ask(why)
+    stops.request(why)
     worker.leave(RankError(why))
 
 
@@ -122,7 +122,7 @@ def _leave(loop: TrainingLoop, rank_group: RankGroup) -> None:
         state.leave_ranks()
         is_whole = True
 
-    if state.update.under_way and rank_group.ranks is not None:
+    if state.update.is_half_made and rank_group.ranks is not None:
         # An error in the middle of an update, maybe on rank 0 alone: ranks wait for an exchange,
         # and not for the last call.
         rank_group.ranks.break_off()
@@ -132,7 +132,7 @@ def _leave(loop: TrainingLoop, rank_group: RankGroup) -> None:
         loop.setup.say(f"{error}: resume from the newest checkpoint")
     state.saves = None
     if not is_whole:
-        state.update.under_way = True  # the state of the lost ranks is missing
+        state.update.is_half_made = True  # the state of the lost ranks is missing
     loop.setup.workers.stay_alone(
         "this training loop computes on towers (threads), because the ranks ended with the first "
         "loop"
@@ -154,7 +154,7 @@ class _Lead:
         self._note_state()
         self._sent_changes = state.model_edits.model_changes.number
 
-    def updates(self) -> Iterator[tuple[Ready, Applied]]:
+    def updates(self) -> Iterator[tuple[ReadyStep, UpdateResult]]:
         """Yield the updates up to the last step, or up to a request to stop."""
         state = self._state
         while state.global_step < self._loop.last_step:
@@ -165,7 +165,7 @@ class _Lead:
             yield self._made(state.global_step)
         self._ranks.call("collect_notes")
 
-    def _made(self, step: int) -> tuple[Ready, Applied]:
+    def _made(self, step: int) -> tuple[ReadyStep, UpdateResult]:
         state, worker = self._state, self._worker
         for optimizer in state.phases.of_ranks:
             optimizer.require_same_state()
@@ -174,22 +174,22 @@ class _Lead:
             for optimizer in state.phases.sharded:
                 if optimizer.is_lent:
                     optimizer.scatter()  # user code may have changed the state
-            applied: Applied = self._ranks.call("update", step, *news)
+            applied: UpdateResult = self._ranks.call("update", step, *news)
         except RankError:
             self._ranks.require_all()  # raises with the name of the lost rank, if known
             raise
         except BaseException as error:
             # All ranks raise the error of a shard, and wait for the next call. Any other error
             # leaves ranks in the middle of an exchange.
-            if state.update.under_way or not isinstance(error, Exception):
+            if state.update.is_half_made or not isinstance(error, Exception):
                 self._ranks.break_off()
-            if not state.update.under_way:
+            if not state.update.is_half_made:
                 worker.restore()
             raise
-        ready = Ready(step, [], tuple(range(worker.shards_of(step))), staleness=0)
+        ready = ReadyStep(step, [], tuple(range(worker.shards_of(step))), staleness=0)
         for each in applied.shares:
             state.tally.applied(each.worker, 0)
-        self._loop.count(ready, applied)
+        self._loop.record_update(ready, applied)
         state.model_edits.updated()
         self._note_state()
         return ready, applied

@@ -46,7 +46,7 @@ from quorate.replica.witness import writes
 from quorate.training.collective import share
 from quorate.training.collective.contrasting import Contrasting, Through
 from quorate.training.optimizing.not_finite import are_finite
-from quorate.training.optimizing.update import Applied
+from quorate.training.optimizing.update import UpdateResult
 from quorate.training.second_pass import (
     Take,
     at_root,
@@ -141,7 +141,7 @@ class RankWorker:
     def settle(self) -> None:
         """Begin to watch user code for changes of the model. The ranks have been compared."""
         self.state.model_edits.set_baseline()
-        self.between = self._workers.replicas.between(self.state)
+        self.stray_writes = self._workers.replicas.stray_writes(self.state)
 
     def leave(self, error: BaseException) -> None:
         """Raise an error in the thread that waits for a shard. Any thread may call."""
@@ -157,7 +157,7 @@ class RankWorker:
         groups: list[dict[str, Any]] | None,
         changes: dict[str, Any] | None,
         values: dict[str, Any] | None,
-    ) -> Applied:
+    ) -> UpdateResult:
         """Make the update of a step. All ranks call. Blocks.
 
         Args:
@@ -182,7 +182,7 @@ class RankWorker:
                 sent.apply(state.model, state.model_edits.trained())
         self.take_values(values)
         if not ranks.leads:
-            self.between.begin()
+            self.stray_writes.begin()
         return self._applied(self._parts(step), step)
 
     def take_values(self, sent: dict[str, Any] | None) -> None:
@@ -376,7 +376,7 @@ class RankWorker:
                 if not is_again:
                     # Before the contribution is sent: afterwards all ranks make the update, and
                     # ranks of a host may share the memory of the parameters.
-                    self.between.end()
+                    self.stray_writes.end()
                     own = own._replace(notes=[] if self.ranks.leads else self._notes.take())
                 return self._exchanged(own, v, gradient, through)
         finally:
@@ -432,16 +432,16 @@ class RankWorker:
             self.raised = error
             raise
 
-    def _applied(self, parts: list[Part], step: int) -> Applied:
+    def _applied(self, parts: list[Part], step: int) -> UpdateResult:
         """Make the update of a step from its parts, together with all ranks. Blocks."""
         plan, n = self._source.plan, step + 1
         shards = plan.shards_of(step)
-        again = None
+        recompute = None
         if self.state.optimizer.takes_closure and self._contrasting is None:
-            again = partial(gradient_again, self.second_pass, step, shards)
+            recompute = partial(gradient_again, self.second_pass, step, shards)
         self.state.begin_phase(plan.phase(step))
         with drawing("update", plan, n):
-            return self.state.update.apply(parts, shards, shards, again)
+            return self.state.update.apply(parts, shards, shards, recompute)
 
     def shards_of(self, step: int) -> int:
         """Return the number V of shards of a step."""

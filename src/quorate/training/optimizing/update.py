@@ -35,7 +35,7 @@ from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 
 # Computes a step's sum at the current parameters, and passes it on. Afterwards the memory of the
 # sum is the workers' again.
-Again = Callable[[Callable[[ShardSum], None]], None]
+Recompute = Callable[[Callable[[ShardSum], None]], None]
 
 _NOTHING = nullcontext()
 
@@ -47,7 +47,7 @@ LATE_HOOK = (
 
 
 @dataclass(slots=True)
-class Applied:
+class UpdateResult:
     """The result of an update."""
 
     metrics: dict[str, float]  # weighted means over all shards, "loss" first
@@ -104,20 +104,20 @@ class Update:
         sharded = (each for each in self._optimizers if each.is_sharded)
         self._publisher = next(sharded, self.optimizer)
         self.sum_s = 0.0  # duration of the last mean, which is one pass with the tree sum
-        self.under_way = False  # True after an interrupted update: parameters are half updated
+        self.is_half_made = False  # True after an interrupted update: parameters are half updated
 
     def apply(
         self,
         parts: Iterable[Part],
-        leaves: int,
+        shards: int,
         present: int,
-        again: Again | None = None,
-    ) -> Applied:
-        """Make the next update from the parts of a tree with ``leaves`` leaves.
+        recompute: Recompute | None = None,
+    ) -> UpdateResult:
+        """Make the next update from the parts of a tree with ``shards`` shards.
 
         Args:
-            present: number of leaves that are present.
-            again: computes the leaves once more, if the optimizer takes a closure.
+            present: number of shards that are present.
+            recompute: computes the shards once more, if the optimizer takes a closure.
 
         Raises:
             LossError: the total weight is zero.
@@ -126,13 +126,13 @@ class Update:
         """
         # One thread: cores have blocks of their own, and the norm is that of one thread.
         with torch.no_grad(), span("update"), intra_op_threads(1):
-            applied = self._apply(parts, leaves, self.updates + 1, present, again)
+            applied = self._apply(parts, shards, self.updates + 1, present, recompute)
         self.updates += applied.not_finite is None
         return applied
 
     def _apply(
-        self, parts: Iterable[Part], leaves: int, n: int, present: int, again: Again | None
-    ) -> Applied:
+        self, parts: Iterable[Part], shards: int, n: int, present: int, recompute: Recompute | None
+    ) -> UpdateResult:
         # 1. Sum small values, and list which gradients are added to which; 2. their mean.
         additions: list[Addition] = []
 
@@ -141,7 +141,7 @@ class Update:
                 additions.append((left.gradient, right.gradient))
             return left.join(right)
 
-        total = tree_sum(parts, leaves, join, present)
+        total = tree_sum(parts, shards, join, present)
         if total.weight == 0 or total.divisor == 0:
             raise LossError(
                 "weight",
@@ -156,7 +156,7 @@ class Update:
         if not mean.is_finite:
             return self._not_made(total)
         # 4. Further results of shards; 5. clip; 6. optimizer, schedule, average.
-        self.under_way = True
+        self.is_half_made = True
         remarks, questions = list[str](), self._take_beside(total, present)
         lrs = [each.optimizer.lr for each in self.scheduled]
         self._clip(mean)
@@ -165,17 +165,17 @@ class Update:
                 remarks.append(LATE_HOOK)
             try:
                 with _on_cores(each.optimizer):
-                    if again is None:
+                    if recompute is None:
                         each.optimizer.step(mean.gradient, total.missing or ())
                     else:
-                        self._step_with_closure(mean.gradient, total, n, present, again)
+                        self._step_with_closure(mean.gradient, total, n, present, recompute)
             except UserError:
                 raise
             except Exception as error:
-                given = "no closure" if again is None else "a closure"
+                given = "no closure" if recompute is None else "a closure"
                 error.add_note(f"quorate: in the optimizer's step(), which is given {given}")
                 raise
-        if again is None:  # a step with a closure is made by all ranks alike
+        if recompute is None:  # a step with a closure is made by all ranks alike
             self._publisher.publish()
         if self.average is not None:
             with _on_cores(*self._optimizers):
@@ -183,8 +183,8 @@ class Update:
         metrics = total.means()
         for each in self.scheduled:
             each.count(metrics)
-        self.under_way = False
-        return Applied(
+        self.is_half_made = False
+        return UpdateResult(
             metrics=metrics,
             weight=total.weight,
             lrs=lrs,
@@ -233,7 +233,7 @@ class Update:
                 each.optimizer.clip(mean.gradient, each.clip_norm)
 
     def _step_with_closure(
-        self, gradient: Flat, total: ShardSum, n: int, present: int, again: Again
+        self, gradient: Flat, total: ShardSum, n: int, present: int, recompute: Recompute
     ) -> None:
         """Make a step with a closure: compute gradients wherever the optimizer moves parameters."""
 
@@ -255,7 +255,7 @@ class Update:
                 self.optimizer.take(self.optimizer.whole_of(mean.gradient), total.missing or ())
                 found["loss"] = total.means()["loss"]
 
-            again(take)
+            recompute(take)
             return found["loss"]
 
         optimizer, missing, loss = self.optimizer, total.missing or (), total.means()["loss"]
@@ -295,9 +295,9 @@ class Update:
         for each in self.scheduled:
             each.skip()
 
-    def _not_made(self, total: ShardSum) -> Applied:
+    def _not_made(self, total: ShardSum) -> UpdateResult:
         assert total.gradient is not None
-        return Applied(
+        return UpdateResult(
             metrics=total.means(),
             weight=total.weight,
             lrs=[each.optimizer.lr for each in self.scheduled],

@@ -25,9 +25,9 @@ from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.whole_batch.represented import Tensors
-from quorate.training.drive import Ready
+from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.closure import needs_closure
-from quorate.training.second_pass import SecondPass, Update, at_root
+from quorate.training.second_pass import ApplyParts, SecondPass, at_root
 from quorate.training.state import State
 from quorate.training.whole_batch.contrasted import Contrast, Contrasted
 from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class WholeBatch:
-    """The update of a step from the representations of all shards.
+class UpdateOfWholeBatch:
+    """Makes the update of a step from the representations of all shards.
 
     Args:
         plan: the plan of the loop.
@@ -50,7 +50,7 @@ class WholeBatch:
     contrast: Contrast
     second_pass: SecondPass
 
-    def __call__(self, ready: Ready, update: Update[T]) -> T:
+    def __call__(self, ready: ReadyStep, update: ApplyParts[T]) -> T:
         """Return the result of ``update`` for the step's gradient. Blocks until workers are done.
 
         Raises:

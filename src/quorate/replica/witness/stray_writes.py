@@ -1,4 +1,4 @@
-"""Checks between updates: parameters that only updates and user code may write.
+"""Stray writes: parameters written by shards, though only updates and user code may write them.
 
 A replica reads the coordinator's parameters in place, and towers share the frozen parameters with
 the coordinator. Around a shard, a write could not be told from a concurrent update or callback: a
@@ -18,8 +18,8 @@ from quorate.replica.witness.data_writes import names_data
 from quorate.replica.witness.guard import bit_sum, places, tell_late
 
 
-class Between:
-    """The checks of a model's frozen parameters between updates; of all, if code names ``.data``.
+class StrayWrites:
+    """Finds writes by shards to frozen parameters; to all parameters, if code names ``.data``.
 
     Args:
         model: the coordinator's model.

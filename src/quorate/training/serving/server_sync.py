@@ -1,4 +1,4 @@
-"""Turns: user code runs between two updates on a state held by servers.
+"""Server sync: user code runs between two updates on a state held by servers.
 
 Before user code runs, the state is fetched; afterwards, changes of user code are sent to the
 servers, before the next shard is dealt.
@@ -17,14 +17,14 @@ from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 
 
-def turns_of(state: State, workers: Transport) -> Turns | None:
-    """Return the turns of user code in a loop with the given workers; None without servers."""
+def server_sync_of(state: State, workers: Transport) -> ServerSync | None:
+    """Return the sync of the state with the servers of a loop's workers; None without servers."""
     servers = servers_of(workers)
-    return None if servers is None else Turns(state, servers)
+    return None if servers is None else ServerSync(state, servers)
 
 
-class Turns:
-    """The turns of user code in a loop. ``close`` before the servers end.
+class ServerSync:
+    """Keeps the state of user code and of servers equal. ``close`` before the servers end.
 
     Args:
         state: the state; all of it is in this process.
@@ -55,4 +55,4 @@ class Turns:
         try:
             self._optimizer.end()
         except ServerError:
-            self._state.update.under_way = True  # a part of the state is lost
+            self._state.update.is_half_made = True  # a part of the state is lost
