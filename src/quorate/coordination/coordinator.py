@@ -5,13 +5,20 @@ effects in order, and reports events. So tests can try every order of events, an
 simulate a thousand workers.
 
 A step is open from the assignment of its first shard until its update is made (``open_steps.py``).
-The rule says how many steps may be open: one, or as many as can be applied before the oldest
-becomes too stale. Idle workers receive shards, and copies of shards (``dealing.py``). When enough
-shards of a step are held, the update is applied; workers that still compute shards of the step are
-told to abandon them.
+Under "sync" and "quorum:R" a step is a batch, and one step is open at a time. Under "async" and
+"bounded:K" each shard of a batch is a step, and several steps are open: at most K + 1 under
+"bounded:K", so that no gradient becomes too stale.
+Idle workers receive shards; without a shard left, an idle worker receives a copy of a shard that is
+late on a slow worker, and the first result counts (``dealing.py``). A worker that has computed a
+shard holds the result until the update. When workers hold enough shards of a step (V, or R of a
+quorum), the update is applied; workers that still compute shards of the step are told to abandon
+them.
 
 A worker is replaced after too long a silence. After a failure or a crash, a shard is tried on
 another worker; further failures end the run.
+
+Home shards of a worker are the shards of a step that the worker receives first, if it can: a fixed
+run of neighbors for each rank, so that rows can be fetched ahead and results add up to few vectors.
 
     computing --(a step is ready)--> applying --(Applied)--> computing ... --> finished
         ^                               |
@@ -43,23 +50,32 @@ class Coordinator:
     """Decides who computes which shard, and when to update, until ``last_step`` updates are made.
 
     Args:
-        shards_of: V of a step, a pure function.
+        shards_of: returns V of a step; a pure function.
         first_step: number of updates applied so far.
         last_step: number of updates at the end.
         rule: the update rule.
-        home_shards: from (rank, number of workers) and a step to the worker's home shards, pure.
-        next_home: see ``dealing.StepLayout``. Default: steps are looked through in order.
-        lookahead: number of steps, from the next one on, among which a worker begins a home step.
-        left_open: steps not applied by the first ``first_step`` updates, though later steps are.
+        home_shards: returns the home shards of a worker, from (rank, N) of the worker and a step; a
+            pure function. Default: V shards in N equal runs.
+        next_home: returns the next step with home shards of a worker: see ``dealing.StepLayout``.
+            Default: look at one step after the other.
+        lookahead: an idle worker may begin any of so many next steps, if the step has a home shard
+            of the worker. 1: steps begin in order.
+        left_open: steps below the newest applied step that are not applied themselves, in a run
+            that is resumed. Only "async" and "bounded:K" apply steps out of order.
         most_open: how many steps may be open under any rule; bounds the memory for results.
-        tally: counts to continue.
-        patience: a shard is far behind when it has taken this many times the usual time of its
-            worker. Lower the value if stragglers are short and idle workers cheap.
+        tally: counts of shards to continue; changed in place.
+        patience: an idle worker receives a copy of a shard that has taken this many times the usual
+            time of its worker. Lower the value if stragglers are short and idle workers cheap.
         attempts: how often a shard may fail before the run is stopped.
         timeout_s: a worker is replaced after this time in one shard, and after 3 times its usual
             time. None: never.
-        run_s: the usual time of the longest run of shards that is dealt at once; 0 if workers
-            receive single shards.
+        run_s: a worker receives as many consecutive shards at once as usually take this time; 0:
+            one shard at a time.
+
+    Attributes:
+        begun_at: the time at which the first worker was ready; None before.
+        is_over: True once ``Finish`` or ``Abort`` was returned.
+        reason: why the run ends where it ends.
     """
 
     def __init__(
@@ -81,10 +97,10 @@ class Coordinator:
         run_s: float = 0.0,
     ) -> None:
         self.first_step = first_step
-        self.begun_at: float | None = None  # when the first worker joined
+        self.begun_at: float | None = None
         self.tally = tally or Tally()
         self.is_over = False
-        self.reason = "all steps are done"  # why the run ends where it ends
+        self.reason = "all steps are done"
         self._rule = rule
         self._attempts = attempts
         self._workers = Workers(timeout_s)
@@ -102,7 +118,7 @@ class Coordinator:
             patience=patience,
             run_s=run_s,
         )
-        self._events: deque[protocol.Event] = deque(maxlen=20)
+        self._events: deque[protocol.Event] = deque(maxlen=20)  # for messages of protocol errors
 
     def handle(
         self, event: protocol.Event, now: float, *, only_record: bool = False
@@ -110,7 +126,8 @@ class Coordinator:
         """Process an event of time ``now``, and return the effects in order.
 
         Args:
-            only_record: begin nothing before a call of ``decide``: a stop may come first.
+            only_record: record the event, and leave the next decision to a call of ``decide``. The
+                driver does so while the caller of the loop looks at an update, and may stop it.
 
         Raises:
             ProtocolError: the event contradicts earlier events; the error carries the last events.
@@ -120,20 +137,23 @@ class Coordinator:
         return effects if only_record else effects + self.decide(now)
 
     def decide(self, now: float) -> list[protocol.Effect]:
-        """Return what comes next: shards for idle workers, an update, the time of the next look."""
+        """Return what comes next: shards for idle workers, an update, or the end of the run.
+
+        The last effect is the time at which ``Tick`` is needed, if time alone changes the decision.
+        """
         effects: list[protocol.Effect] = []
         look_at = inf
         if self._steps.applying is None and not self.is_over:
             if self.applied >= self._dealer.last_step:
                 self.is_over = True
                 return [protocol.Finish(self.applied, self.reason)]
-            # Workers that can go on do so while the update is made.
+            # Shards come first: workers compute while the update is made, if the rule allows.
             effects += self._dealer.deal(now)
             if (step := self._steps.next_to_apply()) is not None:
                 effects.append(self._apply(step))
             look_at = self._dealer.look_again_at
         if not self.is_over:
-            # Silence that is overdue waits for a Tick.
+            # A worker already silent for too long is replaced by the next ``Tick``, due now.
             look_at = min(look_at, max(now, self._workers.silent_at))
             if look_at < inf:
                 effects.append(protocol.Wake(look_at))
@@ -173,6 +193,7 @@ class Coordinator:
     # --- events -----------------------------------------------------------------------------------
 
     def _process(self, event: protocol.Event, now: float) -> list[protocol.Effect]:
+        """Record an event, and return its immediate effects."""
         match event:
             case protocol.Done():
                 assignment = self._assignment(event)
@@ -190,7 +211,8 @@ class Coordinator:
                 return self._note_failure(assignment, event.shard)
             case protocol.Cancelled(worker):
                 assignment = self._assignment(event)
-                # A lower bound: without it, a worker that is always too late would seem fast.
+                # The shard would have taken at least so long. A time above the usual time counts:
+                # else a worker that never ends a shard would seem fast.
                 took_s = (now - assignment.since) / assignment.count
                 is_longer = took_s > self._workers.expected_s(worker)
                 self._end_assignment(assignment, took_s if is_longer else None)
@@ -199,7 +221,7 @@ class Coordinator:
             case protocol.Stop(reason):
                 self._stop(reason)
             case protocol.Tick():
-                # Only when no event is waiting to be handled: a result may be under way.
+                # The driver sends ``Tick`` only if no event waits, so no answer has arrived by now.
                 return [
                     protocol.Replace(silent.worker, f"no answer for {now - silent.since:.0f} s")
                     for silent in self._workers.replace_silent(now)
@@ -207,6 +229,7 @@ class Coordinator:
         return []
 
     def _join(self, worker: int, place: str, now: float) -> None:
+        """Record a worker that is ready to compute."""
         if worker in self._workers.by_number:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
@@ -215,6 +238,7 @@ class Coordinator:
             self._steps.track_running_shards()
 
     def _leave(self, event: protocol.Left) -> list[protocol.Effect]:
+        """Record the loss of a worker; its shards are dealt again."""
         worker = event.worker
         if worker not in self._workers.by_number:
             raise self._error(f"worker {worker} left and had not joined")
@@ -229,9 +253,9 @@ class Coordinator:
         step = self._steps.step_awaiting(assignment)
         if not event.crashed or step is None:
             return []
-        # The shard may be to blame. Unlike after an exception, the same worker may try again, under
-        # its old number, and each time counts. The shard of a run shows when shards are dealt one
-        # by one.
+        # The shard may have crashed the worker. A replacement has the worker's number, and may try
+        # the shard again; each crash counts, unlike exceptions, of which one per worker counts.
+        # After a crash in a run of shards, the shards are dealt one by one, to find the shard.
         if assignment.count > 1:
             step.has_runs = False
             return []
@@ -242,7 +266,11 @@ class Coordinator:
     def _assignment(
         self, event: protocol.Done | protocol.Failed | protocol.Cancelled
     ) -> Assignment:
-        """Return the assignment of an event."""
+        """Return the assignment that a worker's event answers.
+
+        Raises:
+            ProtocolError: the worker has no such assignment.
+        """
         worker, step, shard = event.worker, event.step, event.shard
         record = self._workers.by_number.get(worker)
         found = record.assignment if record is not None else None
@@ -251,16 +279,21 @@ class Coordinator:
         return found
 
     def _end_assignment(self, assignment: Assignment, took_s: float | None = None) -> None:
-        """Record a worker's answer, and the time of a shard, unless None."""
+        """Record that a worker is idle again.
+
+        Args:
+            took_s: the time of a shard of the assignment. None: the usual time is not changed.
+        """
         self._workers.finish(assignment.worker, took_s)
         self._steps.finish(assignment)
 
     def _take_results(self, assignment: Assignment) -> list[protocol.Effect]:
+        """Keep or discard the results of an assignment: the first result of a shard counts."""
         worker, number, first = assignment.worker, assignment.step, assignment.shard
         step = self._steps.step_awaiting(assignment)
         if step is None:
             self._count_unneeded(assignment, assignment.shards)
-            # To be dealt again, should the update come to nothing.
+            # If the update in progress fails, as a worker is lost, the shards are needed again.
             self._steps.put_back(number, assignment.shards)
             return [protocol.Discard(worker, number, first, assignment.count)]
         late = step.held.keys() & assignment.shards  # a copy was first
@@ -275,7 +308,7 @@ class Coordinator:
         ]
 
     def _count_unneeded(self, assignment: Assignment, shards: Iterable[int]) -> None:
-        """Count shards of an assignment whose results are not needed, once."""
+        """Count the shards of an assignment whose results are in no update; count them once."""
         if not assignment.is_unneeded:
             assignment.is_unneeded = True
             step = self._steps.by_number[assignment.step]
@@ -283,8 +316,9 @@ class Coordinator:
                 self.tally.lost(assignment.worker, dropped=shard not in step.held)
 
     def _note_failure(self, assignment: Assignment, shard: int) -> list[protocol.Effect]:
+        """Have the shards of an assignment dealt again; abort after failures on several workers."""
         step = self._steps.step_awaiting(assignment)
-        # Of a late copy: should the update come to nothing.
+        # Also without an awaiting step: if the update in progress fails, all shards are needed.
         self._steps.put_back(assignment.step, assignment.shards)
         if step is None:
             return []
@@ -297,10 +331,12 @@ class Coordinator:
         return []
 
     def _abort(self, assignment: Assignment, shard: int) -> protocol.Abort:
+        """End the run with the error of a shard."""
         self.is_over = True
         return protocol.Abort(assignment.worker, assignment.step, shard)
 
     def _close_step(self, number: int) -> list[protocol.Effect]:
+        """Count a step whose update was made, and cancel shards of the step still computed."""
         if number != self._steps.applying:
             raise self._error(f"no update of step {number} was asked for")
         step, effects = self._steps.by_number[number], list[protocol.Effect]()
@@ -313,12 +349,14 @@ class Coordinator:
         return effects
 
     def _stop(self, reason: str) -> None:
+        """End the run after the open steps of which a worker has begun a shard."""
         self._steps.unbegin_untouched()
         last = self.applied + len(self._steps.by_number)
         if last < self._dealer.last_step:
             self._dealer.last_step, self.reason = last, reason
 
     def _error(self, message: str) -> ProtocolError:
+        """Return an error with the last events."""
         phase = "computing" if self._steps.applying is None else "applying"
         phase = "finished" if self.is_over else phase
         return ProtocolError(f"{message} (after {self.applied} updates, {phase})", self._events)

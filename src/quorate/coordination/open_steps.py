@@ -181,7 +181,7 @@ class OpenSteps:
         return not_applied[: bisect_left(not_applied, self._after_applied)]
 
     def step_awaiting(self, assignment: Assignment) -> OpenStep | None:
-        """Return the step in need of an assignment's results, or None if all come too late.
+        """Return the step that awaits results of an assignment; None: all results come too late.
 
         The sums of a step whose update is being made are collected: no result may be added.
         """
@@ -373,7 +373,7 @@ class OpenSteps:
         self.applying = None
 
     def unbegin_untouched(self) -> None:
-        """Make the open steps without computed or held shards unbegun again."""
+        """Make the open steps unbegun again of which no worker computes or holds a shard."""
         for step in [s for s in self.with_unassigned if len(s.unassigned) == s.shards]:
             self.with_unassigned.remove(step)
             del self.by_number[step.number]

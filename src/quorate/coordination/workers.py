@@ -37,7 +37,9 @@ class Assignment:
     since: float
     count: int = 1
     usual_s: float | None = None  # usual time of a shard on the worker, if known at the start
-    is_unneeded: bool = False  # counted as being in no update: the worker may have been told so
+    # Whether the results are known to be in no update, and counted so. The worker may have received
+    # ``Cancel``.
+    is_unneeded: bool = False
     shards: range = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +101,7 @@ class Workers:
         return record.assignment
 
     def are_all_in(self, workers: list[int]) -> bool:
-        """Return whether every worker is in a list, perhaps beside workers long gone."""
+        """Return whether a list has all present workers; it may have workers long gone too."""
         return self.by_number.keys() <= set(workers)
 
     # --- ranks ------------------------------------------------------------------------------------
@@ -142,7 +144,11 @@ class Workers:
             insort(self._overdue, (record.silent_at, worker))
 
     def finish(self, worker: int, took_s: float | None = None) -> None:
-        """Record a worker's answer, and the time of a shard, unless None."""
+        """Record that a worker has answered and is idle.
+
+        Args:
+            took_s: the time of a shard. None: the usual time of the worker is not changed.
+        """
         record = self.by_number[worker]
         if took_s is not None:
             record.times_s.append(took_s)
