@@ -157,7 +157,9 @@ def resolved(group: type[S], value: object) -> S:
     return replace(passed, **given) if given else passed
 
 
-def named(places: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def explain_keywords(
+    places: Mapping[str, str],
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function so that an unknown keyword raises a ``SettingError`` with a remedy.
 
     Args:

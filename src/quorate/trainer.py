@@ -1,4 +1,11 @@
-"""The Trainer class: the interface for training, evaluation and prediction."""
+"""The Trainer class: the interface for training, evaluation and prediction.
+
+A trainer has three parts. ``TrainerConfig`` (``training/config.py``) has the settings, each checked
+once. ``WorkerGroup`` (``training/worker_group.py``) has the model and knows how workers are made.
+``TrainingSetup`` (``training/setup.py``) has what outlives a training loop: the state and the run
+directory. Workers are started by each loop and end with the loop. Worker processes run the user's
+script up to its first loop, this constructor included.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.errors import UserError
 from quorate.services.display.uncaught import fold_tracebacks
-from quorate.settings import named, resolved, setting
+from quorate.settings import explain_keywords, resolved, setting
 from quorate.training import weights
 from quorate.training.config import (
-    ELSEWHERE,
+    KEYWORDS_ELSEWHERE,
     Compute,
     Loading,
     RunDir,
@@ -28,7 +35,7 @@ from quorate.training.model import Models, make_model
 from quorate.training.notices import once
 from quorate.training.setup import TrainingSetup
 from quorate.training.stop import Stops
-from quorate.training.validation import ELSEWHERE_IN_FIT, Validation
+from quorate.training.validation import FIT_KEYWORDS_ELSEWHERE, Validation
 from quorate.training.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -112,7 +119,7 @@ class Trainer:
         SettingError: a value is not valid; no worker was started.
     """
 
-    @named(ELSEWHERE)
+    @explain_keywords(KEYWORDS_ELSEWHERE)
     def __init__(
         self,
         model: Models,
@@ -131,7 +138,10 @@ class Trainer:
         loading: Loading | None = None,
         run_dir: str | Path | RunDir | None = None,
     ) -> None:
-        fold_tracebacks()  # before any setting is refused, and before any user code runs
+        # Show errors of user code without this package's frames; before any user code runs.
+        fold_tracebacks()
+        # ``setting`` (a value) and ``resolved`` (a group of values) prefer what was typed at the
+        # command ``quorate run`` to what the script passes.
         losses = losses_of(loss, totals)
         self._config = config = TrainerConfig(
             loss=losses,
@@ -151,7 +161,9 @@ class Trainer:
         group = WorkerGroup(config, lambda: make_model(model, config.seed, losses))
         self.model = group.model_as_given
         self._setup = TrainingSetup(group)
-        if config.run_dir.init_from is not None:  # in workers too, for their frozen weights
+        # In worker processes too: they receive trained weights from the coordinator, and have
+        # frozen weights from here.
+        if config.run_dir.init_from is not None:
             weights.load_weights(self.model, config.run_dir.init_from, self._setup.say)
         self._fit: Fit | None = None  # the current fit
 
@@ -207,7 +219,7 @@ class Trainer:
         data = self._setup.read_dataset_config(dataset)
         return self._setup.plan_of(data).updates_of(phase)
 
-    @named(ELSEWHERE_IN_FIT)
+    @explain_keywords(FIT_KEYWORDS_ELSEWHERE)
     def fit(
         self,
         dataset: Any,
@@ -258,13 +270,13 @@ class Trainer:
             validation_data = setup.read_dataset_config(
                 chosen.dataset, trains=False, name="validation"
             )
-            if validation_data.line is None:  # a plain dataset: batches are made as in training
+            if validation_data.line is None:  # no ``DataLoader``: make batches as in training
                 validation_data = validation_data._replace(loading=data.loading)
         for optimize in self._config.optimize.values():
             optimize.require_validation(is_there=chosen is not None)
         limits = StopAfter(epochs=epochs, steps=steps, max_time_s=max_time_s)
         stop_after = resolved(StopAfter, limits)
-        setup.workers.begin_loop(data, validation_data)
+        setup.workers.begin_loop(data, validation_data)  # a worker process does not return
         with closing(Fit(self, setup, callbacks, chosen, validation_data)) as fit:
             self._fit = fit
             try:
@@ -405,9 +417,9 @@ class Trainer:
         setup, state = self._setup, self._setup.state
         if setup.run_dir is None or state is None or setup.plan is None:
             raise UserError("save", "there is nothing to save", fix="set run_dir, and train first")
-        state.require_whole_update()
+        state.require_whole_update()  # an exception may have interrupted the last update
         setup.restore_newest_weights()
         with setup.lock.held(setup.say):
             path = save_now(setup, state)
-        setup.saved = (self.global_step, path)  # save again: the model may have changed since
+        setup.saved = (self.global_step, path)
         return path

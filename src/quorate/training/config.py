@@ -28,7 +28,7 @@ from quorate.settings import (
 )
 from quorate.training.optimizing.choices import optimize_of
 from quorate.training.optimizing.optimize import Optimize
-from quorate.training.other_trainers import ELSEWHERE_HERE
+from quorate.training.other_trainers import KEYWORDS_OF_OTHER_TRAINERS
 
 if TYPE_CHECKING:
     from quorate.coordination.plan import Plan
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quorate.replica.whole_batch.gather import Gather
 
 __all__ = [
-    "ELSEWHERE",
+    "KEYWORDS_ELSEWHERE",
     "OPTIONS",
     "Compute",
     "DatasetConfig",
@@ -241,8 +241,8 @@ OPTIONS: dict[str, Option] = {option.name: option for option in _listed()}
 
 # Places of settings that once were keywords of ``Trainer``, belong to ``fit``, or are known from
 # other trainers.
-ELSEWHERE = {
-    **ELSEWHERE_HERE,
+KEYWORDS_ELSEWHERE = {
+    **KEYWORDS_OF_OTHER_TRAINERS,
     **{
         option.name: option.place
         for option in OPTIONS.values()

@@ -1,7 +1,9 @@
-"""Fit: a training loop, and the services beside the loop.
+"""Fit: one call of ``Trainer.fit``, a training loop with the services beside the loop.
 
-Checkpoints, evaluations, summaries, the display, signals and callbacks all run between two updates,
-or in threads of their own.
+``Fit.train`` is the whole call in order. The updates themselves are made by ``TrainingLoop``
+(``training_loop.py``), an iterator of reports; between two reports this file shows the report,
+calls the callbacks, evaluates and saves. Display, worker table, summaries and the writing of
+checkpoints have threads of their own.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ if TYPE_CHECKING:
 
 
 SLOW_LINES_KEPT = 10  # number of lines about slow workers in a checkpoint
-# Facts of a run that are long, or no settings.
+# Facts of a checkpoint (``TrainingSetup.facts``) left out of the settings in events.jsonl, because
+# they are long, or no settings.
 FACTS_NOT_SETTINGS = (
     *("epoch", "account", "doubts", "progress", "row_sample", "order_sha256"),
     *("hyperparameters", "phases", "round"),
@@ -73,11 +76,12 @@ class Fit:
     """One call of ``Trainer.fit``.
 
     Args:
-        trainer: the trainer, for callbacks.
+        trainer: the trainer, passed to callbacks.
         setup: the setup of the trainer.
         callbacks: the user's callbacks.
-        validation: when to evaluate, and the best checkpoint; None without a validation set.
-        validation_data: the validation set, None as above.
+        validation: when to evaluate, and which metric decides the best checkpoint; None without a
+            validation set.
+        validation_data: the validation set; None if ``validation`` is None.
 
     Raises:
         SettingError: an argument is not valid, or a callback needs a validation set.
@@ -104,26 +108,30 @@ class Fit:
         self._saver: Checkpoints | None = None
         self._log: MetricsLog | None = None
         self._events = EventLog()
-        # Lines on slow workers: those not in the log yet, and the newest for checkpoints.
+        # Lines on slow workers: for the next line of metrics.jsonl, and the newest for checkpoints.
         self._new_slow_lines: deque[str] = deque()
         self._slow_lines: deque[str] = deque(maxlen=SLOW_LINES_KEPT)
-        self._edited_state: State | None = None  # the state of the loop
+        self._edited_state: State | None = None  # the state of a loop with updates to make
         self._save_fault: str | None = None  # why saves fail at present, as shown to the user
         self._summaries: Summaries | None = None
         self._loss_trend = LossTrend()
 
     def say(self, line: str) -> None:
-        """Show a line to the user, and log the line."""
+        """Show a line to the user, and log the line.
+
+        Args:
+            line: plain text, or a ``RunEvent``: text with a kind, which may be for the log alone.
+        """
         if is_shown(line):
             self._display.say(line)
         self._events.add(line)
 
     def close(self) -> None:
-        """Leave the screen in its present state."""
+        """End the display. What is on the screen remains."""
         self._start_progress.close()
         try:
             self._display.close()
-            self._note_silence("the end")
+            self._log_silence("the end")
         finally:
             self._streams.close()
 
@@ -137,7 +145,7 @@ class Fit:
         setup, limit_s = self._setup, stop_after.max_time_s
         say, setup.say = setup.say, self.say
         with ExitStack() as stack:
-            stack.callback(setattr, setup, "say", say)
+            stack.callback(setattr, setup, "say", say)  # the former function, after ``fit``
             stack.enter_context(setup.naming_stragglers(self._display.mention))
             # 1. The sources of stops and saves: from here on no request is lost.
             stack.enter_context(run_trace.traced(setup.config.run_dir, self.say))
@@ -146,28 +154,30 @@ class Fit:
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._request_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
-            # 2. The loop and its workers.
+            # 2. The loop, the workers, and the callbacks' states from a checkpoint.
             preparing = setup.prepare_loop(data, stop_after, self._stops, self._start_progress.at)
             loop = stack.enter_context(preparing)
             graph = self._probe_model(loop) if loop.has_updates else None
             reports = stack.enter_context(loop.started())
             restore_callbacks(self._callbacks, loop.state.callbacks_saved)
-            if self._has_nothing_to_do(loop):  # and no file is written
+            if self._has_nothing_to_do(loop):  # the run directory stays as it is: no log is opened
                 stack.push(self._call_stopped)
                 self._name_callbacks_without_updates()
                 for callback in self._callbacks_with("started"):
                     callback.started(self._trainer)
                 return
-            # 3. The services, and the updates.
-            signals.has_step_to_finish, loop.state.callbacks_saved = True, {}
+            # 3. The services, and the callbacks' ``started``.
+            signals.has_step_to_finish = True
+            loop.state.callbacks_saved = {}  # restored: a later fit must not restore them again
             supervisor = self._open_services(loop, graph, stack)
             first = loop.state.global_step + 1
             self._edited_state = loop.state
             run_trace.begun(loop.state.global_step)
             for callback in self._callbacks_with("started"):
                 callback.started(self._trainer)
-            self._evaluate_if_due(loop, supervisor)  # the evaluation may have been interrupted
-            stack.enter_context(loop.state.model_edits.announced())
+            self._evaluate_if_due(loop, supervisor)  # of the checkpoint's step, if it is missing
+            # 4. The updates. Every call of user code in this block is announced before.
+            stack.enter_context(loop.state.model_edits.user_code_announced())
             unsaved = UnsavedAttributes(self._callbacks, loop.state)
             self._start_progress.at(partial(_reason_to_wait, loop.transport))
             for report in reports:
@@ -186,24 +196,33 @@ class Fit:
                     self._save_if_due(loop.state)
             if (warning := self._loss_trend.warning()) is not None:
                 self.say(warning)
+        # After the state is saved and all services are closed: Ctrl-C ends the script here.
         signals.raise_received()
 
     def _open_services(
         self, loop: TrainingLoop, graph: Graph | None, stack: ExitStack
     ) -> Supervisor:
-        """Open the services beside a loop; ``stack`` ends the last one first, which saves."""
+        """Open the services beside a loop, to be closed by ``stack``.
+
+        When the stack unwinds, the state is saved first. Then the services' threads end, callbacks
+        receive ``stopped``, the end is logged, and the logs are closed.
+        """
         if self._run_dir is not None:
             self._open_logs(self._run_dir, loop, stack)
         status = RunStatus(self._run_dir, loop.last_step, self._setup.lock.renew)
         status.begun(loop.state.global_step)
-        stack.push(lambda _kind, raised, _trace: self._note_end(loop, status, raised))
+        stack.push(lambda _kind, raised, _trace: self._log_end(loop, status, raised))
         stack.push(self._call_stopped)
         supervisor = stack.enter_context(self._open_supervisor(loop, graph))
         stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
         return supervisor
 
     def _probe_model(self, loop: TrainingLoop) -> Graph | None:
-        """Check the required metrics, and return the graph of the model for summaries."""
+        """Check that an evaluation has the required metrics, before workers are started.
+
+        Returns:
+            The graph of the model for TensorBoard; None without summaries.
+        """
         workers, state = self._setup.workers, loop.state
         self._start_progress.at(
             "computing a shard once more, for the graph of the model and the names of metrics"
@@ -217,7 +236,7 @@ class Fit:
     def _show(self, report: Report, supervisor: Supervisor) -> None:
         """Show a report on the display, in summaries and in metrics.jsonl."""
         self._display.update(report)
-        self._note_silence(f"step {report.global_step:,}")
+        self._log_silence(f"step {report.global_step:,}")
         supervisor.updated(report)
         if self._log is not None:
             named = [self._new_slow_lines.popleft() for _ in range(len(self._new_slow_lines))]
@@ -248,35 +267,40 @@ class Fit:
             )
 
     def _callbacks_with(self, method: str) -> Iterator[Callback]:
-        """Yield the callbacks that define a method, after announcing a visit to the state."""
+        """Yield the callbacks that define a method; each may change the model."""
         for callback in self._callbacks:
             if defines(callback, method):
-                self._announce_user_code()
+                self._before_user_code()
                 yield callback
 
-    def _announce_user_code(self) -> None:
+    def _before_user_code(self) -> None:
+        """Prepare the state for user code: servers may hold the newest parameters."""
         if self._edited_state is not None:
-            self._edited_state.model_edits.announce()
+            self._edited_state.model_edits.before_user_code()
 
     # --- evaluations ------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Supervisor) -> None:
-        state, validation, rows = loop.state, self._validation, self._validation_data
+        """Evaluate the validation set at this step, if due, and save the best checkpoint.
+
+        Nothing is recorded of an evaluation that a stop interrupts: a resume evaluates anew.
+        """
+        state, validation, data = loop.state, self._validation, self._validation_data
         n, per_epoch = state.global_step, loop.plan.steps_per_epoch
-        if validation is None or rows is None or state.evaluated_at == n:
+        if validation is None or data is None or state.evaluated_at == n:
             return
         if self._stops.reason is not None or not validation.is_due(n, per_epoch, loop.last_step):
             return
-        state.model_edits.announce()
+        state.model_edits.before_user_code()
         with run_trace.span("evaluation"):
-            values = evaluate(self._setup, rows, None, self._stops, "validation")
-        if values is None:
+            values = evaluate(self._setup, data, None, self._stops, "validation")
+        if values is None:  # stopped before the last row
             return
         state.evaluated_at = n
         for update in state.phases.updates.values():
             update.evaluated(values)
         if self._setup.saved is not None and self._setup.saved[0] == n:
-            self._setup.saved = None  # that checkpoint lacks this evaluation
+            self._setup.saved = None  # save this step again at the end: with this evaluation
         which = "" if state.average is None else " of the averaged weights"
         epoch, rest = divmod(n, per_epoch)
         when = f"step {n:,}" if rest else f"epoch {epoch}"
@@ -308,6 +332,7 @@ class Fit:
             self._saver.save(self._contents(state, self._saver))
 
     def _contents(self, state: State, saver: Checkpoints) -> Contents:
+        """Copy the state for a checkpoint, so that training may change the state meanwhile."""
         state.callbacks = states_of(self._callbacks, state.callbacks)
         facts = self._setup.facts(state)
         if self._slow_lines:
@@ -316,7 +341,7 @@ class Fit:
             return contents(state, facts, saver.spare)
 
     def _report_saves(self, results: Sequence[SaveResult]) -> None:
-        """Report the results of saves in the background."""
+        """Report saves that ended: failures to the user, checkpoints to log and callbacks."""
         for n, path, error in results:
             if path is None:
                 why = error.partition(": ")[0]  # the path may be a new one each time
@@ -332,6 +357,12 @@ class Fit:
                 callback.saved(n, path)
 
     def _save_at_end(self, state: State, raised: BaseException | None) -> None:
+        """Save the last state, also after an error in user code.
+
+        Args:
+            raised: the exception that ended the loop, if any. An error of this save is shown then,
+                and not raised.
+        """
         if self._saver is None or state.global_step == 0:
             return
         try:
@@ -349,7 +380,6 @@ class Fit:
         except Exception as error:
             if raised is None:
                 raise
-            # The first exception is raised, not this one.
             self.say(f"step {state.global_step:,} was not saved: {error}")
         else:
             assert self._setup.saved is not None
@@ -358,11 +388,14 @@ class Fit:
     # --- services, metrics.jsonl, callbacks -------------------------------------------------------
 
     def _open_supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Supervisor:
+        """Return the supervisor of the worker table and the summaries, which run in threads."""
         services: list[Service] = []
         workers, every_s = self._setup.workers, self._setup.config.run_dir.summary_every_s
         if loop.transport is not None:
             status, slow_workers = loop.transport.status, workers.stragglers.slow_workers
-            services.append(WorkerTable(self._display, status, slow_workers, tell=self._note_slow))
+            services.append(
+                WorkerTable(self._display, status, slow_workers, tell=self._log_slow_worker)
+            )
             if self._run_dir is not None and every_s is not None and self._has_tensorboard():
                 self._summaries = Summaries(
                     self._run_dir,
@@ -375,8 +408,8 @@ class Fit:
                 services.append(self._summaries)
         return Supervisor(services, self.say)
 
-    def _note_slow(self, line: str) -> None:
-        """Note a line on a slow worker, for both logs. Called in a service's thread."""
+    def _log_slow_worker(self, line: str) -> None:
+        """Log a line on a slow worker in events.jsonl and metrics.jsonl. Called in a thread."""
         self._new_slow_lines.append(line)
         self._events.add(RunEvent(line, SLOW))
 
@@ -399,16 +432,14 @@ class Fit:
         self._events.open(run_dir, lambda: state.global_step, started, entries, say, renew)
         stack.callback(self._events.close)
 
-    def _note_end(
-        self, loop: TrainingLoop, status: RunStatus, raised: BaseException | None
-    ) -> None:
+    def _log_end(self, loop: TrainingLoop, status: RunStatus, raised: BaseException | None) -> None:
         """Record how the run ended, and how its workers spent their time."""
         n, reason = loop.state.global_step, self._stops.reason
-        state, why = status.ended(n, reason, raised)
-        more: dict[str, Any] = {"state": state}
+        outcome, why = status.ended(n, reason, raised)
+        more: dict[str, Any] = {"state": outcome}
         if loop.transport is not None:
             more["spent"] = spent(loop.transport.status())
-        self._events.add(RunEvent(f"{state}: {printable(why)}", END), **more)
+        self._events.add(RunEvent(f"{outcome}: {printable(why)}", END), **more)
 
     def _has_tensorboard(self) -> bool:
         """Return whether summaries can be written; else name the missing extra to the user."""
@@ -418,7 +449,7 @@ class Fit:
         once(self.say)(RunEvent(f"no curves in TensorBoard, which is not installed: {fix}", NOTE))
         return False
 
-    def _note_silence(self, where: str) -> None:
+    def _log_silence(self, where: str) -> None:
         """Write a note to the run directory if standard output has failed."""
         if self._output.fault is None or self._silence_noted or self._run_dir is None:
             return
@@ -435,11 +466,12 @@ class Fit:
         raised: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        """Call the callbacks' ``stopped`` with the reason for the end."""
         reason = self._stops.reason or "all steps are done"
         if raised is not None:
             reason = cut(f"{type(raised).__name__}: {raised}")
             with suppress(ServerError):  # the error is already being raised
-                self._announce_user_code()
+                self._before_user_code()
         for callback in self._callbacks_with("stopped"):
             try:
                 callback.stopped(reason)
@@ -459,7 +491,9 @@ def _reason_to_wait(transport: Transport | None) -> str:
 
 
 def save_now(setup: TrainingSetup, state: State) -> Path:
-    """Write a checkpoint outside of ``fit``, and return its directory. The caller holds the lock.
+    """Write a checkpoint for ``Trainer.save``, and return its directory.
+
+    Blocks until the checkpoint is on the disk. The caller holds the lock of the run directory.
 
     Raises:
         SaveError: the checkpoint cannot be written; older checkpoints are unchanged.

@@ -194,8 +194,8 @@ class ModelEdits:
     # --- values of tensors ------------------------------------------------------------------------
 
     @contextmanager
-    def announced(self) -> Iterator[None]:
-        """Promise, inside the block, to call ``announce`` before user code runs between updates.
+    def user_code_announced(self) -> Iterator[None]:
+        """Promise, inside the block, a call of ``before_user_code`` ahead of all user code.
 
         Without the promise, user code may run at any time, as in a user's own loop over updates.
         """
@@ -205,8 +205,11 @@ class ModelEdits:
         finally:
             self._is_announced = False
 
-    def announce(self) -> None:
-        """Note that user code is about to run: a pass over memory, if values are watched."""
+    def before_user_code(self) -> None:
+        """Fetch what other processes hold, and take checksums of watched values.
+
+        Called when user code is about to run; only the first call after an update has an effect.
+        """
         if not self._may_have_run:
             self._may_have_run = True
             self._fetch()
@@ -229,7 +232,7 @@ class ModelEdits:
         """
         self._fetch, self._may_have_run = fetch, False
         if not self._is_announced:
-            self.announce()
+            self.before_user_code()
 
     def have_values_changed(self) -> bool:
         """Return whether user code changed watched values since the last update."""

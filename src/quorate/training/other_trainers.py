@@ -5,7 +5,7 @@ from __future__ import annotations
 _OPTIMIZER = "Trainer(optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.001))"
 
 # From a keyword of plain loops, Accelerate, HF Trainer, Lightning and Ray Train.
-ELSEWHERE_HERE = {
+KEYWORDS_OF_OTHER_TRAINERS = {
     **dict.fromkeys(("lr", "learning_rate", "weight_decay"), _OPTIMIZER),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "Optimize(schedule=)"),
     **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "Optimize(clip_norm=)"),

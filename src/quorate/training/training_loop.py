@@ -1,6 +1,8 @@
 """The training loop: makes the updates decided by the coordinator, and reports each update.
 
-An update passes through seven files in this order; ``grep -n "def NAME" FILE`` finds each place:
+``start_workers`` starts the workers and their coordinator, and joins the seven files below to an
+iterator of updates. ``TrainingLoop`` takes updates from the iterator, and yields a report of each.
+An update passes through the files in this order; ``grep -n "def NAME" FILE`` finds each place:
 
     training/drive.py              drive: carries out the coordinator's effects in order
     coordination/coordinator.py    handle: turns an event into effects, such as "compute shard 3"
@@ -10,7 +12,11 @@ An update passes through seven files in this order; ``grep -n "def NAME" FILE`` 
     replica/replica.py             gradient: forward and backward pass of a shard
     training/optimizing/update.py  apply: sum, mean, clipping, optimizer step, average, schedule
 
-Afterwards ``TrainingLoop`` in this file reports the update.
+With ranks (``engines/collective``), ``training/collective/lead.py`` supplies the iterator instead.
+
+Legend: V shards of a step. A step is a batch; under "async" and "bounded:K" a step is a shard of a
+batch (``coordination/rules.py``). Each step makes one update. Steps are numbered from 0 in the
+order of the data; ``n`` and ``global_step`` count the updates made.
 """
 
 from __future__ import annotations
@@ -63,21 +69,21 @@ ALL_AT_ONCE_S = 1e6  # for shards that flow through stages: all shards of a work
 
 
 class Progress(Protocol):
-    """The progress of a loop, reported by the maker of the updates."""
+    """The progress of a loop, known to the ``Coordinator`` or, with ranks, to rank 0."""
 
-    first_step: int  # number of updates applied before
-    begun_at: float | None  # time.monotonic() at the first dealt shard, if known
+    first_step: int  # number of updates applied before the loop
+    begun_at: float | None  # time.monotonic() when the first worker was ready; None: not known
     reason: str  # why the loop ended where it ended
 
 
 class StartedWorkers(NamedTuple):
     """The workers of a loop at work, on any engine."""
 
-    transport: Transport
-    updates: Iterator[tuple[ReadyStep, UpdateResult]]  # each is already applied to the state
+    transport: Transport  # reaches the workers: threads, processes, ranks or Ray actors
+    updates: Iterator[tuple[ReadyStep, UpdateResult]]  # makes an update, then yields the result
     progress: Progress
     stray_writes: StrayWrites  # finds parameters written by shards
-    spot_checks: SpotChecks | None
+    spot_checks: SpotChecks | None  # compare results of workers now and then; None: no checks
     server_sync: ServerSync | None = None  # None: no servers, the state is here
 
 
@@ -88,13 +94,14 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
     workers, source, say = setup.workers, loop.source, setup.say
     config = workers.config
     with ExitStack() as stack:
-        # 1. The workers.
-        stack.callback(state.end_parts)
+        # 1. The workers, and the job that they compute until the loop ends.
+        stack.callback(state.end_parts)  # after the workers: processes that hold optimizer state
         own = workers.new_transport(state, source, say)
         known = {**setup.facts(state), "pipeline": workers.replicas.pipeline}
         transport = stack.enter_context(closing(observed(own, state, known)))
         timeout_s = workers.timeout_s if transport.can_replace else None
-        # An observer of the loop, or another route to its workers, makes comparisons of its own.
+        # Spot checks: now and then all workers compute one shard, and the bits are compared. An
+        # observer of the loop may replace the transport: then there are no spot checks.
         ask = partial(ask_workers, transport, len(workers.groups))
         checks = workers.spot_checks(state, source, ask) if transport is own else None
         job = kind_of_training(workers)(
@@ -153,7 +160,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
                 server_sync.updated()
             return ready, applied
 
-        # 3. The coordinator, which deals the shards.
+        # 3. The coordinator, which deals the shards, and the iterator of updates.
         run_s = ALL_AT_ONCE_S if workers.replicas.are_in_stages else DEALT_AT_ONCE_S
         coordinator = Coordinator(
             shards_of=plan.shards_of,
@@ -170,7 +177,10 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             run_s=run_s if transport.takes_runs else 0.0,
         )
         updates = drive(
-            *(coordinator, channel, apply, say),
+            coordinator,
+            channel,
+            apply,
+            say,
             copied_shards=workers.stragglers.copied_shards,
             stopping=lambda: stops.reason,
             before_shard=stops.start_time_limits,
@@ -183,11 +193,11 @@ class TrainingLoop:
 
     Args:
         setup: the setup of the trainer.
-        state: the state, which is tried and restored.
+        state: the state, restored from the newest checkpoint.
         source: the rows of each shard.
-        last_step: number of updates at the end of the loop.
+        last_step: number of updates at the end of the loop, counted from the first run.
         stops: requests to end the loop.
-        start: starts the workers: ``start_workers`` or, on ranks, ``leading``.
+        start: starts the workers: ``start_workers`` or, with ranks, ``leading``.
     """
 
     def __init__(
@@ -227,10 +237,10 @@ class TrainingLoop:
             yield reports
 
     def record_update(self, ready: ReadyStep, applied: UpdateResult) -> None:
-        """Count an update in the state.
+        """Count an update in the state; skip an update that was not made.
 
         Raises:
-            NotFiniteError: the update was not made, and the run must stop.
+            NotFiniteError: the update was not made, and the settings say that the run stops.
         """
         if applied.not_finite is not None:
             skip_update(self, ready.step, applied)
@@ -245,8 +255,8 @@ class TrainingLoop:
         state, plan, say, progress = self.state, self.plan, self.setup.say, started.progress
         workers, checks = self.setup.workers, started.spot_checks
         notes = workers.replicas.notes
-        state.tally.include(len(workers.groups) - 1)
-        self._end_user_code(started)  # made by callbacks when training started
+        state.tally.include(len(workers.groups) - 1)  # list all workers, also those without a shard
+        self._end_user_code(started)  # of the callbacks' ``started``
         state.model_edits.detect_draws(first=True)
         speed, begun = SpeedMeter(), time.monotonic()
         named: frozenset[str] = frozenset()
@@ -255,24 +265,25 @@ class TrainingLoop:
             update_s = time.monotonic() - begun
             if checks is not None and n < self.last_step:
                 checks.updated(n, SPOT_CHECK_S + 10 * update_s)
-            # 1. Tell the user what workers have noticed.
+            # 1. Tell the user what workers and the update have noticed.
             for remark in applied.remarks:
                 notes.add(remark)
-            for question in applied.questions:
-                notes.question_values(question)
+            for doubt in applied.buffer_doubts:
+                notes.question_values(doubt)
             workers.replicas.tell(say)
             switched_off = state.model_edits.model_changes.switched_off
             if new := applied.missing - named - switched_off:
                 named |= new
                 say(f"no gradient in step {ready.step}, so unchanged: {', '.join(sorted(new))}")
             # 2. Measure the speed, without the start of the workers and without the first update.
-            if n == progress.first_step + 1:
-                update_s += begun - (progress.begun_at or begun)
+            if n == progress.first_step + 1 and progress.begun_at is not None:
+                update_s -= progress.begun_at - begun
             if n == progress.first_step + 2:
                 speed.restart()
             rows = self._count_rows(ready)
             speed.add(update_s, rows)
-            # 3. Let the caller look at the report, and change the model.
+            # 3. Let the caller look at the report, and change the model. Random numbers drawn by
+            #    the caller depend on the seed and n alone.
             report = self._report(ready, applied, rows, speed)
             with nullcontext() if checks is None else checks.looking(), drawing("between", plan, n):
                 yield report
@@ -282,7 +293,7 @@ class TrainingLoop:
         workers.replicas.tell(say)
         if not workers.keeps_bits(plan.shards):
             say(RunEvent(state.tally.summary(), NOTE))
-        elif doubts := notes.doubts:  # doubts may have been shown long ago
+        elif doubts := notes.doubts:  # repeated here: the lines may have been shown long ago
             reasons = "1 reason" if len(doubts) == 1 else f"{len(doubts)} reasons, the first"
             say(f"the weights may have different bits in another run ({reasons}): {doubts[0]}")
         if state.global_step < self.last_step:
@@ -305,16 +316,16 @@ class TrainingLoop:
         plan, state, n = self.plan, self.state, self.state.global_step
         replicas, phase = self.setup.workers.replicas, plan.phase(ready.step)
         counts = state.tally.to_json()
-        epoch = plan.epoch(n - 1)  # the epoch of this shard follows from the updates before
+        epoch = plan.epoch(n - 1)  # the epoch of this update: n counts it already
         ends_epoch = n % plan.steps_per_epoch == 0
         if ends_epoch and state.dropped_rows:
             of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
             self.setup.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
             state.dropped_rows = 0
-        means, weights = (
-            values if phase is None else {f"{phase}/{name}": v for name, v in values.items()}
-            for values in (applied.metrics, applied.weights)
-        )
+        means, denominators = applied.metrics, applied.denominators
+        if phase is not None:  # phases may have metrics of the same name
+            means = {f"{phase}/{name}": value for name, value in means.items()}
+            denominators = {f"{phase}/{name}": value for name, value in denominators.items()}
         return Report(
             global_step=n,
             epoch=epoch,
@@ -339,11 +350,14 @@ class TrainingLoop:
             doubts=replicas.notes.take_doubts(),
             totals=applied.totals,
             phase=phase,
-            weights=weights,
+            weights=denominators,
         )
 
     def _end_user_code(self, started: StartedWorkers) -> None:
-        """Record the changes that user code made to the model, before the next shard is dealt."""
+        """End the time of user code: record changes of the model before the next shard is dealt.
+
+        From here on, only updates may write parameters: see ``StrayWrites``.
+        """
         self.state.model_edits.detect()
         self.state.model_edits.raise_if_unsupported()
         if started.server_sync is not None:
@@ -354,7 +368,7 @@ class TrainingLoop:
 class SpeedMeter:
     """The pace over the last updates, without the time that a caller spent on reports."""
 
-    UPDATES = 50
+    UPDATES = 50  # number of updates in the mean
 
     def __init__(self) -> None:
         self._last: deque[tuple[float, int]] = deque()  # (seconds, rows)

@@ -10,7 +10,7 @@ from quorate.data.dataloader import dataset_of
 from quorate.data.source import length
 from quorate.errors import SettingError
 from quorate.settings import Settings, at_least, declare
-from quorate.training.other_trainers import ELSEWHERE_HERE
+from quorate.training.other_trainers import KEYWORDS_OF_OTHER_TRAINERS
 
 DIRECTIONS = ("min", "max")
 
@@ -82,8 +82,8 @@ class LossTrend:
 
 
 # Places of settings that once were keywords of ``fit``, or are known from other trainers.
-ELSEWHERE_IN_FIT = {
-    **ELSEWHERE_HERE,
+FIT_KEYWORDS_ELSEWHERE = {
+    **KEYWORDS_OF_OTHER_TRAINERS,
     "evaluate_every_epochs": "Validation(every_epochs=)",
     "evaluate_every_steps": "Validation(every_steps=)",
     "best": "Validation(best=)",

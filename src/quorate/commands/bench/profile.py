@@ -207,9 +207,9 @@ class Clock:
     def updated(self) -> None:
         """Count the time of an update that is made but not yet published."""
         self._synchronize(self._state.parameters.device)
-        sum_s = self._state.update.sum_s
-        self._spent.exchange_s += sum_s
-        self._spent.update_s += self._lap() - sum_s
+        mean_s = self._state.update.mean_s
+        self._spent.exchange_s += mean_s
+        self._spent.update_s += self._lap() - mean_s
 
     def published(self) -> None:
         """Count an update: from now on the caller holds the report."""

@@ -1,8 +1,14 @@
-"""The update: tree sum, one division, clip, optimizer, schedule, average; if all is finite.
+"""The update: sum of a step, one division, clipping, optimizer, schedule, averaged weights.
 
-The update runs in the coordinator while no worker computes. Element-wise operations use all cores
-if the vectors are long; reductions sum over fixed blocks. So the bits do not depend on the number
-of workers or cores.
+A step arrives in parts: sums over subtrees of its V shards, made by workers. The parts are added
+along the fixed tree of the V shards (``coordination/tree.py``), and the sum is divided once, by its
+total weight. If the mean gradient is finite, the optimizers step; else nothing is changed.
+
+An update is made in the thread of the training loop; on ranks, in each rank at the same time.
+Element-wise operations use all cores if the vectors are long; reductions sum over fixed blocks. So
+the bits do not depend on the number of workers or cores.
+
+Legend: V shards of a step. ``n`` is the number of an update, from 1.
 """
 
 from __future__ import annotations
@@ -33,11 +39,11 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.schedule import require_used
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 
-# Computes a step's sum at the current parameters, and passes it on. Afterwards the memory of the
-# sum is the workers' again.
+# Computes the shards of a step once more, at the current parameters, and calls the argument with
+# the new sum. The sum is valid during the call: its memory belongs to the workers.
 Recompute = Callable[[Callable[[ShardSum], None]], None]
 
-_NOTHING = nullcontext()
+_SAME_CORES = nullcontext()
 
 LATE_HOOK = (
     "a hook of the optimizer's step was registered after training began, so the hook receives the "
@@ -48,19 +54,20 @@ LATE_HOOK = (
 
 @dataclass(slots=True)
 class UpdateResult:
-    """The result of an update."""
+    """The result of an update that was made, or was left out because of a non-finite gradient."""
 
     metrics: dict[str, float]  # weighted means over all shards, "loss" first
-    weight: float
-    lrs: list[float]  # the learning rate of each optimizer
+    weight: float  # total weight of the shards
+    lrs: list[float]  # the learning rate of each optimizer, before the schedule steps
     grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
     missing: frozenset[str]  # parameters without a gradient
-    shares: list[Share]  # of each shard
+    shares: list[Share]  # loss and weight of each shard
     totals: Counts  # over all shards
     remarks: list[str] = field(default_factory=list)  # messages for the user
-    questions: list[str] = field(default_factory=list)  # reasons why buffers may be wrong
-    not_finite: list[str] | None = None  # names, if the gradient is not finite: no update was made
-    weights: dict[str, float] = field(default_factory=dict)  # of means with their own denominators
+    buffer_doubts: list[str] = field(default_factory=list)  # reasons why buffers may be wrong
+    # None: the update was made. Else: names of the parameters with a non-finite gradient.
+    not_finite: list[str] | None = None
+    denominators: dict[str, float] = field(default_factory=dict)  # by metric, if not ``weight``
 
     def worker_losses(self) -> dict[int, tuple[float, float]]:
         """Return worker -> (weighted sum of the loss, weight) over its shards."""
@@ -72,17 +79,23 @@ class UpdateResult:
 
 
 class Update:
-    """The application of steps to the parameters of a phase: the only update there is.
+    """Makes the updates of a phase; a run without phases has one. No other code makes updates.
+
+    Owners of parameters differ in their optimizers: a ``FlatOptimizer`` steps in this process, its
+    subclasses on ranks, on servers and in the processes of stages.
 
     Args:
         scheduled: the optimizers over the coordinator's flat parameters, with their schedules.
         buffers: the buffers of the coordinator's model.
         optimize: clipping, and what to do with non-finite gradients.
-        average: the average of the parameters, if they are averaged.
+        average: the average of the parameters; None without averaged weights.
 
     Attributes:
         optimizer: the first optimizer, which also handles vectors of all parameters.
         updates: number of updates so far, made or skipped.
+        mean_s: duration of the last mean gradient in seconds, with the additions of parts.
+        is_half_made: True during an update, and after an interrupted update, which has changed
+            only some of the parameters.
 
     Raises:
         SettingError: no schedule follows the metric of the settings.
@@ -102,9 +115,10 @@ class Update:
         self._buffers = buffers
         self._optimizers = [each.optimizer for each in scheduled]
         sharded = (each for each in self._optimizers if each.is_sharded)
+        # Passes new parameters of all optimizers on: each owner has a slice of them.
         self._publisher = next(sharded, self.optimizer)
-        self.sum_s = 0.0  # duration of the last mean, which is one pass with the tree sum
-        self.is_half_made = False  # True after an interrupted update: parameters are half updated
+        self.mean_s = 0.0
+        self.is_half_made = False
 
     def apply(
         self,
@@ -113,18 +127,21 @@ class Update:
         present: int,
         recompute: Recompute | None = None,
     ) -> UpdateResult:
-        """Make the next update from the parts of a tree with ``shards`` shards.
+        """Make the next update from the parts of a step's sum.
 
         Args:
-            present: number of shards that are present.
-            recompute: computes the shards once more, if the optimizer takes a closure.
+            parts: sums over subtrees of shards, which together cover the present shards.
+            shards: V.
+            present: number of shards in the parts; a quorum may leave out some of the V shards.
+            recompute: computes the shards once more, for an optimizer that takes a closure.
 
         Raises:
             LossError: the total weight is zero.
             NotFiniteError: the gradient is not finite at the parameters that the optimizer moved
                 to.
         """
-        # One thread: cores have blocks of their own, and the norm is that of one thread.
+        # One thread: ``side_by_side`` gives each core its own blocks, and the sum of squares of a
+        # block must be that of one thread.
         with torch.no_grad(), span("update"), intra_op_threads(1):
             applied = self._apply(parts, shards, self.updates + 1, present, recompute)
         self.updates += applied.not_finite is None
@@ -133,7 +150,8 @@ class Update:
     def _apply(
         self, parts: Iterable[Part], shards: int, n: int, present: int, recompute: Recompute | None
     ) -> UpdateResult:
-        # 1. Sum small values, and list which gradients are added to which; 2. their mean.
+        # 1. Add the small values of the parts along the tree. Gradients are long: list only which
+        #    gradient is added to which.
         additions: list[Addition] = []
 
         def join(left: ShardSum, right: ShardSum) -> ShardSum:
@@ -149,15 +167,17 @@ class Update:
                 expected="a positive weight in at least one shard",
                 fix="give at least one row of each batch a weight",
             )
+        # 2. Add the gradients and divide the sum, in one pass over memory.
         began = time.monotonic()
         mean = self._mean(total, additions)
-        self.sum_s = time.monotonic() - began
-        # 3. Keep non-finite values from the parameters.
+        self.mean_s = time.monotonic() - began
+        # 3. Leave the update out if a value is not finite.
         if not mean.is_finite:
-            return self._not_made(total)
-        # 4. Further results of shards; 5. clip; 6. optimizer, schedule, average.
+            return self._left_out(total)
+        # 4. Write what shards wrote beside gradients.
         self.is_half_made = True
-        remarks, questions = list[str](), self._take_beside(total, present)
+        remarks, buffer_doubts = list[str](), self._apply_writes(total, present)
+        # 5. Clip, and step the optimizers.
         lrs = [each.optimizer.lr for each in self.scheduled]
         self._clip(mean)
         for each in self.scheduled:
@@ -175,8 +195,10 @@ class Update:
                 given = "no closure" if recompute is None else "a closure"
                 error.add_note(f"quorate: in the optimizer's step(), which is given {given}")
                 raise
-        if recompute is None:  # a step with a closure is made by all ranks alike
+        # A step with a closure is made for all parameters in each process: nothing to pass on.
+        if recompute is None:
             self._publisher.publish()
+        # 6. Average the new parameters, and step the schedules.
         if self.average is not None:
             with _on_cores(*self._optimizers):
                 self.optimizer.add_to_average(self.average, n)
@@ -193,23 +215,40 @@ class Update:
             shares=total.shares,
             totals=total.totals,
             remarks=remarks,
-            questions=questions,
-            weights={} if total.denominators is None else total.denominators.weights,
+            buffer_doubts=buffer_doubts,
+            denominators={} if total.denominators is None else total.denominators.weights,
         )
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
         wants_norm = self.optimize.clip_norm is not None
         return self.optimizer.mean(total, additions, wants_norm=wants_norm)
 
-    def _take_beside(self, total: ShardSum, present: int) -> list[str]:
-        """Apply the results of shards beside gradients: buffers, and values written to parameters.
+    def _left_out(self, total: ShardSum) -> UpdateResult:
+        """Return the result of an update that is not made, because values are not finite."""
+        assert total.gradient is not None
+        return UpdateResult(
+            metrics=total.means(),
+            weight=total.weight,
+            lrs=[each.optimizer.lr for each in self.scheduled],
+            grad_norm=None,
+            missing=total.missing or frozenset(),
+            shares=total.shares,
+            totals=total.totals,
+            not_finite=self.optimizer.not_finite(total.gradient),
+        )
+
+    def _apply_writes(self, total: ShardSum, present: int) -> list[str]:
+        """Write the buffers, and the parameters written by forward passes, to the model.
+
+        Args:
+            present: number of shards in the sum.
 
         Returns:
             Reasons why buffers may not have the values intended by the script.
         """
         if total.buffers is None and total.integer_buffers is None and total.written is None:
             return []
-        questions = [
+        doubts = [
             f"buffer {name!r} looks like a queue of rows: each of {present} shards writes a part, "
             "and the mean over shards, which quorate keeps, destroys the rows; pass shards=1, or "
             "keep the rows in quorate.Shared and write the rows in a callback: see "
@@ -218,10 +257,10 @@ class Update:
         ]
         if total.written is not None:
             writes.put(total.written, self.optimizer.flat_parameters)
-        return questions
+        return doubts
 
     def _clip(self, mean: Mean) -> None:
-        """Scale a gradient down to ``clip_norm``, then the parts of optimizers to theirs."""
+        """Scale the gradient down to ``clip_norm``, then each optimizer's part to its own limit."""
         clip_norm = self.optimize.clip_norm
         if clip_norm is not None and mean.norm is not None:
             scale = clip_scale(clip_norm, mean.norm)
@@ -235,38 +274,52 @@ class Update:
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, recompute: Recompute
     ) -> None:
-        """Make a step with a closure: compute gradients wherever the optimizer moves parameters."""
+        """Let the optimizer step with a closure, which computes gradients where it is called.
 
-        def compute() -> float:
-            found = {}
+        The first gradient is known already: ``gradient``. For a later call, after the optimizer has
+        moved the parameters, workers compute the shards of the step once more.
 
-            def take(total: ShardSum) -> None:
+        Args:
+            n: the number of this update.
+
+        Raises:
+            NotFiniteError: the gradient is not finite at the parameters that the optimizer moved
+                to.
+        """
+        optimizer, missing = self.optimizer, total.missing or ()
+        gradient = optimizer.whole_of(gradient)  # on ranks: all slices
+        loss = total.means()["loss"]
+
+        def set_known_gradient() -> float:
+            optimizer.take(_copied(gradient), missing)
+            return loss
+
+        def compute_gradient() -> float:
+            losses: list[float] = []
+
+            def set_gradient(moved: ShardSum) -> None:
                 with intra_op_threads(1):  # as in ``apply``
-                    mean = self._mean(total, ())
+                    mean = self._mean(moved, ())
                 if not mean.is_finite:
-                    name = type(self.optimizer.inner).__name__
+                    name = type(optimizer.inner).__name__
                     raise NotFiniteError(
                         f"the loss or its gradient is not finite where {name} moved the "
                         f"parameters in update {n}",
                         fix="lower the learning rate, or resume from the newest checkpoint",
                     )
-                self._take_beside(total, present)
+                self._apply_writes(moved, present)
                 self._clip(mean)
-                self.optimizer.take(self.optimizer.whole_of(mean.gradient), total.missing or ())
-                found["loss"] = total.means()["loss"]
+                optimizer.take(optimizer.whole_of(mean.gradient), moved.missing or ())
+                losses.append(moved.means()["loss"])
 
-            recompute(take)
-            return found["loss"]
+            recompute(set_gradient)
+            return losses[0]
 
-        optimizer, missing, loss = self.optimizer, total.missing or (), total.means()["loss"]
-        gradient = optimizer.whole_of(gradient)
-
-        def known() -> float:
-            optimizer.take(_copied(gradient), missing)
-            return loss
-
-        closure = Closure(known, optimizer.flat_parameters, compute, optimizer.at_home)
+        parameters = optimizer.flat_parameters
+        closure = Closure(set_known_gradient, parameters, compute_gradient, optimizer.at_home)
         optimizer.step(_copied(gradient), missing, closure)
+
+    # --- beside updates ---------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about updates that a checkpoint records, for a resume to compare."""
@@ -295,19 +348,6 @@ class Update:
         for each in self.scheduled:
             each.skip()
 
-    def _not_made(self, total: ShardSum) -> UpdateResult:
-        assert total.gradient is not None
-        return UpdateResult(
-            metrics=total.means(),
-            weight=total.weight,
-            lrs=[each.optimizer.lr for each in self.scheduled],
-            grad_norm=None,
-            missing=total.missing or frozenset(),
-            shares=total.shares,
-            totals=total.totals,
-            not_finite=self.optimizer.not_finite(total.gradient),
-        )
-
 
 def _copied(gradient: Flat) -> Flat:
     """Return a copy: the memory of a sum is reused while the optimizer may read the gradient."""
@@ -319,4 +359,4 @@ def _copied(gradient: Flat) -> Flat:
 def _on_cores(*optimizers: FlatOptimizer) -> AbstractContextManager[None]:
     """Return a context with several cores, if optimizers work element by element."""
     cores = min(each.cores if each.flat else 1 for each in optimizers)
-    return intra_op_threads(cores) if cores > 1 else _NOTHING
+    return intra_op_threads(cores) if cores > 1 else _SAME_CORES
