@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quorate.engines.worker_role import is_worker
     from quorate.engines.workers import Workers
     from quorate.errors import QuorateError, UserError
+    from quorate.replica.beside.at import At
     from quorate.replica.beside.shared import Shared
     from quorate.replica.compute import Compute
     from quorate.replica.outputs.collect import Collect
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from quorate.services.run_directory.settings import RunDir
     from quorate.simulation.simulate import simulate
     from quorate.trainer import Trainer
-    from quorate.training.callbacks import Callback
+    from quorate.training.callbacks import Callback, Run
     from quorate.training.optimizing.optimize import Optimize
     from quorate.training.validation import Validation
 
 __all__ = [
+    "At",
     "Callback",
     "Collect",
     "Compute",
@@ -40,6 +42,7 @@ __all__ = [
     "Phase",
     "QuorateError",
     "Report",
+    "Run",
     "RunDir",
     "Sampling",
     "Shared",
@@ -54,6 +57,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
+    "At": "replica.beside.at",
     "Callback": "training.callbacks",
     "Collect": "replica.outputs.collect",
     "Compute": "replica.compute",
@@ -64,6 +68,7 @@ _MODULES = {
     "Phase": "replica.phases.phase",
     "QuorateError": "errors",
     "Report": "services.report",
+    "Run": "training.callbacks",
     "RunDir": "services.run_directory.settings",
     "Sampling": "coordination.sampling",
     "Shared": "replica.beside.shared",
