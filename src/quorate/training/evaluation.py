@@ -236,9 +236,9 @@ def _evaluable_weights(
     with ExitStack() as stack:
         stack.enter_context(intra_op_threads(workers.config.workers.threads))
         stack.enter_context(repeatable(workers.replicas.computing, workers.devices))
-        plan.course = setup.course_between(0)
-        state = setup.evaluable_state(source)
-        plan.course = setup.course_between(state.global_step)
+        plan.course = setup.position_of_evaluation(0)
+        state = setup.state_for_evaluation(source)
+        plan.course = setup.position_of_evaluation(state.global_step)
         state.model_edits.detect()
         parameters = state.parameters
         if averaged or (averaged is None and state.average is not None):

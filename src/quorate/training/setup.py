@@ -8,7 +8,6 @@ made, tried on one shard and restored from the newest checkpoint; the first line
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,19 +17,17 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.epochs import SHORT, Course
-from quorate.coordination.plan import Plan, PlanByShard
+from quorate.coordination.epochs import Course
+from quorate.coordination.plan import Plan
 from quorate.coordination.run_event import NOTE, RunEvent, as_note, showing
 from quorate.data import dataloader
 from quorate.data.row_sample import row_sample
-from quorate.data.source import Source, length
+from quorate.data.source import Source
 from quorate.engines import Transport, selection
 from quorate.engines.collective.rank_place import note_done, was_done_before
-from quorate.errors import CheckpointError, CompileError, CopyError, SettingError, UserError
+from quorate.errors import CheckpointError, CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
-from quorate.machine.processor import processors
 from quorate.replica.deterministic import repeatable
-from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
 from quorate.services.display.shown import Shown
 from quorate.services.display.straggler import Stragglers
@@ -39,14 +36,16 @@ from quorate.settings import resolved, switch
 from quorate.training import resume, weights
 from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import leading
-from quorate.training.config import DatasetConfig, StopAfter, too_many_shards
+from quorate.training.config import DatasetConfig, StopAfter
 from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
 from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.planning import plan_of
 from quorate.training.probing.checks import cut_once, try_row_alone
 from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
+from quorate.training.run_facts import facts_of
 from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 from quorate.training.stop import Stops
@@ -57,15 +56,27 @@ Say = Callable[[str], None]
 
 
 class TrainingSetup:
-    """The parts of a trainer that outlive a training loop, from construction on.
+    """The parts of a trainer that outlive a training loop: run directory, number V, plan and state.
 
     Args:
         workers: the workers of the trainer.
 
     Attributes:
-        say: shows a line to the user; during ``fit``, beside the display of the run.
+        say: shows a line to the user; during ``fit``, above the progress bar.
         loop: the current loop, if there is one.
         stops: the requests to end the current loop, evaluation or prediction, if there is one.
+        lock: the lock of the run directory, held during a loop.
+        is_fresh: whether the next loop first moves the content of the run directory aside
+            (``RunDir(fresh=True)``). False if an earlier start of these ranks by torchrun did so.
+        shards: V; None before the first loop, unless set by the user.
+        plan: the plan of the last loop.
+        state: the state; None before the first training or evaluation.
+        is_trainable: whether ``state`` has computed a training shard and was restored from the
+            newest checkpoint. A state made for an evaluation was not.
+        saved: step and directory of the newest checkpoint, unless training went on since.
+        apply_loaded_weights: puts the weights of ``Trainer.load`` into a state. None: nothing was
+            loaded, or the weights are in the state.
+        row_sample: hashes of a few rows of the dataset, for checkpoints.
     """
 
     def __init__(self, workers: WorkerGroup) -> None:
@@ -76,26 +87,26 @@ class TrainingSetup:
         self.say: Say = showing(logging.getLogger("quorate").warning)
         self.loop: TrainingLoop | None = None
         self.stops: Stops | None = None
-        self.lock = RunLock(self.run_dir)  # held during a loop
-        # True if the content of the run directory is to be moved aside.
+        self.lock = RunLock(self.run_dir)
         self.is_fresh = config.run_dir.fresh
         if self.is_fresh and self.run_dir is not None:
-            self.is_fresh = not was_done_before(_moving_aside(self.run_dir))
-        self.shards = config.shards  # V; None before the first loop, unless set by the user
-        self.plan: Plan | None = None  # of the last loop
+            self.is_fresh = not was_done_before(_task_of_moving_aside(self.run_dir))
+        self.shards = config.shards
+        self.plan: Plan | None = None
         self.state: State | None = None
-        self.was_trained = False  # the state was tried on a training shard, and restored
-        self.saved: tuple[int, Path] | None = None  # the newest checkpoint: its step and directory
-        # Puts weights into the state that were loaded into the model before there was a state.
-        self.put_loaded: Callable[[State], None] | None = None
-        self.row_sample: dict[str, str | None] | None = None  # of the dataset, for checkpoints
-        # Of a run whose checkpoint was read for an evaluation: its position, and its V.
-        self._course: Course | None = None
-        self._saved_shards: int | None = None
-        # The newest weights of the run, while the model has the weights of an earlier fit.
-        self._newest_weights: dict[str, torch.Tensor] | None = None
-        # The record of the resumed checkpoint, until the fit that saved the checkpoint is reached.
-        self._resumed: dict[str, Any] | None = None
+        self.is_trainable = False
+        self.saved: tuple[int, Path] | None = None
+        self.apply_loaded_weights: Callable[[State], None] | None = None
+        self.row_sample: dict[str, str | None] | None = None
+        # Position and V of a run whose checkpoint was read for an evaluation without training.
+        self._evaluated_position: Course | None = None
+        self._evaluated_shards: int | None = None
+        # The newest weights of the run, while the model has older weights: a restarted script with
+        # several fits passes the fits that are done, and may use the model after each of them.
+        self._weights_set_aside: dict[str, torch.Tensor] | None = None
+        # The record of a checkpoint saved by a later fit of the script than the present one. The
+        # later fit compares its rows with the record when the script arrives there.
+        self._unreached_record: dict[str, Any] | None = None
 
     @property
     def transport(self) -> Transport | None:
@@ -105,7 +116,7 @@ class TrainingSetup:
     @property
     def shards_of_run(self) -> int | None:
         """The number V of the run, as far as it is known."""
-        return self.shards or self._saved_shards
+        return self.shards or self._evaluated_shards
 
     # --- data and plan ----------------------------------------------------------------------------
 
@@ -144,41 +155,7 @@ class TrainingSetup:
             DataError: the argument is no map-style dataset, or is empty.
             SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
         """
-        workers, rule, rows = self.workers, self.workers.rule, length(data.dataset)
-        config = workers.config.with_loading(data.loading)
-        sampling, dealt = data.loading.sampling, rows
-        if sampling is not None:
-            sampling.require_rows(rows)
-            dealt = sampling.rows
-            if not data.shuffle:
-                fix = "leave shuffle out: rows come as they are drawn"
-                raise SettingError("shuffle", data.shuffle, "True with Loading(sampling=)", fix)
-        shards = self.shards
-        if shards is None:
-            newest = self._newest_checkpoint()
-            count = min(workers.least_workers, config.batch_size, dealt)
-            if newest is None and config.compute.strict and workers.keeps_bits(count):
-                expected = "a number: a strict run does not take it from the number of workers"
-                raise SettingError("shards", None, expected, f"pass shards={count}")
-            shards = count if newest is None else int(newest.record["shards"])
-        if shards > dealt:
-            of = "the dataset" if sampling is None else "an epoch"
-            raise too_many_shards(shards, f"{dealt} rows of {of}")
-        if shards < rule.least_shards:
-            expected, fix = f"at most the {shards} shards of a batch", "choose a smaller quorum"
-            raise SettingError("update", rule.name, expected, f"{fix}, or more shards")
-        kind = PlanByShard if rule.by_shard else Plan
-        return kind(
-            rows=rows,
-            batch_size=min(config.batch_size, dealt),
-            shards=shards,
-            seed=config.seed,
-            shuffle=data.shuffle,
-            order=config.loading.order,
-            last=config.loading.last or SHORT,
-            sampling=sampling,
-            round=config.loss.round if isinstance(config.loss, PhaseLosses) else None,
-        )
+        return plan_of(self.workers, data, self.shards, self._newest_checkpoint)
 
     def _newest_checkpoint(self) -> files.ValidCheckpoint | None:
         """Return the checkpoint to resume from, without the state."""
@@ -189,52 +166,26 @@ class TrainingSetup:
             del facts["shards"]  # the run resumes with the shards of the checkpoint
         return files.find(self.run_dir, partial(resume.require_same_run, facts=facts))
 
-    def course_between(self, global_step: int) -> Course:
+    def position_of_evaluation(self, global_step: int) -> Course:
         """Return the position in its run of an evaluation between two updates."""
         if self.plan is not None:
             stands_at = (global_step, self.plan.epoch(global_step))
             return Course(self.plan.course.last_step, stands_at)
-        return self._course or Course(0, (global_step, 0))
+        return self._evaluated_position or Course(0, (global_step, 0))
 
     def facts(self, state: State) -> dict[str, Any]:
         """Return the description of the run in a checkpoint, for JSON. A resume compares facts."""
-        workers, plan = self.workers, self.plan
-        computing = workers.replicas.computing
-        assert plan is not None
-        return {
-            "epoch": state.global_step // plan.steps_per_epoch,
-            **workers.config.facts(),
-            # Facts found at run time: no settings, or settings that were adjusted.
-            "shards": plan.shards,
-            "rows": plan.rows,
-            "shuffle": plan.shuffle,
-            "order_sha256": getattr(plan.order, "sha256", None),
-            "sampled_rows": None if plan.sampling is None else plan.dealt_rows,
-            "last_step": plan.course.last_step,
-            "progress": "progress" in plan.course.asked,
-            "row_sample": self.row_sample,
-            "compile": computing.compile,
-            "deterministic": computing.deterministic,
-            "kernels": computing.kernels,
-            "random": computing.random,
-            **({} if plan.round is None else {"round": plan.round.to_json()}),
-            **state.phases.facts(),
-            "engine": workers.engine,
-            "devices": sorted({str(group) for group in workers.groups}),
-            "device_types": sorted({device.type for device in workers.devices}),
-            "processors": processors(workers.devices),
-            "workers": len(workers.groups),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "account": state.account(),
-            "doubts": workers.replicas.notes.doubts,
-        }
+        assert self.plan is not None
+        return facts_of(self.workers, self.plan, state, self.row_sample)
 
     # --- around loops -----------------------------------------------------------------------------
 
     @contextmanager
     def stoppable(self) -> Iterator[Stops]:
-        """Yield the stop requests of the block; none inside a training loop: ``stop`` ends it."""
+        """Yield requests to end an evaluation or prediction, the block.
+
+        Inside a training loop the requests stay empty: ``Trainer.stop`` ends the loop.
+        """
         stops = Stops()
         if self.stops is not None:
             yield stops
@@ -270,7 +221,7 @@ class TrainingSetup:
 
     def restore_newest_weights(self) -> None:
         """Restore the newest weights of the state, set aside by an earlier fit."""
-        newest, self._newest_weights = self._newest_weights, None
+        newest, self._weights_set_aside = self._weights_set_aside, None
         if newest is not None:
             weights.restore_weights(newest, self.state)
 
@@ -284,9 +235,12 @@ class TrainingSetup:
     ) -> Iterator[TrainingLoop]:
         """Prepare a training loop inside the block. No worker is started.
 
+        On a rank other than 0, the call computes the loop with rank 0, and ends the process.
+
         Args:
             stops: requests to end the loop.
-            at: receives the name of each phase that may take long, when the phase begins.
+            at: receives the name of each phase of the preparation that may take long, such as
+                "loading the newest checkpoint", when the phase begins.
 
         Raises:
             UserError: something cannot work.
@@ -298,13 +252,13 @@ class TrainingSetup:
         workers, config, dataset = self.workers, self.workers.config, data.dataset
         rank_group, threads = workers.rank_group, config.workers.threads
         if workers.follows:
-            # Threads as on rank 0. With more threads, OpenMP's threads spin between two operations
-            # of an exchange on cores where other ranks compute; if such a thread loses its core,
-            # all ranks wait. Computing is repeatable from the first shard on: ranks compare the
-            # bits.
+            # This process is a rank other than 0, and does not return. Threads as on rank 0: with
+            # more threads, OpenMP's threads spin between two operations of an exchange on cores
+            # where other ranks compute; if such a thread loses its core, all ranks wait. Computing
+            # is repeatable from the first shard on: ranks compare the bits.
             computing = repeatable(workers.replicas.computing, workers.devices)
             with intra_op_threads(threads), computing:
-                follow(workers, dataset, partial(self._tried_state, note=lambda _: None))
+                follow(workers, dataset, partial(self._new_tried_state, note=lambda _: None))
         with ExitStack() as stack:
             self.stops = stops
             stack.callback(self._leave_loop)
@@ -313,7 +267,7 @@ class TrainingSetup:
             if self.run_dir is not None:
                 resume.begin(self.run_dir, self.say, fresh=self.is_fresh)
                 if self.is_fresh:
-                    note_done(_moving_aside(self.run_dir))
+                    note_done(_task_of_moving_aside(self.run_dir))
                 self.is_fresh = False
             at("checking the newest checkpoint")
             self.plan = plan = self.plan_of(data)
@@ -331,12 +285,13 @@ class TrainingSetup:
                 at("starting the other ranks: each runs the script up to its training loop")
                 workers.start_ranks()
                 rank_group.meet(workers.master_device, workers.timeout_s)
-            is_first = not self.was_trained
-            reports: list[str] = []  # of this fit alone; notes are shown once for all fits
-            state = self._trainable_state(source, notes, reports, at)
+            is_first = not self.is_trainable
+            # Lines about the checkpoint, shown in each fit. Notes are shown once for all fits.
+            reports: list[str] = []
+            state = self._state_for_training(source, notes, reports, at)
             if not is_first:
                 self.restore_newest_weights()
-                self._compare_rows(state, source, last_step)
+                self._check_rows_of_later_fit(state, source, last_step)
             workers.replicas.look_at_rows(state.model, dataset, config.loading)
             is_cut = workers.replicas.are_in_stages
             at(
@@ -360,7 +315,7 @@ class TrainingSetup:
             loop = TrainingLoop(self, state, source, last_step, stops, start)
             if not loop.has_updates:
                 if n >= last_step:
-                    self._end_earlier_fit(state, last_step)
+                    self._end_fit_without_updates(state, last_step)
                 else:
                     self.say(RunEvent(f"stopped after step {n:,}: {stops.reason}", NOTE))
                 state.leave_ranks()
@@ -370,8 +325,8 @@ class TrainingSetup:
     def _leave_loop(self) -> None:
         self.stops = self.loop = None
 
-    def _end_earlier_fit(self, state: State, last_step: int) -> None:
-        """End a fit without updates to make: all were made before the script was restarted.
+    def _end_fit_without_updates(self, state: State, last_step: int) -> None:
+        """Tell the user that a fit has no updates to make: a former run of the script made all.
 
         The run directory has the newest state and a few older states. Between two fits, the script
         may use the model as the earlier fit left it, for example for rollouts. So after an earlier
@@ -399,33 +354,35 @@ class TrainingSetup:
                 "different results; keep more checkpoints with RunDir(keep=)"
             )
             return
-        self._newest_weights = newest
+        self._weights_set_aside = newest
         self.say(f"{line}; until the next fit the model has the weights of update {last_step:,}")
 
     # --- the state --------------------------------------------------------------------------------
 
-    def evaluable_state(self, source: Source) -> State:
+    def state_for_evaluation(self, source: Source) -> State:
         """Return the state for an evaluation; before any training, the state of the run directory.
+
+        A state made here is replaced at the first training.
 
         Args:
             source: the rows to evaluate; the first shard is tried.
         """
         if self.state is None:
-            state, newest = self._tried_state(source, self.say, training=False), None
-            if self.put_loaded is not None:
-                self.put_loaded(state)
+            state, newest = self._new_tried_state(source, self.say, training=False), None
+            if self.apply_loaded_weights is not None:
+                self.apply_loaded_weights(state)
             elif self.run_dir is not None and not self.is_fresh:
                 newest = resume.go_to_newest(self.run_dir, state, {}, self.say)
                 if newest is not None:
-                    self._course = resume.course_of(newest.record)
-                    self._saved_shards = int(newest.record["shards"])
+                    self._evaluated_position = resume.course_of(newest.record)
+                    self._evaluated_shards = int(newest.record["shards"])
                     evaluating = f"evaluating step {state.global_step:,} from {newest.path}"
                     self.say(RunEvent(evaluating, NOTE))
             self.workers.replicas.choose_kernels(state.model, resume.kernels_of(newest))
             self.state = state
         return self.state
 
-    def _trainable_state(
+    def _state_for_training(
         self, source: Source, notes: list[str], reports: list[str], at: Say
     ) -> State:
         """Return the state; at first use the state is made, tried on one shard, and restored.
@@ -435,28 +392,30 @@ class TrainingSetup:
             reports: receives lines about the checkpoint.
         """
         workers = self.workers
-        if self.state is None or not self.was_trained:
+        if self.state is None or not self.is_trainable:
             if self.state is not None:
-                self.state.model_edits.revert()  # those of the run directory are loaded again
+                self.state.model_edits.revert()  # the edits in the checkpoint are loaded again
             # A new state, if the former was only evaluated, or did not fit its checkpoint.
-            self.was_trained, self.state = False, None
+            self.is_trainable, self.state = False, None
             at("loading a first shard and computing it, to check the model and the loss function")
-            state = self._tried_state(source, notes.append, announce=once(self.say))
+            state = self._new_tried_state(source, notes.append, announce=once(self.say))
             if workers.has_processes:
                 free_cache(workers.devices)
-            was = self._restore(state, source, reports.append, at)
+            saved_kernels = self._restore(state, source, reports.append, at)
             at("timing the kernels of matrix products")
-            notes += workers.replicas.choose_kernels(state.model, was)
-            if (now := workers.replicas.computing.kernels) != (was or now):
+            notes += workers.replicas.choose_kernels(state.model, saved_kernels)
+            kernels = workers.replicas.computing.kernels
+            if saved_kernels and kernels != saved_kernels:
                 since = f"since step {state.global_step:,}"
-                workers.replicas.notes.doubt(f"kernels was {was} and is {now} {since}")
+                doubt = f"kernels was {saved_kernels} and is {kernels} {since}"
+                workers.replicas.notes.doubt(doubt)
             at("computing parts of a shard, to find likely mistakes in the loss function")
             look_for_mistakes(workers, state, source)
-            self.was_trained, self.state = True, state
+            self.is_trainable, self.state = True, state
         self.state.require_whole_update()
         return self.state
 
-    def _tried_state(
+    def _new_tried_state(
         self, source: Source, note: Say, *, training: bool = True, announce: Say | None = None
     ) -> State:
         """Return a new state, after computing the first shard of a source with the state."""
@@ -487,16 +446,17 @@ class TrainingSetup:
             return None
         at("loading a few rows twice, to recognise the dataset when the run is resumed")
         self.row_sample = row_sample(source.dataset, plan.rows, plan.seed)
-        self._resumed = None
+        self._unreached_record = None
         facts = self.facts(state)
         at("loading the newest checkpoint")
         newest = resume.restore(self.run_dir, state, facts, plan.steps_per_epoch, say, notes.doubt)
         if newest is not None:
             notes.remember(resume.doubts_of(newest.record))
             self.saved = (state.global_step, newest.path)
+            # This fit ends before the checkpoint, and the fit that saved it was interrupted.
             if plan.course.last_step < state.global_step < newest.record.get("last_step", 0):
-                self._resumed = newest.record  # a later fit goes on from this record
-            if self.put_loaded is not None:
+                self._unreached_record = newest.record
+            if self.apply_loaded_weights is not None:
                 unused.append("the loaded weights are")
             if (path := self.config.run_dir.init_from) is not None:
                 unused.append(f"init_from={str(path)!r} is")
@@ -504,8 +464,8 @@ class TrainingSetup:
             say(f"{subject} not used: the run resumes with the checkpoint's weights")
         return resume.kernels_of(newest)
 
-    def _compare_rows(self, state: State, source: Source, last_step: int) -> None:
-        """Sample the rows of a later fit; compare them if the fit was interrupted.
+    def _check_rows_of_later_fit(self, state: State, source: Source, last_step: int) -> None:
+        """Sample the rows of a later fit of the script; compare them with an interrupted fit's.
 
         Raises:
             MisfitError: the interrupted fit had different rows.
@@ -513,15 +473,16 @@ class TrainingSetup:
         if self.run_dir is None:
             return
         self.row_sample = row_sample(source.dataset, source.plan.rows, source.plan.seed)
-        was, n = self._resumed, state.global_step
+        was, n = self._unreached_record, state.global_step
         if was is None or n >= last_step:
             return
-        self._resumed = None
+        self._unreached_record = None
         facts = self.facts(state)
         resume.require_same_run(self.run_dir, was, facts)
         for difference in resume.differences(was, facts):
             self.workers.replicas.notes.doubt(f"{difference} since step {n:,}")
 
 
-def _moving_aside(run_dir: Path) -> str:
+def _task_of_moving_aside(run_dir: Path) -> str:
+    """Return the name of the task, under which ranks and restarts note that it is done."""
     return f"moving aside what is in {run_dir.absolute()}"

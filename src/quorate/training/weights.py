@@ -75,7 +75,7 @@ def load(which: str | Path, setup: TrainingSetup) -> Path:
     if (state := setup.state) is None:
         load_weights(setup.workers.model_as_given, path, say)
         # The state is made later, and has averaged weights too.
-        setup.put_loaded = partial(give_weights, path, say)
+        setup.apply_loaded_weights = partial(give_weights, path, say)
     else:
         give_weights(path, say, state)
     say(f"loaded the weights from {path}")
