@@ -1,8 +1,15 @@
-"""User changes: changes to the model by callbacks and loop bodies, found and sent to all workers.
+"""Model edits: changes to the model by callbacks and loop bodies, found and sent to all workers.
 
 Between two updates user code may change the model as in a loop of plain torch: ``p.data = ...``,
 ``copy_``, ``load_state_dict``, ``requires_grad_``, ``model.beta = 0.3``. Before shards are dealt,
-one pass over the addresses and versions of tensors finds changes that a vector does not have.
+``ModelEdits.detect`` finds what user code has changed, in one pass over tensors and attributes:
+
+    values of a trained parameter    are in the flat vector that workers read; if the parameter has
+                                     new memory, the values are copied to the vector
+    values of a frozen parameter,    recorded in ``ModelChanges``, which workers receive with the
+    ``requires_grad``, an attribute  next shard and checkpoints save (as "amendments")
+    buffers                          travel with every shard
+    new modules or parameters        are refused; hooks are reported
 """
 
 from __future__ import annotations
@@ -31,19 +38,22 @@ from quorate.replica.witness.structure import Tables, built
 from quorate.training.optimizing.homes import Home, bring_home, left
 
 # Attributes of every module: hooks, tables, and the mode, which replicas set themselves.
-_INTERNAL = frozenset(vars(torch.nn.Module()))
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIMPLE = (bool, int, float, str, type(None))
 _MISSING = object()
-_ROW = 1024  # words of a sum
-_AT_A_TIME = 16 << 20  # bytes: intermediate results take memory on a GPU
-_READ: tuple[Callable[[torch.Tensor], object], ...] = (
+# Of ``checksum``: int32 words in a weighted sum, and bytes summed at once. More bytes at once take
+# more memory for intermediate results on a GPU.
+_ROW_WORDS = 1024
+_STRETCH_BYTES = 16 << 20
+# Values that change when a parameter has new memory, or another form.
+_MEMORY_READERS: tuple[Callable[[torch.Tensor], object], ...] = (
     *(torch.Tensor.data_ptr, torch.Tensor.stride),
     *map(attrgetter, ("shape", "dtype", "device")),
 )
 
 
-class _Place(NamedTuple):
-    """A parameter's home, and its place in the owning module."""
+class _TrainedParameter(NamedTuple):
+    """A trained parameter, its place in the flat vector (the home), and its place in a module."""
 
     home: Home
     owner: Mapping[str, object]  # the owning module's table of parameters
@@ -51,12 +61,16 @@ class _Place(NamedTuple):
 
 
 class ModelEdits:
-    """The record of changes to the model, with the values to compare to.
+    """Finds and records changes that user code makes to the model between updates.
 
     Args:
         model: the coordinator's model; its trained parameters are views of ``parameters``.
         mutable_frozen: see ``Buffers``; these are sent with every shard.
         notes: messages for the user, on changes that cannot be sent.
+
+    Attributes:
+        model_changes: all recorded changes since the script made the model, as workers receive
+            them.
     """
 
     def __init__(
@@ -67,12 +81,12 @@ class ModelEdits:
         notes: Notes,
     ) -> None:
         self.model_changes = ModelChanges()
-        self._shared = Newest()
+        self._shared_values = Newest()
         self._model = model
         self._notes = notes
         self._refusal: UserError | None = None
         self._modules = list(model.named_modules())
-        self._trained: list[_Place] = []
+        self._trained: list[_TrainedParameter] = []
         self._frozen: list[Home] = []
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
@@ -86,25 +100,87 @@ class ModelEdits:
                 seen.add(id(parameter))
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 if (view := parameters.views.get(name)) is not None:
-                    self._trained.append(_Place(Home(name, parameter, view), owner, attribute))
+                    self._trained.append(
+                        _TrainedParameter(Home(name, parameter, view), owner, attribute)
+                    )
                 elif numbers[id(parameter)] not in mutable_frozen:
                     self._frozen.append(Home(name, parameter, parameter.data))
         self._parameters = [home.parameter for home in self._homes()]
-        self._at_home: tuple[list[object], ...] | None = None  # ``_where`` if all are at home
-        self._made = {prefix: _attributes_of(module)[0] for prefix, module in self._modules}
-        self._attributes: dict[str, dict[str, Any]] = {}  # as known so far
-        self._others: dict[str, dict[str, Any]] = {}
-        self._objects = Attributes([module for _, module in self._modules], but=_INTERNAL)
+        # The result of ``_parameter_memory`` while all parameters are at home; None: not known.
+        self._memory_at_home: tuple[list[object], ...] | None = None
+        # Simple attributes by module: as the script made them, for ``revert``; and at the last call
+        # of ``detect``. Then the other attributes (tensors, lists, ...) at that call.
+        self._script_attributes = {
+            prefix: _attributes_of(module)[0] for prefix, module in self._modules
+        }
+        self._known_attributes: dict[str, dict[str, Any]] = {}
+        self._known_objects: dict[str, dict[str, Any]] = {}
+        self._attribute_watch = Attributes(
+            [module for _, module in self._modules], but=_MODULE_ATTRIBUTES
+        )
         self.set_baseline()
         self._drawn = drawn_outside()
         self._disturbances = disturbances()
-        # Whether user code may have run since the last update, and the checksum of values before.
-        self._may_have_run, self._is_announced = True, False
-        self._fetch: Callable[[], None] = lambda: None
-        self._values: Callable[[], list[torch.Tensor]] | None = None
-        self._checksum: list[bytes] = []
+        # Values that other processes have copies of (ranks, servers): checksums taken before user
+        # code runs show whether user code changed the values.
+        self._may_user_code_have_run = True  # since the last update
+        self._is_announced = False  # whether ``before_user_code`` is called ahead of user code
+        self._fetch_values: Callable[[], None] = lambda: None
+        self._watched_values: Callable[[], list[torch.Tensor]] | None = None
+        self._checksum: list[bytes] = []  # by watched tensor
 
-    # --- around loops -----------------------------------------------------------------------------
+    # --- between two updates ----------------------------------------------------------------------
+
+    def detect(self) -> None:
+        """Find the changes since the last call, and record them for all workers."""
+        moved = self._copy_moved_values()
+        switched_off = self._switched_off_names()
+        frozen = self._has_frozen_changed(moved)
+        attributes = self._changed_attributes()
+        self._check_structure()
+        known = self.model_changes
+        if switched_off != known.switched_off or frozen or attributes:
+            merged = {name: dict(them) for name, them in known.attributes.items()}
+            for name, them in attributes.items():
+                merged.setdefault(name, {}).update(them)
+            self.model_changes = replace(
+                known,
+                number=known.number + 1,
+                switched_off=switched_off,
+                attributes=merged,
+                frozen=known.frozen + frozen,
+            )
+        if (shared := self._shared_values.look()) is not self.model_changes.shared:
+            self.model_changes = replace(self.model_changes, shared=shared)
+
+    def raise_if_unsupported(self) -> None:
+        """Raise the error for a change that cannot be sent to workers, if there is such a change.
+
+        Raises:
+            UserError: there is such a change. The state is as before the change, and can be saved.
+        """
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def detect_draws(self, *, first: bool = False) -> None:
+        """Report numbers drawn outside of shards since the last call as a doubt: they have no key.
+
+        Args:
+            first: whether this is the first call.
+        """
+        before, self._drawn = self._drawn, drawn_outside()
+        # The first shard that draws moves the generators before the draw is detected.
+        by_shards, self._disturbances = self._disturbances, disturbances()
+        is_of_a_shard = by_shards != self._disturbances
+        if self._drawn != before and not (first or is_of_a_shard):
+            self._notes.doubt(
+                "the optimizer, a callback or the loop body draws from Python's random or NumPy: "
+                "after a resume the numbers differ; draw from torch, which quorate seeds for each "
+                "update, or from a generator made for each step"
+            )
+
+    # --- the model as workers know it -------------------------------------------------------------
 
     def set_baseline(self) -> None:
         """Accept the present model: frozen parameters may have moved, for workers to map them.
@@ -112,9 +188,9 @@ class ModelEdits:
         Attributes left behind by quorate's forward passes are no changes of the user.
         """
         self._frozen = [home._replace(tensor=home.parameter.data) for home in self._frozen]
-        self._at_home = None
+        self._memory_at_home = None
         self._versions = {home.name: version(home.parameter) for home in self._frozen}
-        self._objects.forget()  # also deleted attributes
+        self._attribute_watch.forget()  # also deleted attributes
         self.ignore_attributes()
         self._built = [built(module) for _, module in self._modules]
         self._tables = Tables(self._modules)
@@ -122,9 +198,9 @@ class ModelEdits:
 
     def ignore_attributes(self) -> None:
         """Accept the present attributes: they were set by shards computed with the model itself."""
-        for number in self._objects.changed():
+        for number in self._attribute_watch.changed():
             prefix, module = self._modules[number]
-            self._attributes[prefix], self._others[prefix] = _attributes_of(module)
+            self._known_attributes[prefix], self._known_objects[prefix] = _attributes_of(module)
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters in the flat vectors, including those that are switched off."""
@@ -137,53 +213,9 @@ class ModelEdits:
     @property
     def original(self) -> Original:
         """Return the model in the form that towers follow."""
-        return Original(lambda: self.model_changes, self.frozen, self.count)
+        return Original(lambda: self.model_changes, self.frozen, self.change_number)
 
-    def require_fitting(self, saved: Mapping[str, Any]) -> None:
-        """Compare the changes saved in a checkpoint with the model. Nothing is changed.
-
-        Raises:
-            CheckpointError: the changes are of another model, or set attributes that no user code
-                sets.
-        """
-        modules = dict(self._modules)
-        if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
-            raise CheckpointError("amendments", f"{odd[0]!r:.80} is no trained parameter")
-        for name, attributes in saved["attributes"].items():
-            if name not in modules:
-                raise CheckpointError("amendments", f"there is no module {name!r:.80}")
-            for attribute in attributes:
-                there = getattr(modules[name], attribute, None)
-                if (
-                    not attribute.isidentifier()
-                    or attribute in _INTERNAL
-                    or not (isinstance(there, _SIMPLE) or attribute in vars(modules[name]))
-                ):
-                    raise CheckpointError("amendments", f"{attribute!r:.80} is no plain attribute")
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Apply the changes saved in a checkpoint to the model."""
-        found, known = ModelChanges.from_json(saved), self.model_changes
-        number, frozen = known.number + 1, known.frozen + 1
-        self.model_changes = replace(found, number=number, frozen=frozen, shared=known.shared)
-        self.model_changes.apply(self._model, self.trained())
-        for prefix, attributes in found.attributes.items():
-            self._attributes[prefix].update(attributes)  # no new change
-
-    def revert(self) -> None:
-        """Restore the attributes and switches that the script gave the model."""
-        ModelChanges().apply(self._model, self.trained())
-        modules = dict(self._modules)
-        for prefix, attributes in self.model_changes.attributes.items():
-            for attribute in attributes:
-                before = self._made[prefix].get(attribute, _MISSING)
-                if before is _MISSING:
-                    delattr(modules[prefix], attribute)
-                else:
-                    setattr(modules[prefix], attribute, before)
-        self.model_changes = ModelChanges(shared=self.model_changes.shared)
-
-    def count(self) -> int:
+    def change_number(self) -> int:
         """Return a number that differs after a change outside of trained parameters and buffers.
 
         Makes one pass over the frozen parameters: a write through ``.data`` leaves no other trace.
@@ -210,19 +242,19 @@ class ModelEdits:
 
         Called when user code is about to run; only the first call after an update has an effect.
         """
-        if not self._may_have_run:
-            self._may_have_run = True
-            self._fetch()
+        if not self._may_user_code_have_run:
+            self._may_user_code_have_run = True
+            self._fetch_values()
             self._note_values()
 
     def watch_values(self, values: Callable[[], list[torch.Tensor]]) -> None:
         """Watch the values of tensors from now on: other processes have copies of the values."""
-        self._values = values
+        self._watched_values = values
         self._note_values()
 
     def _note_values(self) -> None:
-        if self._values is not None:
-            self._checksum = [checksum(value) for value in self._values()]
+        if self._watched_values is not None:
+            self._checksum = [checksum(value) for value in self._watched_values()]
 
     def updated(self, fetch: Callable[[], None] = lambda: None) -> None:
         """Note an update: user code has not run since.
@@ -230,68 +262,65 @@ class ModelEdits:
         Args:
             fetch: fetches values from other processes; called before the first user code.
         """
-        self._fetch, self._may_have_run = fetch, False
+        self._fetch_values, self._may_user_code_have_run = fetch, False
         if not self._is_announced:
             self.before_user_code()
 
     def have_values_changed(self) -> bool:
         """Return whether user code changed watched values since the last update."""
-        if not self._may_have_run or self._values is None:
+        if not self._may_user_code_have_run or self._watched_values is None:
             return False
-        return [checksum(value) for value in self._values()] != self._checksum
+        return [checksum(value) for value in self._watched_values()] != self._checksum
 
-    # --- between two updates ----------------------------------------------------------------------
+    # --- changes in checkpoints -------------------------------------------------------------------
 
-    def raise_if_unsupported(self) -> None:
-        """Raise the error for a change that cannot be sent to workers, if there is such a change.
+    def require_fitting(self, saved: Mapping[str, Any]) -> None:
+        """Compare the changes saved in a checkpoint with the model. Nothing is changed.
 
         Raises:
-            UserError: there is such a change. The state is as before the change, and can be saved.
+            CheckpointError: the changes are of another model, or set attributes that no user code
+                sets.
         """
-        refusal, self._refusal = self._refusal, None
-        if refusal is not None:
-            raise refusal
+        modules = dict(self._modules)
+        if odd := sorted(set(saved["switched_off"]) - self.trained().keys()):
+            raise CheckpointError("amendments", f"{odd[0]!r:.80} is no trained parameter")
+        for name, attributes in saved["attributes"].items():
+            if name not in modules:
+                raise CheckpointError("amendments", f"there is no module {name!r:.80}")
+            for attribute in attributes:
+                there = getattr(modules[name], attribute, None)
+                if (
+                    not attribute.isidentifier()
+                    or attribute in _MODULE_ATTRIBUTES
+                    or not (isinstance(there, _SIMPLE) or attribute in vars(modules[name]))
+                ):
+                    raise CheckpointError("amendments", f"{attribute!r:.80} is no plain attribute")
 
-    def detect(self) -> None:
-        """Find the changes since the last call, and record them for all workers."""
-        moved = self._bring_home()
-        switched_off = self._look_at_trained()
-        frozen = self._look_at_frozen(moved)
-        attributes = self._look_at_attributes()
-        self._look_at_structure()
-        known = self.model_changes
-        if switched_off != known.switched_off or frozen or attributes:
-            merged = {name: dict(them) for name, them in known.attributes.items()}
-            for name, them in attributes.items():
-                merged.setdefault(name, {}).update(them)
-            self.model_changes = replace(
-                known,
-                number=known.number + 1,
-                switched_off=switched_off,
-                attributes=merged,
-                frozen=known.frozen + frozen,
-            )
-        if (shared := self._shared.look()) is not self.model_changes.shared:
-            self.model_changes = replace(self.model_changes, shared=shared)
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Apply the changes saved in a checkpoint to the model."""
+        found, known = ModelChanges.from_json(saved), self.model_changes
+        number, frozen = known.number + 1, known.frozen + 1
+        self.model_changes = replace(found, number=number, frozen=frozen, shared=known.shared)
+        self.model_changes.apply(self._model, self.trained())
+        for prefix, attributes in found.attributes.items():
+            self._known_attributes[prefix].update(attributes)  # no new change
 
-    def detect_draws(self, *, first: bool = False) -> None:
-        """Report numbers drawn outside of shards since the last call as a doubt: they have no key.
+    def revert(self) -> None:
+        """Restore the attributes and switches that the script gave the model."""
+        ModelChanges().apply(self._model, self.trained())
+        modules = dict(self._modules)
+        for prefix, attributes in self.model_changes.attributes.items():
+            for attribute in attributes:
+                before = self._script_attributes[prefix].get(attribute, _MISSING)
+                if before is _MISSING:
+                    delattr(modules[prefix], attribute)
+                else:
+                    setattr(modules[prefix], attribute, before)
+        self.model_changes = ModelChanges(shared=self.model_changes.shared)
 
-        Args:
-            first: whether this is the first call.
-        """
-        before, self._drawn = self._drawn, drawn_outside()
-        # The first shard that draws moves the generators before the draw is detected.
-        by_shards, self._disturbances = self._disturbances, disturbances()
-        is_of_a_shard = by_shards != self._disturbances
-        if self._drawn != before and not (first or is_of_a_shard):
-            self._notes.doubt(
-                "the optimizer, a callback or the loop body draws from Python's random or NumPy: "
-                "after a resume the numbers differ; draw from torch, which quorate seeds for each "
-                "update, or from a generator made for each step"
-            )
+    # --- parts of ``detect`` ----------------------------------------------------------------------
 
-    def _look_at_trained(self) -> frozenset[str]:
+    def _switched_off_names(self) -> frozenset[str]:
         """Return the names of trained parameters that are switched off."""
         off = []
         for (name, parameter, _), owner, attribute in self._trained:
@@ -307,7 +336,7 @@ class ModelEdits:
                 )
         return frozenset(off)
 
-    def _look_at_frozen(self, moved: Collection[str]) -> bool:
+    def _has_frozen_changed(self, moved: Collection[str]) -> bool:
         """Return whether a frozen parameter changed.
 
         Args:
@@ -331,14 +360,14 @@ class ModelEdits:
                 )
         return changed
 
-    def _look_at_attributes(self) -> dict[str, dict[str, Simple]]:
+    def _changed_attributes(self) -> dict[str, dict[str, Simple]]:
         """Return the changed simple attributes by module; note values that cannot be sent."""
         changed: dict[str, dict[str, Simple]] = {}
-        for number in self._objects.changed():
+        for number in self._attribute_watch.changed():
             prefix, module = self._modules[number]
-            known, others = self._attributes[prefix], self._others[prefix]
+            known, others = self._known_attributes[prefix], self._known_objects[prefix]
             for name, value in vars(module).items():
-                if name in _INTERNAL:
+                if name in _MODULE_ATTRIBUTES:
                     continue
                 if isinstance(value, _SIMPLE):
                     before = known.get(name, _MISSING)
@@ -360,7 +389,7 @@ class ModelEdits:
                     )
         return changed
 
-    def _look_at_structure(self) -> None:
+    def _check_structure(self) -> None:
         """Refuse exchanged modules, and report hooks as a doubt: workers' models have neither."""
         before, self._outline = self._outline, self._tables.outline()
         if before == self._outline:
@@ -385,19 +414,19 @@ class ModelEdits:
                     "on and off by an attribute of the module"
                 )
 
-    def _where(self) -> tuple[list[object], ...]:
+    def _parameter_memory(self) -> tuple[list[object], ...]:
         """Return values that change with a parameter's memory, strides, shape, dtype or device."""
-        return tuple([[*map(read, self._parameters)] for read in _READ])
+        return tuple([[*map(read, self._parameters)] for read in _MEMORY_READERS])
 
     def _homes(self) -> list[Home]:
         return [*(place.home for place in self._trained), *self._frozen]
 
-    def _bring_home(self) -> set[str]:
+    def _copy_moved_values(self) -> set[str]:
         """Copy moved values to the memory that workers read; return the names."""
-        where = self._where()
-        if where == self._at_home:
+        where = self._parameter_memory()
+        if where == self._memory_at_home:
             return set()
-        self._at_home = None
+        self._memory_at_home = None
         homes = [home for home in self._homes() if home.is_left]
         for home in homes:
             value = home.parameter.data
@@ -417,7 +446,7 @@ class ModelEdits:
         for home in homes:  # parameters of another shape are restored
             home.parameter.data = home.tensor
         if not homes:
-            self._at_home = where
+            self._memory_at_home = where
         return {home.name for home in homes}
 
     def _refuse(self, name: str, *, got: str, expected: str, fix: str) -> None:
@@ -430,13 +459,13 @@ def checksum(values: torch.Tensor) -> bytes:
     plain = flat_bytes(values.detach())
     if plain.data_ptr() % 4:
         plain = plain.clone()
-    rest = torch.zeros(4 * _ROW, dtype=torch.uint8, device=plain.device)
+    rest = torch.zeros(4 * _ROW_WORDS, dtype=torch.uint8, device=plain.device)
     cut = plain.numel() - plain.numel() % len(rest)
     rest[: plain.numel() - cut] = plain[cut:]
-    weights = _weights(plain.device)
+    weights = _odd_weights(plain.device)
     found = []
-    for stretch in (*torch.split(plain[:cut], _AT_A_TIME), rest):
-        rows = stretch.view(torch.int32).view(-1, _ROW)
+    for stretch in (*torch.split(plain[:cut], _STRETCH_BYTES), rest):
+        rows = stretch.view(torch.int32).view(-1, _ROW_WORDS)
         # The sum wraps around. GPUs cannot multiply an integer matrix by an integer vector.
         of_cpu = plain.device.type == "cpu"
         found.append(rows @ weights if of_cpu else (rows * weights).sum(1, dtype=torch.int32))
@@ -444,14 +473,14 @@ def checksum(values: torch.Tensor) -> bytes:
 
 
 @cache
-def _weights(device: torch.device) -> torch.Tensor:
+def _odd_weights(device: torch.device) -> torch.Tensor:
     """Return odd weights: with an odd weight, any change of a single word changes the sum."""
-    numbers = torch.arange(_ROW, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
+    numbers = torch.arange(_ROW_WORDS, dtype=torch.int64) * 0x9E3779B1 * 2 + 1
     return (numbers & 0x7FFFFFFF).to(device, torch.int32)
 
 
 def _attributes_of(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the simple attributes of a module, and its other ones."""
-    own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+    own = {name: value for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES}
     simple = {name: value for name, value in own.items() if isinstance(value, _SIMPLE)}
     return simple, {name: value for name, value in own.items() if name not in simple}
