@@ -96,17 +96,18 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
     with ExitStack() as stack:
         # 1. The workers, and the job that they compute until the loop ends.
         stack.callback(state.end_parts)  # after the workers: processes that hold optimizer state
-        own = workers.new_transport(state, source, say)
-        known = {**setup.facts(state), "pipeline": workers.replicas.pipeline}
-        transport = stack.enter_context(closing(observed(own, state, known)))
+        unobserved = workers.new_transport(state, source, say)
+        facts = {**setup.facts(state), "pipeline": workers.replicas.pipeline}
+        transport = stack.enter_context(closing(observed(unobserved, state, facts)))
         timeout_s = workers.timeout_s if transport.can_replace else None
         # Spot checks: now and then all workers compute one shard, and the bits are compared. An
         # observer of the loop may replace the transport: then there are no spot checks.
         ask = partial(ask_workers, transport, len(workers.groups))
-        checks = workers.spot_checks(state, source, ask) if transport is own else None
+        checks = workers.spot_checks(state, source, ask) if transport is unobserved else None
         job = kind_of_training(workers)(
             source,
             state.parameters,
+            # Steps left open by a run that applied steps out of order come first.
             range(min([state.global_step, *state.left_open]), loop.last_step),
             on_snapshots=workers.on_snapshots,
             loader_workers=config.loading.processes,
@@ -134,7 +135,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
                 f"{state.phases.kind}.step() accepts a closure and receives none under "
                 f"{workers.rule.name}, because workers compute while the optimizer steps"
             )
-        server_sync = server_sync_of(state, own)
+        server_sync = server_sync_of(state, unobserved)
         if server_sync is not None:
             stack.enter_context(closing(server_sync))
         channel = stack.enter_context(closing(transport.open(job)))
@@ -264,7 +265,7 @@ class TrainingLoop:
             n = state.global_step
             update_s = time.monotonic() - begun
             if checks is not None and n < self.last_step:
-                checks.updated(n, SPOT_CHECK_S + 10 * update_s)
+                checks.updated(n, SPOT_CHECK_S + 10 * update_s)  # workers answer within ten updates
             # 1. Tell the user what workers and the update have noticed.
             for remark in applied.remarks:
                 notes.add(remark)
