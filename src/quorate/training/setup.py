@@ -73,9 +73,10 @@ class TrainingSetup:
         state: the state; None before the first training or evaluation.
         is_trainable: whether ``state`` has computed a training shard and was restored from the
             newest checkpoint. A state made for an evaluation was not.
-        saved: step and directory of the newest checkpoint, unless training went on since.
-        apply_loaded_weights: puts the weights of ``Trainer.load`` into a state. None: nothing was
-            loaded, or the weights are in the state.
+        saved: step and directory of the newest checkpoint; None: there is none, or the step of the
+            newest is saved again at the end of the loop.
+        apply_loaded_weights: puts the weights of ``Trainer.load`` into a state; None unless weights
+            were loaded before there was a state.
         row_sample: hashes of a few rows of the dataset, for checkpoints.
     """
 
