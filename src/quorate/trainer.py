@@ -2,9 +2,9 @@
 
 A trainer has three parts. ``TrainerConfig`` (``training/config.py``) has the settings, each checked
 once. ``WorkerGroup`` (``training/worker_group.py``) has the model and knows how workers are made.
-``TrainingSetup`` (``training/setup.py``) has what outlives a training loop: the state and the run
-directory. Workers are started by each loop and end with the loop. Worker processes run the user's
-script up to its first loop, this constructor included.
+``TrainingSetup`` (``training/setup.py``) has the state and the run directory, from loop to loop.
+Workers are started by each loop and end with the loop. Worker processes run the user's script up to
+the first loop, this constructor included.
 """
 
 from __future__ import annotations

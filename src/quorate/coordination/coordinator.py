@@ -7,18 +7,18 @@ simulate a thousand workers.
 A step is open from the assignment of its first shard until its update is made (``open_steps.py``).
 Under "sync" and "quorum:R" a step is a batch, and one step is open at a time. Under "async" and
 "bounded:K" each shard of a batch is a step, and several steps are open: at most K + 1 under
-"bounded:K", so that no gradient becomes too stale.
-Idle workers receive shards; without a shard left, an idle worker receives a copy of a shard that is
-late on a slow worker, and the first result counts (``dealing.py``). A worker that has computed a
-shard holds the result until the update. When workers hold enough shards of a step (V, or R of a
-quorum), the update is applied; workers that still compute shards of the step are told to abandon
-them.
+"bounded:K", or a gradient would become too stale.
+
+Idle workers receive shards; without a shard left, an idle worker computes the late shard of a slow
+worker too, and the first result counts (``dealing.py``). A worker holds the result of a shard until
+the update. When workers hold enough shards of a step (V, or R of a quorum), the update is applied;
+workers with further shards of the step are told to abandon the shards.
 
 A worker is replaced after too long a silence. After a failure or a crash, a shard is tried on
 another worker; further failures end the run.
 
-Home shards of a worker are the shards of a step that the worker receives first, if it can: a fixed
-run of neighbors for each rank, so that rows can be fetched ahead and results add up to few vectors.
+A worker receives home shards first: for each rank a fixed run of neighbors, so rows can be fetched
+ahead and results add up to few vectors.
 
     computing --(a step is ready)--> applying --(Applied)--> computing ... --> finished
         ^                               |
@@ -57,15 +57,15 @@ class Coordinator:
         home_shards: returns the home shards of a worker, from (rank, N) of the worker and a step; a
             pure function. Default: V shards in N equal runs.
         next_home: returns the next step with home shards of a worker: see ``dealing.StepLayout``.
-            Default: look at one step after the other.
+            Default: look at step after step.
         lookahead: an idle worker may begin any of so many next steps, if the step has a home shard
             of the worker. 1: steps begin in order.
-        left_open: steps below the newest applied step that are not applied themselves, in a run
-            that is resumed. Only "async" and "bounded:K" apply steps out of order.
+        left_open: in a resumed run, steps not applied though later steps are. Only "async" and
+            "bounded:K" apply steps out of order.
         most_open: how many steps may be open under any rule; bounds the memory for results.
         tally: counts of shards to continue; changed in place.
-        patience: an idle worker receives a copy of a shard that has taken this many times the usual
-            time of its worker. Lower the value if stragglers are short and idle workers cheap.
+        patience: an idle worker receives a copy of a shard after this many times the usual time of
+            the shard's worker. Lower the value if stragglers are short and idle workers cheap.
         attempts: how often a shard may fail before the run is stopped.
         timeout_s: a worker is replaced after this time in one shard, and after 3 times its usual
             time. None: never.
@@ -127,7 +127,8 @@ class Coordinator:
 
         Args:
             only_record: record the event, and leave the next decision to a call of ``decide``. The
-                driver does so while the caller of the loop looks at an update, and may stop it.
+                driver does so while the caller of the loop looks at an update, and may stop the
+                loop.
 
         Raises:
             ProtocolError: the event contradicts earlier events; the error carries the last events.
@@ -137,9 +138,9 @@ class Coordinator:
         return effects if only_record else effects + self.decide(now)
 
     def decide(self, now: float) -> list[protocol.Effect]:
-        """Return what comes next: shards for idle workers, an update, or the end of the run.
+        """Return the next effects: shards for idle workers, an update, or the end of the run.
 
-        The last effect is the time at which ``Tick`` is needed, if time alone changes the decision.
+        The last effect is the time of the next ``Tick``, if time alone changes the decision.
         """
         effects: list[protocol.Effect] = []
         look_at = inf
@@ -193,7 +194,7 @@ class Coordinator:
     # --- events -----------------------------------------------------------------------------------
 
     def _process(self, event: protocol.Event, now: float) -> list[protocol.Effect]:
-        """Record an event, and return its immediate effects."""
+        """Record an event, and return the immediate effects."""
         match event:
             case protocol.Done():
                 assignment = self._assignment(event)
@@ -229,7 +230,7 @@ class Coordinator:
         return []
 
     def _join(self, worker: int, place: str, now: float) -> None:
-        """Record a worker that is ready to compute."""
+        """Record a new worker, ready to compute."""
         if worker in self._workers.by_number:
             raise self._error(f"worker {worker} joined twice")
         self.begun_at = now if self.begun_at is None else self.begun_at
@@ -238,7 +239,7 @@ class Coordinator:
             self._steps.track_running_shards()
 
     def _leave(self, event: protocol.Left) -> list[protocol.Effect]:
-        """Record the loss of a worker; its shards are dealt again."""
+        """Record the loss of a worker; the shards of the worker are dealt again."""
         worker = event.worker
         if worker not in self._workers.by_number:
             raise self._error(f"worker {worker} left and had not joined")
@@ -266,7 +267,7 @@ class Coordinator:
     def _assignment(
         self, event: protocol.Done | protocol.Failed | protocol.Cancelled
     ) -> Assignment:
-        """Return the assignment that a worker's event answers.
+        """Return the assignment behind a worker's answer.
 
         Raises:
             ProtocolError: the worker has no such assignment.
@@ -279,7 +280,7 @@ class Coordinator:
         return found
 
     def _end_assignment(self, assignment: Assignment, took_s: float | None = None) -> None:
-        """Record that a worker is idle again.
+        """Make the worker of an assignment idle again.
 
         Args:
             took_s: the time of a shard of the assignment. None: the usual time is not changed.
@@ -349,7 +350,7 @@ class Coordinator:
         return effects
 
     def _stop(self, reason: str) -> None:
-        """End the run after the open steps of which a worker has begun a shard."""
+        """End the run after the open steps with begun shards."""
         self._steps.unbegin_untouched()
         last = self.applied + len(self._steps.by_number)
         if last < self._dealer.last_step:

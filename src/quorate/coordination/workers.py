@@ -144,7 +144,7 @@ class Workers:
             insort(self._overdue, (record.silent_at, worker))
 
     def finish(self, worker: int, took_s: float | None = None) -> None:
-        """Record that a worker has answered and is idle.
+        """Make a worker idle after an answer.
 
         Args:
             took_s: the time of a shard. None: the usual time of the worker is not changed.

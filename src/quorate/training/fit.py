@@ -120,14 +120,14 @@ class Fit:
         """Show a line to the user, and log the line.
 
         Args:
-            line: plain text, or a ``RunEvent``: text with a kind, which may be for the log alone.
+            line: plain text, or a ``RunEvent``: text with a kind, perhaps for the log alone.
         """
         if is_shown(line):
             self._display.say(line)
         self._events.add(line)
 
     def close(self) -> None:
-        """End the display. What is on the screen remains."""
+        """End the display; leave the last lines on the screen."""
         self._start_progress.close()
         try:
             self._display.close()
@@ -283,7 +283,7 @@ class Fit:
     def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Supervisor) -> None:
         """Evaluate the validation set at this step, if due, and save the best checkpoint.
 
-        Nothing is recorded of an evaluation that a stop interrupts: a resume evaluates anew.
+        An evaluation interrupted by a stop leaves no record: a resume evaluates anew.
         """
         state, validation, data = loop.state, self._validation, self._validation_data
         n, per_epoch = state.global_step, loop.plan.steps_per_epoch
@@ -332,7 +332,7 @@ class Fit:
             self._saver.save(self._contents(state, self._saver))
 
     def _contents(self, state: State, saver: Checkpoints) -> Contents:
-        """Copy the state for a checkpoint, so that training may change the state meanwhile."""
+        """Copy the state for a checkpoint: training changes the state during the save."""
         state.callbacks = states_of(self._callbacks, state.callbacks)
         facts = self._setup.facts(state)
         if self._slow_lines:
@@ -341,7 +341,7 @@ class Fit:
             return contents(state, facts, saver.spare)
 
     def _report_saves(self, results: Sequence[SaveResult]) -> None:
-        """Report saves that ended: failures to the user, checkpoints to log and callbacks."""
+        """Report finished saves: failures to the user, checkpoints to log and callbacks."""
         for n, path, error in results:
             if path is None:
                 why = error.partition(": ")[0]  # the path may be a new one each time
@@ -360,8 +360,8 @@ class Fit:
         """Save the last state, also after an error in user code.
 
         Args:
-            raised: the exception that ended the loop, if any. An error of this save is shown then,
-                and not raised.
+            raised: the exception behind the end of the loop, if any. An error of this save is shown
+                then, and not raised.
         """
         if self._saver is None or state.global_step == 0:
             return
@@ -388,7 +388,7 @@ class Fit:
     # --- services, metrics.jsonl, callbacks -------------------------------------------------------
 
     def _open_supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Supervisor:
-        """Return the supervisor of the worker table and the summaries, which run in threads."""
+        """Return the supervisor of the threads of the worker table and of the summaries."""
         services: list[Service] = []
         workers, every_s = self._setup.workers, self._setup.config.run_dir.summary_every_s
         if loop.transport is not None:

@@ -2,12 +2,12 @@
 
 Between two updates user code may change the model as in a loop of plain torch: ``p.data = ...``,
 ``copy_``, ``load_state_dict``, ``requires_grad_``, ``model.beta = 0.3``. Before shards are dealt,
-``ModelEdits.detect`` finds what user code has changed, in one pass over tensors and attributes:
+``ModelEdits.detect`` finds the changes, in one pass over tensors and attributes:
 
-    values of a trained parameter    are in the flat vector that workers read; if the parameter has
+    values of a trained parameter    are in the flat vector read by workers; if the parameter has
                                      new memory, the values are copied to the vector
-    values of a frozen parameter,    recorded in ``ModelChanges``, which workers receive with the
-    ``requires_grad``, an attribute  next shard and checkpoints save (as "amendments")
+    values of a frozen parameter,    recorded in ``ModelChanges``: workers receive the changes with
+    ``requires_grad``, an attribute  the next shard, checkpoints save them as "amendments"
     buffers                          travel with every shard
     new modules or parameters        are refused; hooks are reported
 """
@@ -53,7 +53,7 @@ _MEMORY_READERS: tuple[Callable[[torch.Tensor], object], ...] = (
 
 
 class _TrainedParameter(NamedTuple):
-    """A trained parameter, its place in the flat vector (the home), and its place in a module."""
+    """A trained parameter with a home, a place in the flat vector, and a place in a module."""
 
     home: Home
     owner: Mapping[str, object]  # the owning module's table of parameters
@@ -61,7 +61,7 @@ class _TrainedParameter(NamedTuple):
 
 
 class ModelEdits:
-    """Finds and records changes that user code makes to the model between updates.
+    """Finds and records changes made to the model by user code between updates.
 
     Args:
         model: the coordinator's model; its trained parameters are views of ``parameters``.
@@ -216,7 +216,7 @@ class ModelEdits:
         return Original(lambda: self.model_changes, self.frozen, self.change_number)
 
     def change_number(self) -> int:
-        """Return a number that differs after a change outside of trained parameters and buffers.
+        """Return a new number after each change outside of trained parameters and buffers.
 
         Makes one pass over the frozen parameters: a write through ``.data`` leaves no other trace.
         """
@@ -238,7 +238,7 @@ class ModelEdits:
             self._is_announced = False
 
     def before_user_code(self) -> None:
-        """Fetch what other processes hold, and take checksums of watched values.
+        """Fetch values held by other processes, and take checksums of watched values.
 
         Called when user code is about to run; only the first call after an update has an effect.
         """

@@ -1,6 +1,6 @@
 """The facts of a run, saved in each checkpoint: settings, data, workers and software.
 
-A resume compares the facts: some must be equal, others are reported as a reason for other bits
+A resume compares the facts: some must be equal, others are reported as a reason for different bits
 (``resume.py``, ``services/checkpoints/record.py``).
 """
 

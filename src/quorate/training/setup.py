@@ -1,4 +1,4 @@
-"""The setup of a trainer: what outlives a training loop, and the preparation of each loop.
+"""The setup of a trainer: run directory, plan and state, and the preparation of each loop.
 
 A loop is prepared in four steps: the run directory is locked and a plan is made; the state is
 made, tried on one shard and restored from the newest checkpoint; the first lines are shown; then
@@ -327,7 +327,7 @@ class TrainingSetup:
         self.stops = self.loop = None
 
     def _end_fit_without_updates(self, state: State, last_step: int) -> None:
-        """Tell the user that a fit has no updates to make: a former run of the script made all.
+        """Tell the user about a fit without updates to make: a former run of the script made all.
 
         The run directory has the newest state and a few older states. Between two fits, the script
         may use the model as the earlier fit left it, for example for rollouts. So after an earlier
@@ -485,5 +485,5 @@ class TrainingSetup:
 
 
 def _task_of_moving_aside(run_dir: Path) -> str:
-    """Return the name of the task, under which ranks and restarts note that it is done."""
+    """Return the name of the task, for notes shared by ranks and by starts of torchrun."""
     return f"moving aside what is in {run_dir.absolute()}"

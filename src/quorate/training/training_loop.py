@@ -238,10 +238,10 @@ class TrainingLoop:
             yield reports
 
     def record_update(self, ready: ReadyStep, applied: UpdateResult) -> None:
-        """Count an update in the state; skip an update that was not made.
+        """Count an update in the state; skip the update if values were not finite.
 
         Raises:
-            NotFiniteError: the update was not made, and the settings say that the run stops.
+            NotFiniteError: the update was not made, and ``nonfinite`` is "stop".
         """
         if applied.not_finite is not None:
             skip_update(self, ready.step, applied)

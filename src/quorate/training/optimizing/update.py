@@ -1,7 +1,7 @@
 """The update: sum of a step, one division, clipping, optimizer, schedule, averaged weights.
 
-A step arrives in parts: sums over subtrees of its V shards, made by workers. The parts are added
-along the fixed tree of the V shards (``coordination/tree.py``), and the sum is divided once, by its
+A step arrives in parts: sums over subtrees of the V shards, made by workers. The parts are added
+along the fixed tree of the V shards (``coordination/tree.py``), and the sum is divided once, by the
 total weight. If the mean gradient is finite, the optimizers step; else nothing is changed.
 
 An update is made in the thread of the training loop; on ranks, in each rank at the same time.
@@ -54,7 +54,7 @@ LATE_HOOK = (
 
 @dataclass(slots=True)
 class UpdateResult:
-    """The result of an update that was made, or was left out because of a non-finite gradient."""
+    """The result of an update, made or left out because of a non-finite gradient."""
 
     metrics: dict[str, float]  # weighted means over all shards, "loss" first
     weight: float  # total weight of the shards
@@ -81,7 +81,7 @@ class UpdateResult:
 class Update:
     """Makes the updates of a phase; a run without phases has one. No other code makes updates.
 
-    Owners of parameters differ in their optimizers: a ``FlatOptimizer`` steps in this process, its
+    Owners of parameters differ in their optimizers: a ``FlatOptimizer`` steps in this process, the
     subclasses on ranks, on servers and in the processes of stages.
 
     Args:
@@ -91,11 +91,11 @@ class Update:
         average: the average of the parameters; None without averaged weights.
 
     Attributes:
-        optimizer: the first optimizer, which also handles vectors of all parameters.
+        optimizer: the first optimizer; handles vectors of all parameters too.
         updates: number of updates so far, made or skipped.
         mean_s: duration of the last mean gradient in seconds, with the additions of parts.
-        is_half_made: True during an update, and after an interrupted update, which has changed
-            only some of the parameters.
+        is_half_made: True during an update, and after an interrupted update: some parameters are
+            changed, others not.
 
     Raises:
         SettingError: no schedule follows the metric of the settings.
@@ -130,10 +130,10 @@ class Update:
         """Make the next update from the parts of a step's sum.
 
         Args:
-            parts: sums over subtrees of shards, which together cover the present shards.
+            parts: sums over subtrees of shards; together the subtrees cover the present shards.
             shards: V.
             present: number of shards in the parts; a quorum may leave out some of the V shards.
-            recompute: computes the shards once more, for an optimizer that takes a closure.
+            recompute: computes the shards once more, for an optimizer with a closure.
 
         Raises:
             LossError: the total weight is zero.
@@ -224,7 +224,7 @@ class Update:
         return self.optimizer.mean(total, additions, wants_norm=wants_norm)
 
     def _left_out(self, total: ShardSum) -> UpdateResult:
-        """Return the result of an update that is not made, because values are not finite."""
+        """Return the result of an update left out because values are not finite."""
         assert total.gradient is not None
         return UpdateResult(
             metrics=total.means(),
@@ -274,7 +274,7 @@ class Update:
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, recompute: Recompute
     ) -> None:
-        """Let the optimizer step with a closure, which computes gradients where it is called.
+        """Let the optimizer step with a closure, for gradients at parameters of its choice.
 
         The first gradient is known already: ``gradient``. For a later call, after the optimizer has
         moved the parameters, workers compute the shards of the step once more.
