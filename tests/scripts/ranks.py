@@ -407,9 +407,9 @@ if __name__ == "__main__":
     if FOLDER is not None:
         (FOLDER / str(RANK)).write_text(str(os.getpid()))
     if WORDS["saves"]:
-        from quorate.training.collective import state_file
+        from quorate.training.collective import slice_files
 
-        state_file.GATHERED_BYTES = 0  # else 64 MiB
+        slice_files.GATHERED_BYTES = 0  # else 64 MiB
     if PHASE in ("pwrite", "fsync", "saving"):
         hook("pwrite" if PHASE == "pwrite" else "fsync")
     here("start")

@@ -76,6 +76,10 @@ class Partition:
         """Return the pieces of parameters of an owner, in the order of its ranges."""
         return self._of(owner)[1]
 
+    def by_name(self, owner: int) -> dict[str, list[Piece]]:
+        """Return the pieces of an owner by parameter, in the order of its ranges."""
+        return self._of(owner)[2]
+
     def views(self, whole: Flat, owner: int) -> list[torch.Tensor]:
         """Return an owner's ranges of whole vectors, as views."""
         return [whole.vectors[n][span.start : span.stop] for n, span in self.ranges[owner]]
@@ -122,7 +126,7 @@ class Partition:
             found.update(zip(starts, own, strict=True))
         return root(found[start] for start in sorted(found))
 
-    def _cut(self, owner: int) -> tuple[Layout, list[Piece]]:
+    def _cut(self, owner: int) -> tuple[Layout, list[Piece], dict[str, list[Piece]]]:
         made, pieces = Layout(()), list[Piece]()
         for number, (vector, span) in enumerate(self.ranges[owner]):
             made.dtypes.append(self.whole.dtypes[vector])
@@ -139,7 +143,10 @@ class Partition:
                 pieces.append(Piece(key, section.name, at, length))
                 place = start - span.start
                 made.sections[key] = Section(key, number, place, stop - start, (length,), (1,))
-        return made, pieces
+        by_name: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            by_name.setdefault(piece.name, []).append(piece)
+        return made, pieces, by_name
 
 
 def norm_of_blocks(blocks: Sequence[Sequence[Block]], squares: Sequence[Sequence[float]]) -> float:

@@ -15,7 +15,7 @@ from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.services.checkpoints.trees import Decoder, Encoder
 from quorate.services.checkpoints.writer import Contents
-from quorate.training.collective.state_file import OPTIMIZER
+from quorate.training.collective.slice_files import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
 

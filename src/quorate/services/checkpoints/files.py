@@ -186,7 +186,7 @@ def record_of(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the checkpoint was damaged since.
     """
-    with _readable(path / RECORD):
+    with readable(path / RECORD):
         return records.parsed(read_regular(path / RECORD, records.MOST_BYTES))
 
 
@@ -207,7 +207,7 @@ def tensors(
     from quorate.services.checkpoints.tensor_bytes import read_at
 
     file, read = path / name, {}
-    with _readable(file):
+    with readable(file):
         stored = tensor_file.header(file).tensors
         here = {tensor for tensor in stored if not elsewhere(tensor)}
         if reason := too_large(sum(stored[t].stop - stored[t].start for t in here)):
@@ -234,7 +234,7 @@ def digest_of(path: Path, name: str, order: Iterable[str]) -> str:
         CheckpointError: the checkpoint was damaged since its verification.
     """
     file = path / name
-    with _readable(file):
+    with readable(file):
         stored = tensor_file.header(file).tensors
         return digest_of_bytes(
             TensorBytes(
@@ -289,7 +289,7 @@ def check(path: Path, step: int | None) -> dict[str, Any]:
         CheckpointError: a file is missing, differs from its checksum, belongs to another step, or
             contradicts the other files.
     """
-    with _readable(path):
+    with readable(path):
         return _check(path, step)
 
 
@@ -299,7 +299,7 @@ def _check_at(path: Path, step: int) -> dict[str, Any]:
     if not is_ours(path.with_name(path.name.removeprefix(REPLACED)), step):
         expected = checkpoint_of(path.parent.parent, step).name
         raise CheckpointError(path.parent, got=f"{path.name!r}", expected=f"the name {expected!r}")
-    with _readable(path):  # not a link to a missing target, for example
+    with readable(path):  # not a link to a missing target, for example
         if not stat.S_ISDIR(path.stat().st_mode):
             raise CheckpointError(path, "not a directory")
     return check(path, step)
@@ -336,7 +336,7 @@ def _check(path: Path, step: int | None) -> dict[str, Any]:
             got=f"SHA-256 {found!r}",
             expected=f"{expected!r} as {MARKER!r} says",
         )
-    with _readable(path / RECORD):
+    with readable(path / RECORD):
         record = records.parsed(text)
     if step is not None and record["global_step"] != step:
         raise CheckpointError(
@@ -367,8 +367,12 @@ def marker(record: bytes) -> bytes:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path, fix: str = "") -> Iterator[None]:
     """Replace an error of a reader in the block by an error of one line.
+
+    Args:
+        path: of the file, if the error names none.
+        fix: the cure, for the error.
 
     Raises:
         CheckpointError: the block raised OSError, EOFError or ValueError.
@@ -377,4 +381,5 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, ValueError) as error:
         where = getattr(error, "filename", None) or path
-        raise CheckpointError(where, getattr(error, "strerror", None) or error) from error
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(where, why, fix=fix) from error

@@ -28,8 +28,8 @@ from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.services.checkpoints.writer import CheckpointWriter, Flush
-from quorate.training.collective import state_file
-from quorate.training.collective.state_file import Row, Rows, StateFile, Trouble
+from quorate.training.collective import slice_files
+from quorate.training.collective.slice_files import Row, Rows, StateFile, Trouble
 from quorate.training.optimizing.entries import Listing, listed
 from quorate.training.optimizing.slice_state import SliceState
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
@@ -96,7 +96,7 @@ class Saves:
         writes = [True]
         with path.open("rb") as file:
             for rank in range(1, self._ranks.size):
-                file.seek(rank * state_file.BLOCK_BYTES)
+                file.seek(rank * slice_files.BLOCK_BYTES)
                 why = answers[rank]
                 if not why and file.read(len(token)) != token[::-1]:
                     why = f"rank 0 does not see what rank {rank} writes there"
@@ -129,9 +129,9 @@ class Saves:
     def _fill(
         self, listings: Sequence[Listing], draft: CheckpointWriter
     ) -> Callable[[Flush], None]:
-        stored = draft.stored[state_file.OPTIMIZER]
+        stored = draft.stored[slice_files.OPTIMIZER]
         rows = [
-            state_file.rows_of(stored, listing, optimizer.prefix)
+            slice_files.rows_of(listing, stored, optimizer.prefix)
             for optimizer, listing in zip(self._optimizers, listings, strict=True)
         ]
         folder = draft.folder.resolve()
@@ -140,7 +140,7 @@ class Saves:
         with self._ranks.in_step():
             file, troubles = self._filled(folder, rows, writes)
         file.close()  # all files of the draft are flushed later
-        state_file.require_done(troubles, draft.folder)
+        slice_files.require_done(troubles, draft.folder)
         return partial(self._flush_all, draft.folder)
 
     def _flush_all(self, folder: Path, flush: Flush) -> None:
@@ -149,7 +149,7 @@ class Saves:
         Raises:
             OSError: a rank cannot flush.
         """
-        state_file.require_done(self._flushed(flush), folder)
+        slice_files.require_done(self._flushed(flush), folder)
 
     def _flushed(self, flush: Flush) -> list[Trouble | None]:
         """Flush the files of this rank, and return the troubles of all ranks. Blocks."""
@@ -158,7 +158,7 @@ class Saves:
             flush()
         except Exception as raised:  # the edge of a thread: all ranks wait for an answer
             error = raised
-        return self._ranks.gather(state_file.trouble(self._ranks.rank, error), beside=True)
+        return self._ranks.gather(slice_files.trouble(self._ranks.rank, error), beside=True)
 
     def _filled(
         self, folder: Path, rows: Sequence[Sequence[Row]], writes: Sequence[bool]
@@ -168,7 +168,7 @@ class Saves:
             (own, Rows(of_one, optimizer.partition))
             for own, of_one, optimizer in zip(self._own, rows, self._optimizers, strict=True)
         ]
-        return state_file.fill(self._ranks, states, folder, writes)
+        return slice_files.fill(self._ranks, states, folder, writes)
 
     @property
     def _own(self) -> list[SliceState]:
@@ -211,7 +211,7 @@ def _signed(path: Path, token: bytes, rank: int) -> str:
         with path.open("r+b", buffering=0) as file:
             if file.read(len(token)) != token:
                 return f"{who} sees another file there"
-            file.seek(rank * state_file.BLOCK_BYTES)
+            file.seek(rank * slice_files.BLOCK_BYTES)
             file.write(token[::-1])
             os.fsync(file.fileno())
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from quorate.replica.torch_internals import version
 from quorate.training.optimizing.known_optimizers import is_by_element
 
 Entries = dict[str, dict[str, Any]]  # by parameter or by key of a piece, then by name of the entry
-# Of each entry: parameter or key, name, dtype and None; or None and a value, if there is one.
+# Of each entry: parameter or key, name, dtype and None; or None and the single value.
 Listing = list[list[Any]]
 
 
@@ -43,9 +43,9 @@ def of_pieces(entries: Mapping[str, Mapping[str, Any]], pieces: Iterable[Piece])
 def listed(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
     """Return the message about entries, without values per element; see ``vectors``."""
     return [
-        [name, entry, _dtype(value), None]
+        [name, entry, str(value.dtype).removeprefix("torch."), None]
         if is_by_element(entry, value)
-        else [name, entry, None, to_json(value)]
+        else [name, entry, None, value]
         for name, of_one in entries.items()
         for entry, value in of_one.items()
     ]
@@ -68,32 +68,8 @@ def outlined(listing: Listing, sections: Mapping[str, Section]) -> Entries:
             shape, stride = sections[name].shape, sections[name].stride
             kind = getattr(torch, dtype)
             value = torch.empty_strided(shape, stride, dtype=kind, device="meta")
-        else:
-            value = from_json(value)
         entries[name].setdefault(entry, value)
     return entries
-
-
-def to_json(value: Any) -> Any:
-    """Return a plain value, a tuple, or a tensor of a few elements for JSON."""
-    if isinstance(value, torch.Tensor):
-        return {"tensor": _dtype(value), "values": value.tolist()}
-    if isinstance(value, tuple):
-        return {"tuple": [to_json(item) for item in value]}
-    return value
-
-
-def from_json(value: Any) -> Any:
-    """Return the value encoded by ``to_json``."""
-    if not isinstance(value, dict):
-        return value
-    if "tuple" in value:
-        return tuple(from_json(item) for item in value["tuple"])
-    return torch.tensor(value["values"], dtype=getattr(torch, value["tensor"]))
-
-
-def _dtype(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
 
 
 # --- changes by user code -------------------------------------------------------------------------

@@ -70,6 +70,16 @@ def values_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
+def for_message(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group for a message, without functions: the sender calls those."""
+    return {key: value for key, value in values_of(group).items() if not callable(value)}
+
+
+def from_message(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group: tuples arrive as lists."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+
+
 def is_by_element(entry: str, value: object) -> bool:
     """Return whether a state entry of an element-wise optimizer has a value for each element."""
     return isinstance(value, torch.Tensor) and entry not in COUNTERS

@@ -19,8 +19,8 @@ from quorate.engines.partition import Block, Piece, norm_of_blocks
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
-from quorate.training.collective import state_file
-from quorate.training.collective.state_file import Row, Rows, StateFile
+from quorate.training.collective import slice_files
+from quorate.training.collective.slice_files import Row, Rows, StateFile, WholeState
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.entries import (
     Entries,
@@ -249,64 +249,50 @@ class SlicedOptimizer(SpreadOptimizer):
 
     def gather(self) -> None:
         """Send this rank's state to rank 0, to be assembled there. All ranks call the method."""
-        listing, own = self._own().told()
-        listings = self._ranks.gather(listing)
-        if not self._ranks.leads:
-            self._ranks.swap([(0, value) for value in own], [])
-            return
-        self.put(self.joined(listings))
-        whole, takes = self.state(), list[tuple[int, torch.Tensor]]()
-        for rank, listing in enumerate(listings):
-            places = vectors(of_pieces(whole, self._pieces_of(rank)), listing)
-            if rank == 0:
-                for place, value in zip(places, own, strict=True):
-                    place.copy_(value)
-            else:
-                takes += [(rank, place) for place in places]
-        self._ranks.swap([], takes)
+        own = self._own()
+        entries = self.joined(self._ranks.gather(listed(own.state())))
+        if self._ranks.leads:
+            self.put(entries)
+        rows = Rows(slice_files.rows_of(listed(entries)), self.partition)
+        slice_files.move(self._ranks, own, rows, WholeState(self.state(), is_read=False))
 
     def scatter(self) -> None:
         """Send each rank its part of the state, from the whole state on rank 0. Blocks.
 
-        Rank 0 keeps its own part. Each rank with access to the file reads the entries not read yet.
+        Each rank with access to the file reads the entries not read yet.
         """
-        ranks, path, rows, whole = self._ranks, self._unread, list[Row](), self.state()
-        listing, mark = listed(whole), ""
+        path, listing, unread = self._unread, listed(self.state()), None
         if path is not None:
-            rows, mark = state_file.rows_in(path, listing, self.prefix), state_file.mark(path)
-        ranks.tell(f"take_part {self.prefix}", listing, str(path), mark, rows)
-        reads = ranks.gather(True)
-        for rank in range(1, ranks.size) if path is None else ():
-            part = of_pieces(whole, self._pieces_of(rank))
-            ranks.swap([(rank, value) for value in vectors(part, listed(part))], [])
-        self.slice = None
-        own = self._own()
-        if path is not None:
-            state_file.read(ranks, own, Rows(rows, self.partition), path, reads)
+            rows = slice_files.rows_in(path, listing, self.prefix)
+            unread = [str(path), slice_files.mark(path), rows]
+        self._ranks.call(f"take_part {self.prefix}", listing, unread)
         self.is_lent, self._unread = False, None
 
-    def take_part(self, listing: Listing, path: str, mark: str, rows: list[list[Any]]) -> None:
+    def take_part(self, listing: Listing, unread: list[Any] | None) -> None:
         """Receive this rank's part of the state from ``scatter``, and drop the present state.
 
-        Blocks.
+        All ranks call the method. Blocks.
 
         Args:
             listing: all entries.
-            path, mark: of the file with entries not read yet, as rank 0 sees the file.
-            rows: the places of these entries in the file.
+            unread: the file with these entries, if they are not read yet: its path, its ``mark`` on
+                rank 0, and the rows.
         """
-        ranks, found = self._ranks, [Row(*row) for row in rows]
-        reads = ranks.gather(bool(found) and state_file.sees(Path(path), mark))
-        whole = outlined(listing, self.partition.whole.sections)
-        part = of_pieces(whole, self._pieces_of(ranks.rank))
+        ranks, whole = self._ranks, self.state()
         dict.clear(self.inner.state)
         self.slice = None
         own = self._own()
-        own.put(part)
-        if found:
-            state_file.read(ranks, own, Rows(found, self.partition), Path(path), reads)
-        else:
-            ranks.swap([], [(0, place) for place in vectors(own.state(), listed(part))])
+        part = outlined(listing, self.partition.whole.sections)
+        own.put(of_pieces(part, self._pieces_of(ranks.rank)))
+        if unread is None:
+            rows = Rows(slice_files.rows_of(listing), self.partition)
+            slice_files.move(ranks, own, rows, WholeState(whole, is_read=True))
+            return
+        path, mark, found = unread
+        rows = Rows([Row(*row) for row in found], self.partition)
+        sees = ranks.gather(ranks.leads or slice_files.sees(Path(path), mark))
+        with closing(StateFile(Path(path), is_read=True)) as file:
+            slice_files.move(ranks, own, rows, file, sees)
 
     # --- the state in a file ----------------------------------------------------------------------
 
@@ -326,7 +312,7 @@ class SlicedOptimizer(SpreadOptimizer):
     @property
     def is_large(self) -> bool:
         """True if the state is too large to be held by a single rank."""
-        return self.is_sharded and state_file.is_large(self.flat_parameters.layout)
+        return self.is_sharded and slice_files.is_large(self.flat_parameters.layout)
 
     def is_by_element(self, key: str) -> bool:
         """Return whether a tensor of a checkpoint has a value per element of this optimizer."""
@@ -348,14 +334,14 @@ class SlicedOptimizer(SpreadOptimizer):
         path, self._unread = self._unread, None
         if path is None:
             return
-        rows = state_file.rows_in(path, listed(self.state()), self.prefix)
+        rows = slice_files.rows_in(path, listed(self.state()), self.prefix)
         self.put(self.state())
         whole = self.state()
         with closing(StateFile(path, is_read=True)) as file:
             for row in rows:
                 into = whole[row.name][row.entry]
                 values = torch.empty(into.shape, dtype=into.dtype)
-                file.move(values, row.start)
+                file.move(values, row)
                 into.copy_(values)
 
     # --- state that every rank holds --------------------------------------------------------------

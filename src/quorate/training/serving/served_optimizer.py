@@ -7,7 +7,7 @@ copies from the last time they were fetched. A reader calls ``fetch_parameters``
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import Closure
-from quorate.training.optimizing.entries import listed, of_pieces, to_json, vectors
-from quorate.training.optimizing.known_optimizers import values_of
+from quorate.training.optimizing.entries import listed, of_pieces, vectors
+from quorate.training.optimizing.known_optimizers import for_message
 from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import OptimizerFactory
 from quorate.training.optimizing.spread_optimizer import LentStates, SpreadOptimizer
@@ -74,7 +74,7 @@ class ServedOptimizer(SpreadOptimizer):
             tensor.grad = None  # gradients of steps made in this process
         layout, state = self.flat_parameters.layout, self.state()
         self.partition = Partition.among(layout, servers.count)
-        groups = [*zip(self.groups, map(_told, self.param_groups), strict=True)]
+        groups = [*zip(self.groups, map(for_message, self.param_groups), strict=True)]
         made, images = [], []
         for number in range(servers.count):
             own = of_pieces(state, self.partition.pieces(number))
@@ -194,7 +194,7 @@ class ServedOptimizer(SpreadOptimizer):
         self.require_same_groups()
         assert self._servers is not None
         self._is_home = False
-        groups = [_told(group) for group in self.param_groups]
+        groups = [*map(for_message, self.param_groups)]
         step = {"kind": "step", "missing": sorted(missing), "groups": groups}
         self._servers.renew([{**step, "factor": gradient.factor}] * self._servers.count)
         self.inner.step()  # no tensor has a gradient: only a schedule counts it
@@ -210,8 +210,3 @@ class ServedOptimizer(SpreadOptimizer):
         if self._servers is None:
             raise ServerError("the servers of this run have ended")
         return self._servers.ask([{"kind": kind, **named}] * self._servers.count)
-
-
-def _told(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a group for JSON, without functions, which the optimizer here calls."""
-    return {k: to_json(value) for k, value in values_of(group).items() if not callable(value)}

@@ -25,8 +25,8 @@ from quorate.engines.servers import (
 from quorate.replica.flat import Flat, Layout
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
-from quorate.training.optimizing.entries import from_json, outlined, vectors
-from quorate.training.optimizing.known_optimizers import ELEMENTWISE
+from quorate.training.optimizing.entries import outlined, vectors
+from quorate.training.optimizing.known_optimizers import ELEMENTWISE, from_message
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.slice_state import SliceState
@@ -113,7 +113,7 @@ class Slice(SliceHandler):
             self._average = Average(made["ema_decay"], self._parameters)
             image = read_image(image, self._average.shadow.vectors)
         kind = {known.__name__: known for known in ELEMENTWISE}[made["optimizer"]]
-        groups = ((names, self._values(values)) for names, values in made["groups"])
+        groups = [(names, from_message(values)) for names, values in made["groups"]]
         self._optimizer = SliceState(kind, groups, self._pieces, self._parameters, elements)
         self._optimizer.put(outlined(made["state"], layout.sections))
         read_image(image, vectors(self._optimizer.state(), made["state"]))
@@ -159,7 +159,4 @@ class Slice(SliceHandler):
         with intra_op_threads(self._threads):
             if told["factor"] != 1.0:
                 mean.mul_(told["factor"])
-            self._optimizer.update(mean, told["missing"], map(self._values, told["groups"]))
-
-    def _values(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: from_json(value) for name, value in values.items()}
+            self._optimizer.update(mean, told["missing"], map(from_message, told["groups"]))

@@ -1,11 +1,12 @@
-"""The file of an optimizer's state, which all ranks write or read at once.
+"""The state of all ranks, moved between their slices and a whole: a file, or memory of rank 0.
 
 Slices are stretches of vectors, so a rank's part of an entry of a parameter is a stretch of the
-file. The exception is a parameter not stored row by row in memory (channels_last, for example).
+whole entry. In a file the exception is a parameter not stored row by row in memory (channels_last,
+for example).
 
 1. Each rank that sees the file moves the whole blocks of its own stretches.
 2. Rank 0 moves the rest, and all stretches of ranks that do not see the file: ranks send rank 0
-   their values, or receive them, piece by piece.
+   their values, or receive them, piece by piece. No rank sees the memory of rank 0.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from functools import cache, partial
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -30,6 +30,7 @@ from quorate.machine.regular_file import open_regular
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Layout, Section
 from quorate.services.checkpoints import tensor_file
+from quorate.services.checkpoints.files import readable
 from quorate.services.checkpoints.tensor_bytes import read_at, write_at
 from quorate.services.checkpoints.tensor_file import Stored
 from quorate.training.optimizing.entries import Entries, Listing, in_memory_order
@@ -49,6 +50,7 @@ GATHERED_BYTES = 64 << 20
 # Clients of a network file system that write to the same page may undo each other's writes, and no
 # page is larger than a block. So each block of the file has a single writer.
 BLOCK_BYTES = 1 << 16
+OTHERS = "start again, others may be sound"  # the cure for a damaged checkpoint
 PIECE_BYTES = 16 << 20  # size of a transfer; rank 0 has memory for a single transfer
 
 
@@ -63,7 +65,7 @@ class Row(NamedTuple):
     name: str  # of the parameter
     entry: str
     dtype: str
-    start: int  # bytes from the beginning of the file
+    start: int = 0  # bytes from the beginning of the file, if there is one
 
     @property
     def itemsize(self) -> int:
@@ -72,19 +74,23 @@ class Row(NamedTuple):
         return size
 
 
-def rows_of(stored: Mapping[str, Stored], listing: Listing, prefix: str) -> list[Row]:
-    """Return the places in a file of the entries with a value per element.
+def rows_of(
+    listing: Listing, stored: Mapping[str, Stored] | None = None, prefix: str = ""
+) -> list[Row]:
+    """Return the entries with a value per element, and their places in a file, if there is one.
 
     Args:
-        stored: positions of the tensors in the file.
         listing: all entries of an optimizer, by parameter; see ``entries``.
+        stored: positions of the tensors in the file.
         prefix: prefix of the optimizer's tensors in the file.
     """
+    rows = [Row(name, entry, dtype) for name, entry, dtype, _ in listing if dtype is not None]
+    if stored is None:
+        return rows
+    places = [stored[f"{prefix}{row.entry}.{row.name}"] for row in rows]
     return [
-        Row(name, entry, place.dtype, place.start)
-        for name, entry, dtype, _ in listing
-        if dtype is not None
-        for place in [stored[f"{prefix}{entry}.{name}"]]
+        row._replace(dtype=place.dtype, start=place.start)
+        for row, place in zip(rows, places, strict=True)
     ]
 
 
@@ -95,7 +101,7 @@ class Part(NamedTuple):
     piece: Piece  # the rank's piece with the stretch
     start: int  # offset in the piece
     length: int
-    at: int  # bytes from the beginning of the file; of no meaning if not stored row by row
+    at: int  # bytes from the beginning of the file; of no meaning in memory
 
     @property
     def nbytes(self) -> int:
@@ -104,8 +110,14 @@ class Part(NamedTuple):
 
     def of(self, entries: Entries) -> torch.Tensor:
         """Return the stretch in the state of the rank's pieces, as a view."""
-        whole: torch.Tensor = entries[self.piece.key][self.row.entry]
-        return whole[self.start : self.start + self.length]
+        piece: torch.Tensor = entries[self.piece.key][self.row.entry]
+        return piece[self.start : self.start + self.length]
+
+    def of_whole(self, entries: Entries) -> torch.Tensor:
+        """Return the stretch in the state of whole parameters, as a view."""
+        whole = in_memory_order(entries[self.row.name][self.row.entry])
+        start = self.piece.start + self.start
+        return whole[start : start + self.length]
 
 
 def is_by_rows(section: Section) -> bool:
@@ -118,37 +130,38 @@ def is_by_rows(section: Section) -> bool:
     return True
 
 
-class Rows:
-    """The rows to write or read, and the parts of each rank.
+class Rows(NamedTuple):
+    """The rows to write or read, and the parts of each rank."""
 
-    Args:
-        rows: the rows, the same on all ranks.
-        partition: the partition of the parameters among the ranks.
-    """
+    rows: Sequence[Row]  # the same on all ranks
+    partition: Partition  # of the parameters among the ranks
 
-    def __init__(self, rows: Sequence[Row], partition: Partition) -> None:
-        self.rows, self.sections = rows, partition.whole.sections
-        self._by_rows = [row for row in rows if is_by_rows(self.sections[row.name])]
-        # Parameters not stored row by row in memory.
-        self.strided = [row for row in rows if not is_by_rows(self.sections[row.name])]
-        self._pieces = cache(partial(_by_name, partition))
+    @property
+    def plain(self) -> Rows:
+        """The rows of parameters stored row by row in memory."""
+        sections = self.partition.whole.sections
+        return self._replace(rows=[row for row in self.rows if is_by_rows(sections[row.name])])
 
-    def of(self, rank: int, rows: Iterable[Row]) -> Iterator[Part]:
-        """Yield a rank's parts of some rows: a part per piece."""
-        for row in rows:
-            for piece in self._pieces(rank).get(row.name, ()):
-                yield Part(row, piece, 0, piece.length, row.start + piece.start * row.itemsize)
+    @property
+    def strided(self) -> list[Row]:
+        """All further rows."""
+        sections = self.partition.whole.sections
+        return [row for row in self.rows if not is_by_rows(sections[row.name])]
 
     def parts(self, rank: int, *, blocks: bool = True, beside: bool = True) -> Iterator[Part]:
-        """Yield a rank's parts, without parameters not stored row by row in memory.
+        """Yield a rank's parts.
 
         Args:
             rank: the rank.
             blocks: whether to yield whole blocks of the file.
             beside: whether to yield parts of blocks, which ranks may share.
         """
-        for part in self.of(rank, self._by_rows):
-            begin, end, size = part.at, part.at + part.nbytes, part.row.itemsize
+        pieces = self.partition.by_name(rank)
+        own = ((row, piece) for row in self.rows for piece in pieces.get(row.name, ()))
+        for row, piece in own:
+            size = row.itemsize
+            begin = row.start + piece.start * size
+            end = begin + piece.length * size
             first, last = -(-begin // BLOCK_BYTES) * BLOCK_BYTES, end - end % BLOCK_BYTES
             if blocks and beside:
                 spans = [(begin, end)]
@@ -159,17 +172,10 @@ class Rows:
             for start, stop in spans:
                 for at in range(start, stop, PIECE_BYTES):
                     length = (min(stop, at + PIECE_BYTES) - at) // size
-                    yield part._replace(start=(at - begin) // size, length=length, at=at)
+                    yield Part(row, piece, (at - begin) // size, length, at)
 
 
-def _by_name(partition: Partition, rank: int) -> dict[str, list[Piece]]:
-    found: dict[str, list[Piece]] = {}
-    for piece in partition.pieces(rank):
-        found.setdefault(piece.name, []).append(piece)
-    return found
-
-
-def chunks(of: Iterator[Part]) -> Iterator[list[Part]]:
+def chunks(of: Iterable[Part]) -> Iterator[list[Part]]:
     """Yield lists of parts to send together, of ``PIECE_BYTES`` at most in all."""
     chunk: list[Part] = []
     nbytes = 0
@@ -195,8 +201,25 @@ def in_turns(of: Mapping[int, Iterator[T]]) -> Iterator[tuple[int, T]]:
                 del left[rank]
 
 
+class WholeState:
+    """The state of whole parameters in memory of rank 0, to be cut into slices or put together.
+
+    Args:
+        entries: entries by parameter; on further ranks none.
+        is_read: whether values move from the entries to the slices.
+    """
+
+    def __init__(self, entries: Entries, *, is_read: bool) -> None:
+        self._entries, self.is_read = entries, is_read
+
+    def move(self, values: torch.Tensor, part: Part) -> None:
+        """Copy the values of a part, or their bytes, to the entries or from the entries."""
+        own = part.of_whole(self._entries)
+        _copy(flat_bytes(values), flat_bytes(own), to_first=self.is_read)
+
+
 class StateFile:
-    """A file, opened with the first move. Close the object at the end.
+    """A file of whole entries, opened with the first move. Close the object at the end.
 
     All ranks wait for tensors from each other, so a rank reports an error only after all exchanges:
     after the first error nothing more is written. Reading raises at once.
@@ -218,14 +241,18 @@ class StateFile:
         self._stack = ExitStack()
         self._descriptor: int | None = None
 
-    def move(self, values: torch.Tensor, at: int) -> None:
-        """Write a tensor's elements to the file from byte ``at`` on, or read a contiguous tensor.
+    def move(self, values: torch.Tensor, part: Part | Row) -> None:
+        """Write the elements of a part or of a whole entry to the file, or read them.
+
+        Args:
+            values: the elements, or their bytes; contiguous if they are read.
 
         Raises:
             CheckpointError: the file cannot be read.
         """
+        at = part.at if isinstance(part, Part) else part.start
         if self.is_read:
-            with _readable(self._path):
+            with readable(self._path, OTHERS):
                 read_at(self._opened(), values, at)
             return
         if self.error is not None:
@@ -257,82 +284,81 @@ class StateFile:
         """Close the file."""
         self._stack.close()
 
-    def copy(self, own: torch.Tensor, transferred: torch.Tensor) -> None:
-        """Copy values between memory of this rank and of a transfer, as the file's values move."""
-        target, source = (own, transferred) if self.is_read else (transferred, own)
-        target.copy_(source)
+
+Whole = StateFile | WholeState
 
 
 def move(
-    ranks: RankControl, own: SliceState, rows: Rows, sees: Sequence[bool], file: StateFile
+    ranks: RankControl,
+    own: SliceState,
+    rows: Rows,
+    whole: Whole,
+    sees: Sequence[bool] | None = None,
 ) -> None:
-    """Move all ranks' parts of some rows between memory and a file. All ranks call. Blocks.
+    """Move all ranks' parts of some rows between slices and a whole. All ranks call. Blocks.
 
     Args:
         own: the state of this rank's slice.
         rows: the rows to move.
-        sees: whether each rank reads or writes the file itself, by rank.
-        file: of this rank.
+        whole: the file as this rank sees the file, or memory of rank 0.
+        sees: whether each rank reads or writes the file itself, by rank; None: rank 0 alone.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
-    entries, sends = own.state(), ranks.leads is file.is_read
-    # 1. On each rank that sees the file: whole blocks of the file; rank 0 also moves parts of
-    # blocks.
+    entries, by_rank_0 = own.state(), [rank == 0 for rank in range(ranks.size)]
+    if not isinstance(whole, StateFile):
+        _move_parts(ranks, entries, rows, whole, by_rank_0)
+        return
+    _move_parts(ranks, entries, rows.plain, whole, sees or by_rank_0)
+    # 3. By rank 0, by parameter: entries not stored row by row in memory.
+    for row in rows.strided:
+        section, dtype = rows.partition.whole.sections[row.name], getattr(torch, row.dtype)
+        shape, stride = (section.shape, section.stride) if ranks.leads else ((0,), (1,))
+        by_rows = torch.empty(shape, dtype=dtype)
+        if ranks.leads and whole.is_read:
+            whole.move(by_rows, row)
+        strided = torch.empty_strided(shape, stride, dtype=dtype).copy_(by_rows).to(ranks.device)
+        state = WholeState({row.name: {row.entry: strided}}, is_read=whole.is_read)
+        _move_parts(ranks, entries, rows._replace(rows=[row]), state, by_rank_0)
+        if ranks.leads and not whole.is_read:
+            whole.move(strided, row)
+    ranks.arrive()
+
+
+def _move_parts(
+    ranks: RankControl, entries: Entries, rows: Rows, whole: Whole, sees: Sequence[bool]
+) -> None:
+    # 1. On each rank that sees the whole: whole blocks; rank 0 also moves parts of blocks.
     if sees[ranks.rank]:
         for part in rows.parts(ranks.rank, beside=ranks.leads):
-            file.move(part.of(entries), part.at)
-    ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
-    # 2. By rank 0: parts of blocks, and everything of ranks that do not see the file.
+            whole.move(part.of(entries), part)
+    if isinstance(whole, StateFile):
+        ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
+    # 2. By rank 0: parts of blocks, and everything of ranks that do not see the whole.
     theirs = {
         rank: chunks(rows.parts(rank, blocks=not sees[rank]))
         for rank in (range(1, ranks.size) if ranks.leads else [ranks.rank])
     }
+    sends = ranks.leads is whole.is_read
     for rank, chunk in in_turns(theirs):
         sizes = [part.nbytes for part in chunk]
         data = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
+        addressed = [(rank if ranks.leads else 0, data)]
         if not sends:
-            _carry(ranks, rank, data, sends=False)
-        for part, piece in zip(chunk, torch.split(data, sizes), strict=True):
+            ranks.swap([], addressed)
+        for part, values in zip(chunk, torch.split(data, sizes), strict=True):
             if ranks.leads:
-                file.move(piece, part.at)
+                whole.move(values, part)
             else:
-                file.copy(flat_bytes(part.of(entries)), piece)
+                _copy(values, flat_bytes(part.of(entries)), to_first=sends)
         if sends:
-            _carry(ranks, rank, data, sends=True)
-    # 3. By rank 0, by parameter: entries not stored row by row in memory.
-    for row in rows.strided:
-        _move_strided(ranks, entries, rows, row, file)
-    ranks.arrive()
+            ranks.swap(addressed, [])
 
 
-def _move_strided(
-    ranks: RankControl, entries: Entries, rows: Rows, row: Row, file: StateFile
-) -> None:
-    section, dtype = rows.sections[row.name], getattr(torch, row.dtype)
-    shape = section.shape if ranks.leads else [0]
-    by_rows = torch.empty(shape, dtype=dtype)
-    if ranks.leads and file.is_read:
-        file.move(by_rows, row.start)
-    whole = torch.empty_strided(shape, section.stride if ranks.leads else [1], dtype=dtype)
-    whole = whole.copy_(by_rows).to(ranks.device)
-    for rank in range(ranks.size) if ranks.leads else [ranks.rank]:
-        for part in rows.of(rank, [row]):
-            there = in_memory_order(whole)[part.piece.start : part.piece.stop]
-            if rank == 0:
-                file.copy(part.of(entries), there)
-            else:
-                mine = there if ranks.leads else part.of(entries)
-                _carry(ranks, rank, flat_bytes(mine), sends=ranks.leads is file.is_read)
-    if ranks.leads and not file.is_read:
-        file.move(whole, row.start)
-
-
-def _carry(ranks: RankControl, rank: int, data: torch.Tensor, *, sends: bool) -> None:
-    """Send data of a rank between this rank and rank 0; the other of the two receives. Blocks."""
-    addressed = [(rank if ranks.leads else 0, data)]
-    ranks.swap(*((addressed, []) if sends else ([], addressed)))
+def _copy(first: torch.Tensor, second: torch.Tensor, *, to_first: bool) -> None:
+    target, source = (first, second) if to_first else (second, first)
+    target.copy_(source)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -357,8 +383,9 @@ def fill(
     file = StateFile(folder / OPTIMIZER, is_read=False)
     nbytes = 0
     for own, rows in states:
-        move(ranks, own, rows, writes, file)
-        nbytes += sum(prod(rows.sections[row.name].shape) * row.itemsize for row in rows.rows)
+        move(ranks, own, rows, file, writes)
+        sections = rows.partition.whole.sections
+        nbytes += sum(prod(sections[row.name].shape) * row.itemsize for row in rows.rows)
     found = ranks.gather([trouble(ranks.rank, file.error), file.nbytes])
     troubles, written = [each for each, _ in found], sum(nbytes for _, nbytes in found)
     if written != nbytes and not any(troubles):
@@ -397,8 +424,8 @@ def rows_in(path: Path, listing: Listing, prefix: str) -> list[Row]:
     Raises:
         CheckpointError: the file cannot be read.
     """
-    with _readable(path):
-        return rows_of(tensor_file.header(path).tensors, listing, prefix)
+    with readable(path, OTHERS):
+        return rows_of(listing, tensor_file.header(path).tensors, prefix)
 
 
 def mark(path: Path) -> str:
@@ -407,7 +434,7 @@ def mark(path: Path) -> str:
     Raises:
         CheckpointError: the file cannot be read.
     """
-    with _readable(path), open_regular(path) as file:
+    with readable(path, OTHERS), open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         return hashlib.sha256(file.read(min(length, tensor_file.MOST_HEADER_BYTES))).hexdigest()
 
@@ -418,35 +445,3 @@ def sees(path: Path, first_mark: str) -> bool:
         return mark(path) == first_mark
     except CheckpointError:
         return False
-
-
-def read(
-    ranks: RankControl, own: SliceState, rows: Rows, path: Path, reads: Sequence[bool]
-) -> None:
-    """Read this rank's part of some rows into the state of its slice. All ranks call. Blocks.
-
-    Args:
-        own: the state of this rank's slice.
-        rows: the rows to read.
-        path: path of the file.
-        reads: whether each rank sees the file, by rank.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    with closing(StateFile(path, is_read=True)) as file:
-        move(ranks, own, rows, reads, file)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Replace a read error in the block by an error of one line.
-
-    Raises:
-        CheckpointError: the block raised OSError or EOFError.
-    """
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(path, reason, fix="start again, others may be sound") from error
