@@ -81,6 +81,8 @@ class FlatOptimizer:
         factory: the user's function from a list of parameters to an optimizer; see ``takes_names``.
         model: the model whose trainable parameters are views of ``parameters``.
         names: names of the optimizer's parameters. Default: all.
+        prefix: prefix of the names of the optimizer's tensors in checkpoints; no other optimizer
+            has the prefix.
 
     Attributes:
         is_sharded: whether each rank of a collective has a slice of the state.
@@ -97,7 +99,9 @@ class FlatOptimizer:
         model: torch.nn.Module,
         parameters: Flat,
         names: Collection[str] | None = None,
+        prefix: str = "",
     ) -> None:
+        self.prefix = prefix
         named = {n: p for n, p in trainable(model).items() if names is None or n in names}
         given: Any = [*named.items()] if takes_names(factory) else [*named.values()]
         self.inner = factory(given)

@@ -79,6 +79,8 @@ class OptimizerState:
     def save(self, *, with_sharded: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return tensors by name, shared with the optimizer, and entries of the record.
 
+        The name of a tensor begins with the prefix of the optimizer.
+
         Args:
             with_sharded: whether to return the state per parameter, if ranks have slices of it.
 
@@ -108,7 +110,7 @@ class OptimizerState:
                 zip(self._inner.param_groups, self._optimizer.groups, strict=True)
             )
         ]
-        return encoder.tensors, {
+        record = {
             "optimizer": self.kind,
             "optimizer_numbers": numbers,
             "optimizer_state": own,
@@ -116,6 +118,8 @@ class OptimizerState:
             "optimizer_groups": groups,
             "schedule_state": self._encoded_schedule(encoder),
         }
+        prefix = self._optimizer.prefix
+        return {f"{prefix}{key}": value for key, value in encoder.tensors.items()}, record
 
     def _encoded_values(
         self, group: Mapping[str, Any], number: int, encoder: Encoder
@@ -170,11 +174,14 @@ class OptimizerState:
         """Return the argument of ``load``, made from the result of ``save``. Nothing is changed.
 
         Args:
+            tensors: the tensors of all optimizers.
             path: path of the checkpoint, for messages.
 
         Raises:
             MisfitError: the state is of another optimizer.
         """
+        prefix = self._optimizer.prefix
+        tensors = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         decoder = Decoder(tensors, self._optimizer.parameters)
         listed = [name for group in record.get("optimizer_groups", ()) for name in group["names"]]
         for name in listed:

@@ -31,7 +31,6 @@ from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
-from quorate.training.optimizing.phase_state import PhaseState, by_prefix
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Update
@@ -75,7 +74,7 @@ class Phases:
         self._over, self._exchange = (model, parameters), exchange
         self._served, self._parts = served, parts
         self.updates: dict[str | None, Update] = {}
-        self._states: dict[str | None, PhaseState] = {}
+        self._states: dict[str | None, list[OptimizerState]] = {}
         for name, choice in optimize.items():
             names, own = None, average
             if name is not None:
@@ -95,9 +94,8 @@ class Phases:
             if average is not None and names is not None:
                 # With a decay of 0 the shadow equals the parameters.
                 own = average.of(names, choice.ema_decay or 0.0)
-            self.updates[name] = update = Update(scheduled, buffers, choice, own)
-            states = [OptimizerState(each, model, notes) for each in scheduled]
-            self._states[name] = PhaseState(update, states)
+            self.updates[name] = Update(scheduled, buffers, choice, own)
+            self._states[name] = [OptimizerState(each, model, notes) for each in scheduled]
 
     def _made(
         self, optimize: Optimize, phase: str | None, names: Collection[str] | None
@@ -145,20 +143,15 @@ class Phases:
             names: names of the parameters of the optimizer; None for all.
             prefix: prefix of the optimizer's tensors in checkpoints.
         """
-        over = (factory, *self._over)
+        over: tuple[Any, ...] = (factory, *self._over)
+        own: dict[str, Any] = {"names": names, "prefix": prefix}
         if self._exchange is not None:
-            return SlicedOptimizer(
-                *over,
-                exchange=self._exchange,
-                is_sharded=is_sharded,
-                names=names,
-                prefix=prefix,
-            )
+            return SlicedOptimizer(*over, exchange=self._exchange, is_sharded=is_sharded, **own)
         if self._served:
             return ServedOptimizer(*over)
         if self._parts > 1:
-            return PartedOptimizer(*over, self._parts, names)
-        return FlatOptimizer(*over, names)
+            return PartedOptimizer(*over, parts=self._parts, **own)
+        return FlatOptimizer(*over, **own)
 
     @property
     def optimizers(self) -> list[FlatOptimizer]:
@@ -215,16 +208,18 @@ class Phases:
     @property
     def kind(self) -> str:
         """The optimizers as text for people, compared first by a resume."""
-        return ", ".join(
-            state.kind if name is None else f"{name}: {state.kind}"
-            for name, state in self._states.items()
-        )
+        kinds = {name: self._kind(name) for name in self._states}
+        return ", ".join(of if name is None else f"{name}: {of}" for name, of in kinds.items())
+
+    def _kind(self, phase: str | None) -> str:
+        return " + ".join(state.kind for state in self._states[phase])
 
     def save(self, *, with_sharded: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return tensors by name, shared with the optimizers, and entries of the record.
 
-        In the record, the states of phases form a list in the order of the phases; the name of a
-        tensor is prefixed with the name of its phase and a slash.
+        In the record, the states of phases form a list in the order of the phases, and the states
+        of a list of optimizers form a list. The name of a tensor is prefixed with the name of its
+        phase and the number of its optimizer, each with a slash.
 
         Args:
             with_sharded: whether to return the states per parameter that ranks have slices of.
@@ -232,14 +227,20 @@ class Phases:
         Raises:
             CheckpointError: an optimizer holds state that cannot be saved.
         """
-        if None in self._states:
-            return self._states[None].save(with_sharded=with_sharded)
-        tensors, facts = dict[str, torch.Tensor](), self.facts()
-        for entry, own in zip(facts["phases"], self._states.values(), strict=True):
-            state, kept = own.save(with_sharded=with_sharded)
-            tensors |= {f"{entry['name']}/{key}": value for key, value in state.items()}
-            entry |= kept
-        return tensors, {"optimizer": self.kind, "optimizer_numbers": {}, **facts}
+        tensors, records = dict[str, torch.Tensor](), dict[str | None, dict[str, Any]]()
+        for name, states in self._states.items():
+            saved = [state.save(with_sharded=with_sharded) for state in states]
+            for own, _ in saved:
+                tensors |= own
+            records[name] = saved[0][1]
+            if self.updates[name].optimize.has_several:
+                facts = self.updates[name].facts()["optimizers"]
+                several = [fact | kept for fact, (_, kept) in zip(facts, saved, strict=True)]
+                records[name] = _record(self._kind(name), optimizers=several)
+        if None in records:
+            return tensors, records[None]
+        phases = [facts | records[facts["name"]] for facts in self.facts()["phases"]]
+        return tensors, _record(self.kind, phases=phases)
 
     def loadable(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
@@ -249,9 +250,11 @@ class Phases:
         Raises:
             MisfitError: the state is of other phases, or of other optimizers.
         """
-        if None in self._states:
-            return [self._states[None].loadable(tensors, record, path)]
-        saved = {entry["name"]: entry for entry in record.get("phases") or ()}
+        saved: dict[str | None, Mapping[str, Any]] = {None: record}
+        if None not in self._states:
+            # A schedule counts the updates of its own phase.
+            phases = record.get("phases") or ()
+            saved = {each["name"]: {**each, "global_step": each["updates"]} for each in phases}
         if [*saved] != [*self._states]:
             was = ", ".join(map(printable, saved)) or "none"
             now = ", ".join(map(str, self._states))
@@ -260,17 +263,37 @@ class Phases:
                 f"it was trained with phases {was}, and this run has {now}",
                 fix="use the same, or choose another run_dir",
             )
-        parts = by_prefix(tensors, saved, "phase", path)
-        # A schedule counts the updates of its own phase.
+        prefixes = tuple(each.prefix for each in self.optimizers)
+        if odd := next((key for key in tensors if not key.startswith(prefixes)), None):
+            of = "optimizer" if None in saved else "phase"
+            raise MisfitError(path, f"optimizer state {odd!r:.80} is of no {of}")
+        return [self._loadable(name, tensors, own, path) for name, own in saved.items()]
+
+    def _loadable(
+        self,
+        phase: str | None,
+        tensors: Mapping[str, torch.Tensor],
+        record: Mapping[str, Any],
+        path: Path,
+    ) -> list[LoadableOptimizer]:
+        several, saved = self.updates[phase].optimize.has_several, record.get("optimizers")
+        if several != (saved is not None):
+            was, now = ("a list of optimizers", "one function")[:: -1 if several else 1]
+            fix = "use the same, or choose another run_dir"
+            raise MisfitError(path, f"it was trained with {was}, and this run has {now}", fix=fix)
         return [
-            state.loadable(own, {**entry, "global_step": entry["updates"]}, path)
-            for state, own, entry in zip(
-                self._states.values(), parts.values(), saved.values(), strict=True
-            )
+            state.loadable(tensors, {**own, "global_step": record["global_step"]}, path)
+            for state, own in zip(self._states[phase], saved or [record], strict=True)
         ]
 
     def load(self, saved: list[list[LoadableOptimizer]]) -> None:
         """Load the result of ``loadable``, except for values now set differently by the script."""
-        for name, own in zip(self.updates, saved, strict=True):
-            self._states[name].load(own)
-            self.updates[name].updates = own[0].record["global_step"]
+        for name, loadable in zip(self.updates, saved, strict=True):
+            for state, own in zip(self._states[name], loadable, strict=True):
+                state.load(own)
+            self.updates[name].updates = loadable[0].record["global_step"]
+
+
+def _record(kind: str, **states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the entries of a record about several optimizers."""
+    return {"optimizer": kind, "optimizer_numbers": {}, **states}

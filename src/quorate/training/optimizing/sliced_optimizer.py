@@ -55,9 +55,7 @@ class SlicedOptimizer(SpreadOptimizer):
         exchange: the exchange of their gradients.
         is_sharded: whether each rank has the state for its slices alone, if the optimizer works
             element by element.
-        names: names of the optimizer's parameters. Default: all.
-        prefix: prefix of the names of the optimizer's tensors in checkpoints; no other optimizer
-            has the prefix.
+        names, prefix: see ``FlatOptimizer``.
 
     Raises:
         SettingError: the factory returns no optimizer, or an optimizer unusable with any engine.
@@ -73,11 +71,10 @@ class SlicedOptimizer(SpreadOptimizer):
         *,
         exchange: GradientExchange,
         is_sharded: bool,
-        names: Collection[str] | None = None,
-        prefix: str = "",
+        names: Collection[str] | None,
+        prefix: str,
     ) -> None:
-        super().__init__(factory, model, parameters, names)
-        self.prefix = prefix
+        super().__init__(factory, model, parameters, names, prefix)
         self._exchange, self._ranks = exchange, exchange.ranks
         self.partition = exchange.partition
         self.is_sharded = is_sharded and self.flat

@@ -38,7 +38,7 @@ class PartedOptimizer(FlatOptimizer):
         model: the model whose trainable parameters are views of ``parameters``.
         parameters: parameters in a shared segment.
         parts: number of parts.
-        names: names of the optimizer's parameters. Default: all.
+        names, prefix: see ``FlatOptimizer``.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class PartedOptimizer(FlatOptimizer):
         model: torch.nn.Module,
         parameters: Flat,
         parts: int,
-        names: Collection[str] | None = None,
+        names: Collection[str] | None,
+        prefix: str,
     ) -> None:
-        super().__init__(factory, model, parameters, names)
+        super().__init__(factory, model, parameters, names, prefix)
         assert parameters.segment is not None
         self._part_of = _parts(parameters, parts)
         self._parts = 1 + max(self._part_of.values(), default=0)
