@@ -8,7 +8,7 @@ gradients of one layout have the same partition on every machine.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import islice
 from math import prod
@@ -60,6 +60,12 @@ class Partition:
             if section.span:
                 self._sections[section.vector].append(section)
         self._of = cache(self._cut)
+        self._blocks = cache(self._cut_blocks)
+
+    @staticmethod
+    def whole_in(layout: Layout) -> Partition:
+        """Return the partition with a single owner, who has all vectors."""
+        return Partition(layout, [[(n, range(size)) for n, size in enumerate(layout.sizes)]])
 
     @staticmethod
     def among(layout: Layout, count: int) -> Partition:
@@ -80,15 +86,21 @@ class Partition:
         """Return the pieces of an owner by parameter, in the order of its ranges."""
         return self._of(owner)[2]
 
+    def blocks(self, owner: int, names: frozenset[str] | None = None) -> list[Block]:
+        """Return the stretches of some parameters in an owner's ranges, cut at blocks.
+
+        The stretches of all owners are the same for any partition.
+
+        Args:
+            names: the parameters; None for all.
+        """
+        return self._blocks(owner, names)
+
     def views(self, whole: Flat, owner: int) -> list[torch.Tensor]:
         """Return an owner's ranges of whole vectors, as views."""
         return [whole.vectors[n][span.start : span.stop] for n, span in self.ranges[owner]]
 
-    def blocks(self, owner: int, names: Collection[str]) -> list[Block]:
-        """Return the stretches of some parameters in an owner's ranges, cut at blocks.
-
-        The stretches of all owners are the same for any partition.
-        """
+    def _cut_blocks(self, owner: int, names: frozenset[str] | None) -> list[Block]:
         found = []
         for number, (vector, span) in enumerate(self.ranges[owner]):
             for run in self._runs(vector, names):
@@ -100,11 +112,11 @@ class Partition:
                     start = end
         return found
 
-    def _runs(self, vector: int, names: Collection[str]) -> list[range]:
+    def _runs(self, vector: int, names: frozenset[str] | None) -> list[range]:
         """Return the longest ranges of a vector with no parameters but the named ones."""
         runs: list[range] = []
         for section in self._sections[vector]:
-            if section.name not in names:
+            if names is not None and section.name not in names:
                 continue
             end = section.start + section.span
             if runs and runs[-1].stop == section.start:
@@ -113,18 +125,25 @@ class Partition:
                 runs.append(range(section.start, end))
         return runs
 
-    def norm(self, squares: Sequence[Iterable[float]]) -> float:
-        """Return the norm of whole vectors: the same number for any partition.
+    def norm(
+        self,
+        squares: Sequence[Sequence[float]],
+        names: frozenset[str] | None = None,
+        rows: Sequence[float] = (),
+    ) -> float:
+        """Return the norm of some parameters: the same number for any partition.
 
         Args:
-            squares: squared norm of each block of an owner's ranges in order, by owner.
+            squares: squared norm of each of the ``blocks``, by owner.
+            names: the parameters; None for all.
+            rows: squared norms of values outside of the vectors.
         """
         # A float sum depends on its order: blocks are added in the order of the vectors.
         found: dict[tuple[int, int], float] = {}
-        for ranges, own in zip(self.ranges, squares, strict=True):
-            starts = ((vector, start) for vector, span in ranges for start in span[::BLOCK])
+        for owner, own in enumerate(squares):
+            starts = ((block.vector, block.start) for block in self.blocks(owner, names))
             found.update(zip(starts, own, strict=True))
-        return root(found[start] for start in sorted(found))
+        return root([*(found[start] for start in sorted(found)), *rows])
 
     def _cut(self, owner: int) -> tuple[Layout, list[Piece], dict[str, list[Piece]]]:
         made, pieces = Layout(()), list[Piece]()
@@ -147,19 +166,6 @@ class Partition:
         for piece in pieces:
             by_name.setdefault(piece.name, []).append(piece)
         return made, pieces, by_name
-
-
-def norm_of_blocks(blocks: Sequence[Sequence[Block]], squares: Sequence[Sequence[float]]) -> float:
-    """Return the norm of some parameters: the same number for any partition.
-
-    Args:
-        blocks: the blocks of the parameters, by owner.
-        squares: squared norm of each block, by owner.
-    """
-    found: dict[tuple[int, int], float] = {}
-    for own, values in zip(blocks, squares, strict=True):
-        found.update(zip(((b.vector, b.start) for b in own), values, strict=True))
-    return root(found[start] for start in sorted(found))
 
 
 def root(squares: Iterable[float]) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from quorate.engines.partition import Block, Partition, root
+from quorate.engines.partition import Partition
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
@@ -86,6 +86,8 @@ class FlatOptimizer:
 
     Attributes:
         is_sharded: whether each rank of a collective has a slice of the state.
+        partition: the partition of the gradient among the processes that have parts.
+        owner: the number of this process among them.
 
     Raises:
         SettingError: the factory does not return an optimizer, or the optimizer cannot work.
@@ -118,6 +120,7 @@ class FlatOptimizer:
         self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
         self._given = [dict(group) for group in self.inner.param_groups]  # before any is fused
         self.flat_parameters = parameters
+        self.partition, self.owner = Partition.whole_in(parameters.layout.gradients), 0
         layout, ours = parameters.layout, () if names is None else named
         # P, over all dtypes: the number of elements of this optimizer's parameters.
         self.elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
@@ -126,7 +129,7 @@ class FlatOptimizer:
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
         self.bring_home()
-        self._blocks: list[Block] | None = None  # of the gradients of these parameters; see clip
+        self._clipped = frozenset(named)
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
         # Per optimizer tensor: the names of its parameters, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
@@ -220,16 +223,25 @@ class FlatOptimizer:
         return not_finite(gradient)
 
     def clip(self, gradient: Flat, most: float) -> None:
-        """Scale the mean gradient of this optimizer's own parameters down to a norm."""
-        if self._blocks is None:
-            whole = Partition.among(gradient.layout, 1)
-            self._blocks = whole.blocks(0, self.parameters)
-        own = [gradient.vectors[b.vector][b.start : b.start + len(b.at)] for b in self._blocks]
+        """Scale the mean gradient of this optimizer's own parameters down to a norm. Blocks.
+
+        Args:
+            gradient: the ranges of this owner.
+        """
+        names, ranges = self._clipped, gradient.vectors
+        blocks = self.partition.blocks(self.owner, names)
+        own = [ranges[block.number][block.at.start : block.at.stop] for block in blocks]
         rows = gradient.rows.items()
-        own += [each.values.view(-1) for name, each in rows if name in self.parameters]
-        scale = clip_scale(most, root(squares_on_cores(own, self.cores)))
+        own += [each.values.view(-1) for name, each in rows if name in names]
+        squares = squares_on_cores(own, self.cores)
+        of_all = self.from_all_owners(squares[: len(blocks)])
+        scale = clip_scale(most, self.partition.norm(of_all, names, squares[len(blocks) :]))
         for stretch in own if scale < 1 else ():
             stretch.mul_(scale)
+
+    def from_all_owners(self, own: list[float]) -> list[list[float]]:
+        """Return the values of all owners of gradients, by owner: here of one owner. Blocks."""
+        return [own]
 
     def add_to_average(self, average: Average, n: int) -> None:
         """Add the parameters after update n (from 1) to an average."""

@@ -143,7 +143,7 @@ class Phases:
             names: names of the parameters of the optimizer; None for all.
             prefix: prefix of the optimizer's tensors in checkpoints.
         """
-        over: tuple[Any, ...] = (factory, *self._over)
+        over = (factory, *self._over)
         own: dict[str, Any] = {"names": names, "prefix": prefix}
         if self._exchange is not None:
             return SlicedOptimizer(*over, exchange=self._exchange, is_sharded=is_sharded, **own)

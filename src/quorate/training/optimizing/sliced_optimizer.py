@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quorate.engines.collective.exchange import GradientExchange
-from quorate.engines.partition import Block, Piece, norm_of_blocks
+from quorate.engines.partition import Partition, Piece
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
@@ -35,9 +35,7 @@ from quorate.training.optimizing.known_optimizers import COUNTERS, values_of
 from quorate.training.optimizing.mean import (
     Addition,
     Mean,
-    clip_scale,
     make_mean,
-    squares_on_cores,
 )
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import OptimizerFactory
@@ -76,12 +74,11 @@ class SlicedOptimizer(SpreadOptimizer):
     ) -> None:
         super().__init__(factory, model, parameters, names, prefix)
         self._exchange, self._ranks = exchange, exchange.ranks
-        self.partition = exchange.partition
+        self.partition, self.owner = exchange.partition, exchange.ranks.rank
         self.is_sharded = is_sharded and self.flat
         self.slice: SliceState | None = None  # of this rank; None: all of the state is in ``inner``
         self._is_alone = False
         self._noted: list[Any] = []
-        self._blocks_of: list[list[Block]] = []  # by rank, of these parameters; see ``clip``
         self._unread: Path | None = None  # the file of loaded state that is still on "meta"
         if self.is_sharded:
             self.inner.state = LentStates(self._state_of, self.lend)
@@ -114,35 +111,20 @@ class SlicedOptimizer(SpreadOptimizer):
         if not wants_norm:
             return Mean(gradient, True, None)
         own = [square for squares in found.squares for square in squares]
-        return Mean(gradient, True, self.partition.norm(self._ranks.gather(own)))
+        return Mean(gradient, True, self.partition.norm(self.from_all_owners(own)))
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the names of the parameters whose gradient has a non-finite element."""
         if self._is_alone:
             return super().not_finite(gradient)
-        pieces = self.partition.pieces(self._ranks.rank)
+        pieces = self.partition.pieces(self.owner)
         own = [pieces[int(key)].name for key in not_finite(gradient)]
         odd = {name for each in self._ranks.gather(own) for name in each}
         return [name for name in self.partition.whole.sections if name in odd]
 
-    def clip(self, gradient: Flat, most: float) -> None:
-        """Scale the mean gradient of this optimizer's own parameters down to a norm. Blocks.
-
-        Args:
-            gradient: this rank's slices.
-        """
-        if self._is_alone:
-            super().clip(gradient, most)
-            return
-        if not self._blocks_of:
-            ranks = range(self._ranks.size)
-            self._blocks_of = [self.partition.blocks(rank, self.parameters) for rank in ranks]
-        blocks, ranges = self._blocks_of[self._ranks.rank], gradient.vectors
-        own = [ranges[block.number][block.at.start : block.at.stop] for block in blocks]
-        squares = self._ranks.gather(squares_on_cores(own, self.cores))
-        scale = clip_scale(most, norm_of_blocks(self._blocks_of, squares))
-        for stretch in own if scale < 1 else ():
-            stretch.mul_(scale)
+    def from_all_owners(self, own: list[float]) -> list[list[float]]:
+        """Return the values of all ranks, by rank. Blocks."""
+        return super().from_all_owners(own) if self._is_alone else self._ranks.gather(own)
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return the whole gradient, gathered from the slices of all ranks, in new memory. Blocks.
@@ -152,7 +134,7 @@ class SlicedOptimizer(SpreadOptimizer):
         if self._is_alone:
             return super().whole_of(gradient)
         whole = self.flat_parameters.layout.new(self.device)
-        places = self.partition.views(whole, self._ranks.rank)
+        places = self.partition.views(whole, self.owner)
         for own, place in zip(gradient.vectors, places, strict=True):
             place.copy_(own)
         self._exchange.spread(whole)
@@ -195,7 +177,7 @@ class SlicedOptimizer(SpreadOptimizer):
         State of ``inner`` is cut into pieces, and removed from ``inner``.
         """
         if self.slice is None:
-            rank, groups = self._ranks.rank, map(values_of, self.param_groups)
+            rank, groups = self.owner, map(values_of, self.param_groups)
             pieces = self._pieces_of(rank)
             values = self.partition.views(self.flat_parameters, rank)
             self.slice = SliceState(
@@ -226,6 +208,7 @@ class SlicedOptimizer(SpreadOptimizer):
             self.fetch()
         self._read_all()
         self.slice, self._is_alone, self.is_lent = None, True, False
+        self.partition, self.owner = Partition.whole_in(self.partition.whole), 0
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Load the result of ``loadable``; at the next step, this rank keeps its own part alone."""

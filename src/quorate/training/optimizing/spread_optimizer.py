@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ClassVar
 
-from quorate.engines.partition import Partition
 from quorate.replica.sparse.found import Found, no_rows
 from quorate.training.optimizing.entries import Entries, Listing, outlined
 from quorate.training.optimizing.known_optimizers import States
@@ -26,7 +25,6 @@ class SpreadOptimizer(FlatOptimizer, ABC):
     """
 
     refuses_rows: ClassVar[tuple[str, str]]  # setting and value that refuse gradients by rows
-    partition: Partition
     is_lent = False  # whether user code has received the state, and may have changed it
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
