@@ -210,11 +210,13 @@ class Flat:
 
     def on(self, device: torch.device) -> Flat:
         """Return the values on a device: these vectors themselves, if already there."""
-        if self.device == device:
-            return self
-        moved = self.layout.new(device)
-        moved.copy_(self)
-        return moved
+        return self if self.device == device else self.copied(device)
+
+    def copied(self, device: torch.device | None = None) -> Flat:
+        """Return a copy of the values, on the same device or on another."""
+        copied = self.layout.new(device or self.device)
+        copied.copy_(self)
+        return copied
 
     def copy_(self, other: Flat) -> None:
         """Copy the values of vectors of the same layout."""

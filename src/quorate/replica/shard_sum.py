@@ -72,19 +72,12 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
         def clone(vector: torch.Tensor | None) -> torch.Tensor | None:
             return None if vector is None else vector.clone()
 
-        def clone_flat(flat: Flat | None) -> Flat | None:
-            if flat is None:
-                return None
-            copy = flat.layout.new(flat.device)
-            copy.copy_(flat)
-            return copy
-
         return msgspec.structs.replace(
             self,
-            gradient=clone_flat(self.gradient),
+            gradient=None if self.gradient is None else self.gradient.copied(),
             buffers=clone(self.buffers),
             integer_buffers=clone(self.integer_buffers),
-            written=clone_flat(self.written),
+            written=None if self.written is None else self.written.copied(),
         )
 
     def means(self) -> dict[str, float]:

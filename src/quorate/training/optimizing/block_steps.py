@@ -8,8 +8,6 @@ element are the same, because blocks begin where vector registers begin too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +17,7 @@ from quorate.training.optimizing import cores as _cores
 from quorate.training.optimizing.bare_step import bare_step, is_counted
 from quorate.training.optimizing.kernels.adam import step_by_kernel
 from quorate.training.optimizing.known_optimizers import is_by_element, piece_of_state, values_of
-from quorate.training.optimizing.mean import MOST_CORES, SPAN
+from quorate.training.optimizing.mean import SPAN
 
 _State = dict[str, Any]
 
@@ -72,10 +70,11 @@ def _can_be_cut(optimizer: Optimizer) -> bool:
 
 def _step_in_blocks(optimizer: Optimizer, cores: int) -> None:
     blocks = list(_blocks(optimizer))
-    cores = max(1, min(cores, MOST_CORES, len(blocks)))
-    ends = [len(blocks) * n // cores for n in range(cores + 1)]
-    runs = (blocks[start:end] for start, end in pairwise(ends))
-    for begun in _cores.side_by_side([partial(_step, type(optimizer), run) for run in runs]):
+
+    def run(first: int, end: int) -> list[tuple[_State, _State]]:
+        return _step(type(optimizer), blocks[first:end])
+
+    for begun in _cores.side_by_side(run, len(blocks), cores):
         for state, counted in begun:
             for entry, value in counted.items():
                 if isinstance(state[entry], torch.Tensor):

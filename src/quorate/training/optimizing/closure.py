@@ -39,8 +39,7 @@ class Closure:
     ) -> None:
         self._known = known
         self._parameters = parameters
-        self._before = parameters.layout.new(parameters.device)
-        self._before.copy_(parameters)
+        self._before = parameters.copied()
         self._compute = compute
         self._at_home = at_home
         self._has_moved = False

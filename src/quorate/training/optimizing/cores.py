@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Thread
 from typing import TypeVar
 
@@ -15,6 +15,8 @@ T = TypeVar("T")
 # With fewer elements one core is as fast: after an operation, OpenMP's threads spin for
 # milliseconds on cores that workers need next.
 ALL_CORES_FROM = 1 << 24
+# More cores than these exceed the memory's bandwidth, and wait for the interpreter's lock.
+MOST_CORES = 8
 
 
 def cores_for(elements: int) -> int:
@@ -44,26 +46,35 @@ class intra_op_threads:  # noqa: N801
             torch.set_num_threads(self._before)
 
 
-def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Run tasks side by side, each on a core of its own, and return their results. Blocks.
+def side_by_side(work: Callable[[int, int], T], count: int, cores: int) -> list[T]:
+    """Do a number of short pieces of work, a run of consecutive pieces on each core. Blocks.
 
-    For tasks of many short operations. OpenMP's threads would wait for each other after every
-    operation: when another program takes a core, each of a thousand waits lasts a time slice of the
-    scheduler, and an update takes seconds.
+    OpenMP's threads would wait for each other after every operation: when another program takes a
+    core, each of a thousand waits lasts a time slice of the scheduler, and an update takes seconds.
+
+    Args:
+        work: does the pieces from a first number to an end.
+        count: number of pieces.
+        cores: the largest number of cores.
+
+    Returns:
+        The results of ``work``, in order.
     """
+    cores = max(1, min(cores, MOST_CORES, count))
+    ends = [count * n // cores for n in range(cores + 1)]
     results: dict[int, T] = {}
     raised: list[BaseException] = []
 
     def do(number: int) -> None:
         try:
             with torch.no_grad(), intra_op_threads(1):
-                results[number] = tasks[number]()
+                results[number] = work(ends[number], ends[number + 1])
         except BaseException as error:  # raised again by the waiting thread
             raised.append(error)
 
     others: list[Thread] = []
     try:
-        for number in range(1, len(tasks)):
+        for number in range(1, cores):
             thread = Thread(target=do, args=(number,), name="update")
             try:
                 thread.start()
@@ -78,4 +89,4 @@ def side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
             thread.join()
     if raised:
         raise raised[0]
-    return [results[number] for number in range(len(tasks))]
+    return [results[number] for number in range(cores)]

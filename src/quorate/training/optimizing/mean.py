@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -34,8 +33,6 @@ Addition = tuple[Flat, Flat]  # left += right
 # blocks, calls take more time than arithmetic. A multiple of the blocks of norms.
 SPAN = 2 * BLOCK
 FEW = 1 << 14  # up to this size, check and division are one operation; beyond, two are faster
-# More cores than these exceed the memory's bandwidth, and wait for the interpreter's lock.
-MOST_CORES = 8
 
 
 class Mean(NamedTuple):
@@ -161,11 +158,12 @@ def squares(vector: torch.Tensor) -> list[float]:
 def squares_on_cores(blocks: Sequence[torch.Tensor], cores: int) -> list[float]:
     """Return the squared norm of each block, computed on some cores; the bits are the same."""
     # A device's work belongs to the stream of this thread.
-    is_on_host = all(block.is_cpu for block in blocks[:1])
-    cores = max(1, min(cores, MOST_CORES, len(blocks))) if is_on_host else 1
-    ends = [len(blocks) * n // cores for n in range(cores + 1)]
-    runs = (blocks[first:end] for first, end in pairwise(ends))
-    return [*chain.from_iterable(side_by_side([partial(squares_of, run) for run in runs]))]
+    cores = cores if all(block.is_cpu for block in blocks[:1]) else 1
+
+    def run(first: int, end: int) -> list[float]:
+        return squares_of(blocks[first:end])
+
+    return [*chain.from_iterable(side_by_side(run, len(blocks), cores))]
 
 
 def squares_of(blocks: Sequence[torch.Tensor]) -> list[float]:
@@ -198,9 +196,7 @@ def _on_cores(
         own = [column[first:end] for column in columns]
         return _pass(blocks[first:end], own, weight, checks, wants_squares)
 
-    cores = min(cores, MOST_CORES, len(blocks))
-    ends = [len(blocks) * n // cores for n in range(cores + 1)]
-    return side_by_side([partial(run, *bounds) for bounds in pairwise(ends)])
+    return side_by_side(run, len(blocks), cores)
 
 
 def _pass(

@@ -173,8 +173,7 @@ class FlatOptimizer:
         if not self.has_modes:
             yield
             return
-        before = self.flat_parameters.layout.new(self.device)
-        before.copy_(self.flat_parameters)
+        before = self.flat_parameters.copied()
         groups = [dict(group) for group in self.inner.param_groups]
         self.inner.eval()  # type: ignore[attr-defined]
         self.bring_home()
@@ -249,9 +248,7 @@ class FlatOptimizer:
 
     def whole_of(self, gradient: Flat) -> Flat:
         """Return a copy of a gradient of all parameters: the memory of a sum is reused."""
-        whole = gradient.layout.new(gradient.device)
-        whole.copy_(gradient)
-        return whole
+        return gradient.copied()
 
     def step(
         self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None

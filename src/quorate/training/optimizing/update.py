@@ -36,8 +36,7 @@ from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.mean import Addition, Mean, clip_scale
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
-from quorate.training.optimizing.schedule import require_used
-from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
+from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer, require_used
 
 # Computes the shards of a step once more, at the current parameters, and calls the argument with
 # the new sum. The sum is valid during the call: its memory belongs to the workers.
@@ -291,7 +290,7 @@ class Update:
         loss = total.means()["loss"]
 
         def set_known_gradient() -> float:
-            optimizer.take(_copied(gradient), missing)
+            optimizer.take(gradient.copied(), missing)
             return loss
 
         def compute_gradient() -> float:
@@ -317,7 +316,7 @@ class Update:
 
         parameters = optimizer.flat_parameters
         closure = Closure(set_known_gradient, parameters, compute_gradient, optimizer.at_home)
-        optimizer.step(_copied(gradient), missing, closure)
+        optimizer.step(gradient.copied(), missing, closure)
 
     # --- beside updates ---------------------------------------------------------------------------
 
@@ -347,13 +346,6 @@ class Update:
         self.updates += 1
         for each in self.scheduled:
             each.skip()
-
-
-def _copied(gradient: Flat) -> Flat:
-    """Return a copy: the memory of a sum is reused while the optimizer may read the gradient."""
-    copied = gradient.layout.new(gradient.device)
-    copied.copy_(gradient)
-    return copied
 
 
 def _on_cores(*optimizers: FlatOptimizer) -> AbstractContextManager[None]:
