@@ -26,6 +26,7 @@ from quorate.machine.standard_streams import steady
 from quorate.machine.text import printable
 from quorate.services import Service
 from quorate.services.checkpoints.saver import Checkpoints, SaveResult
+from quorate.services.checkpoints.writer import Contents
 from quorate.services.display.display import display, metrics
 from quorate.services.display.start_progress import StartProgress
 from quorate.services.display.worker_table import WorkerTable
@@ -50,7 +51,7 @@ from quorate.training.config import DatasetConfig, StopAfter
 from quorate.training.evaluation import evaluate
 from quorate.training.notices import once
 from quorate.training.probing.checks import graph_of, require_metrics, required_metrics
-from quorate.training.saved_state import Contents, contents
+from quorate.training.saved_state import contents
 from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Signals, Stops

@@ -19,19 +19,6 @@ from quorate.training.collective.slice_files import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.state import State
 
-__all__ = [
-    "CALLBACKS",
-    "Contents",
-    "ParsedCheckpoint",
-    "Weights",
-    "contents",
-    "load",
-    "loadable",
-    "take_weights",
-    "weights",
-    "weights_in",
-]
-
 CALLBACKS = "callbacks.safetensors"
 
 
@@ -145,8 +132,8 @@ def weights_in(path: Path, record: dict[str, Any], state: State) -> tuple[Weight
         files["averaged.safetensors"] = state.tensors(state.average.shadow)
     for file, targets in files.items():
         _require_same(path, file, targets)
-    read = {file: tensors(path, file) for file in files}
-    rest = tensors(path, "rest.safetensors") if "rest.safetensors" in record["files"] else {}
+    read = {file: tensors(path, record, file) for file in files}
+    rest = tensors(path, record, "rest.safetensors")
     own = _rest(state)
     if "averaged.safetensors" not in files:
         rest = {name: value for name, value in rest.items() if not name.startswith("averaged.")}
@@ -199,7 +186,7 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoi
     beside, more = shared_values.read(path, record)
     # Ranks read the large ones.
     large = [each.is_by_element for each in state.phases.sharded if each.is_large]
-    moments = tensors(path, OPTIMIZER, lambda key: any(is_left(key) for is_left in large))
+    moments = tensors(path, record, OPTIMIZER, lambda key: any(is_left(key) for is_left in large))
     return ParsedCheckpoint(
         saved,
         state.phases.loadable(moments, record, path),
@@ -233,8 +220,7 @@ def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     Raises:
         CheckpointError: a saved state is no dict.
     """
-    kept = tensors(path, CALLBACKS) if CALLBACKS in record["files"] else {}
-    decoder = Decoder(kept, {})
+    decoder = Decoder(tensors(path, record, CALLBACKS), {})
     found = {name: decoder.decode(tree) for name, tree in record.get("callbacks", {}).items()}
     if odd := next((name for name, value in found.items() if not isinstance(value, dict)), None):
         raise CheckpointError(path, f"the saved state of callback {printable(odd)} is not a dict")

@@ -29,7 +29,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -191,11 +191,15 @@ def record_of(path: Path) -> dict[str, Any]:
 
 
 def tensors(
-    path: Path, name: str, elsewhere: Callable[[str], bool] = lambda _: False
+    path: Path,
+    record: Mapping[str, Any],
+    name: str,
+    elsewhere: Callable[[str], bool] = lambda _: False,
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors in a file of a checkpoint that was verified before.
+    """Read the tensors in a file of a checkpoint that was verified before; none without the file.
 
     Args:
+        record: the record of the checkpoint.
         elsewhere: returns True for the name of a tensor whose values another process reads: the
             returned tensor is on "meta".
 
@@ -206,7 +210,9 @@ def tensors(
 
     from quorate.services.checkpoints.tensor_bytes import read_at
 
-    file, read = path / name, {}
+    file, read = path / name, dict[str, torch.Tensor]()
+    if name not in record["files"]:
+        return read
     with readable(file):
         stored = tensor_file.header(file).tensors
         here = {tensor for tensor in stored if not elsewhere(tensor)}

@@ -47,7 +47,7 @@ def read(path: Path, record: Mapping[str, Any]) -> tuple[SavedShared, list[str]]
             different module.
     """
     plain = record.get("shared", {})
-    stored = tensors(path, FILE) if FILE in record["files"] else {}
+    stored = tensors(path, record, FILE)
     saved = {name: set(values) for name, values in plain.items()}
     for where in stored:
         name, key, *_ = where.split(".")

@@ -177,7 +177,7 @@ class Saves:
 
     def _describe(self) -> list[list[Listing]]:
         """Return the messages about the state of all ranks, by rank. All ranks call. Blocks."""
-        return self._ranks.gather([listing for listing, _ in (own.told() for own in self._own)])
+        return self._ranks.gather([listed(own.state()) for own in self._own])
 
     # --- ranks other than 0 -----------------------------------------------------------------------
 

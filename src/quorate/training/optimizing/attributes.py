@@ -71,11 +71,13 @@ def put(attribute: Attribute, value: Any, parameters: Mapping[int, str]) -> None
     elif isinstance(own, dict) and isinstance(value, dict):
         kept = dict(own)
         own.clear()
-        own.update({key: _like(item, kept.get(key)) for key, item in value.items()})
+        own.update({key: placed_like(item, kept.get(key)) for key, item in value.items()})
     elif isinstance(own, list) and isinstance(value, list):
-        own[:] = [_like(item, own[n] if n < len(own) else None) for n, item in enumerate(value)]
+        own[:] = [
+            placed_like(item, own[n] if n < len(own) else None) for n, item in enumerate(value)
+        ]
     else:
-        attribute.put(_like(value, own))
+        attribute.put(placed_like(value, own))
 
 
 def place_of_new(optimizer: Optimizer, name: str) -> Callable[[Any], None] | None:
@@ -173,14 +175,14 @@ def _has_state_dict(value: Any, parameters: Mapping[int, str]) -> bool:
     return not is_model
 
 
-def _like(value: Any, own: Any) -> Any:
+def placed_like(value: Any, own: Any) -> Any:
     """Return a value with its tensors moved to the devices of the present tensors."""
     if isinstance(value, torch.Tensor) and isinstance(own, torch.Tensor):
         return value if id(value) == id(own) else value.to(own.device)
     if type(value) in (list, tuple) and type(own) is type(value) and len(own) == len(value):
-        return type(value)(_like(v, o) for v, o in zip(value, own, strict=True))
+        return type(value)(placed_like(v, o) for v, o in zip(value, own, strict=True))
     if isinstance(value, dict) and isinstance(own, dict):
-        return {key: _like(item, own.get(key)) for key, item in value.items()}
+        return {key: placed_like(item, own.get(key)) for key, item in value.items()}
     return value
 
 

@@ -70,8 +70,8 @@ def values_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def for_message(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a group for a message, without functions: the sender calls those."""
+def storable_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group for messages and checkpoints: without functions."""
     return {key: value for key, value in values_of(group).items() if not callable(value)}
 
 

@@ -31,10 +31,11 @@ from quorate.training.optimizing.attributes import (
     load_into,
     optimizers,
     place_of_new,
+    placed_like,
     put,
     state_of,
 )
-from quorate.training.optimizing.known_optimizers import values_of
+from quorate.training.optimizing.known_optimizers import storable_values, values_of
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 
 
@@ -101,15 +102,14 @@ class OptimizerState:
                         numbers.setdefault(name, {})[entry] = value
         else:
             own = encoder.encode(self._inner.state_dict(), "optimizer.state_dict()")
-        groups = [
-            {
-                "names": names,
-                "values": self._encoded_values(group, number, encoder),
-            }
-            for number, (group, names) in enumerate(
-                zip(self._inner.param_groups, self._optimizer.groups, strict=True)
-            )
-        ]
+        groups = []
+        for number, (group, names) in enumerate(
+            zip(self._inner.param_groups, self._optimizer.groups, strict=True)
+        ):
+            where = f"optimizer.param_groups[{number}]"
+            values = storable_values(group).items()
+            kept = {key: encoder.encode(value, f"{where}.{key}") for key, value in values}
+            groups.append({"names": names, "values": kept})
         record = {
             "optimizer": self.kind,
             "optimizer_numbers": numbers,
@@ -120,16 +120,6 @@ class OptimizerState:
         }
         prefix = self._optimizer.prefix
         return {f"{prefix}{key}": value for key, value in encoder.tensors.items()}, record
-
-    def _encoded_values(
-        self, group: Mapping[str, Any], number: int, encoder: Encoder
-    ) -> dict[str, Any]:
-        values = {}
-        for key, value in values_of(group).items():
-            if callable(value):  # the script makes a function again
-                continue
-            values[key] = encoder.encode(value, f"optimizer.param_groups[{number}].{key}")
-        return values
 
     def _encoded_attributes(self, encoder: Encoder) -> dict[str, Any]:
         """Return the attributes that have changed since the optimizer was made."""
@@ -205,8 +195,7 @@ class OptimizerState:
             self._require_fitting(named)
             decoded = [{k: decoder.decode(v) for k, v in g["values"].items()} for g in groups]
             for values, group in zip(decoded, self._inner.param_groups, strict=False):
-                made = {k: v for k, v in values_of(group).items() if not callable(v)}
-                require_like(values, made, "a parameter group")
+                require_like(values, storable_values(group), "a parameter group")
             schedule = decoder.decode(record.get("schedule_state"))
             if schedule is not None and not self._is_edited(record):
                 assert self._scheduled.scheduler is not None
@@ -253,7 +242,7 @@ class OptimizerState:
         ):
             for key, value in saved_values.items():
                 if key not in keys:
-                    _put(group, key, value)
+                    group[key] = placed_like(value, group.get(key))
 
     def _by_name(
         self, tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], path: Path
@@ -387,12 +376,6 @@ def _values(group: Mapping[str, Any]) -> dict[str, Any]:
         key: value.clone() if isinstance(value, torch.Tensor) else value
         for key, value in values_of(group).items()
     }
-
-
-def _put(group: dict[str, Any], key: str, value: Any) -> None:
-    own: Any = group.get(key)
-    are_tensors = isinstance(own, torch.Tensor) and isinstance(value, torch.Tensor)
-    group[key] = value.to(own.device) if are_tensors else value
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from quorate.engines.partition import Piece
 from quorate.replica.flat import Flat
-from quorate.training.optimizing.entries import Listing, listed, vectors
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 
@@ -63,9 +62,3 @@ class SliceState(FlatOptimizer):
         for group, values in zip(self.param_groups, groups, strict=True):
             group.update(values)
         self.step(mean, {key for name in missing for key in self._keys[name]})
-
-    def told(self) -> tuple[Listing, list[torch.Tensor]]:
-        """Return the message about the state, and the values per element in its order."""
-        entries = self.state()
-        listing = listed(entries)
-        return listing, vectors(entries, listing)

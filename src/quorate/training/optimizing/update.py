@@ -290,6 +290,7 @@ class Update:
         loss = total.means()["loss"]
 
         def set_known_gradient() -> float:
+            # The memory of a sum is reused while the optimizer may read the gradient.
             optimizer.take(gradient.copied(), missing)
             return loss
 

@@ -25,7 +25,7 @@ from quorate.engines.servers import (
 from quorate.replica.flat import Flat, Layout
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
-from quorate.training.optimizing.entries import outlined, vectors
+from quorate.training.optimizing.entries import listed, outlined, vectors
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE, from_message
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
@@ -92,8 +92,9 @@ class Slice(SliceHandler):
                 assert self._average is not None
                 return {}, as_image(self._average.shadow.vectors)
             case "state":
-                listing, values = self._optimizer.told()
-                return {"state": listing}, as_image(values)
+                entries = self._optimizer.state()
+                listing = listed(entries)
+                return {"state": listing}, as_image(vectors(entries, listing))
         raise ValueError(f"a server was asked for {told['kind']!r}")
 
     # --- state ------------------------------------------------------------------------------------
