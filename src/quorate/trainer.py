@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from quorate.services.report import Report
     from quorate.training.callbacks import Callback
     from quorate.training.config import Devices
-    from quorate.training.optimizing.choices import Optimizers
+    from quorate.training.optimizing.optimize import Optimizers
 
 
 class Trainer:

@@ -26,8 +26,7 @@ from quorate.settings import (
     function,
     options,
 )
-from quorate.training.optimizing.choices import optimize_of
-from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.optimize import Optimize, optimize_of
 from quorate.training.other_trainers import KEYWORDS_OF_OTHER_TRAINERS
 
 if TYPE_CHECKING:
