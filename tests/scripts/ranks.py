@@ -407,7 +407,7 @@ if __name__ == "__main__":
     if FOLDER is not None:
         (FOLDER / str(RANK)).write_text(str(os.getpid()))
     if WORDS["saves"]:
-        from quorate.training.collective import slice_files
+        from quorate.training.owners import slice_files
 
         slice_files.GATHERED_BYTES = 0  # else 64 MiB
     if PHASE in ("pwrite", "fsync", "saving"):

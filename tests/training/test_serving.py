@@ -15,8 +15,8 @@ from quorate.engines.servers import Answer, Image, RemoteGradient, Told, as_imag
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.optimize import Optimize
-from quorate.training.serving.served_optimizer import ServedOptimizer
-from quorate.training.serving.slice import Slice
+from quorate.training.owners.served_optimizer import ServedOptimizer
+from quorate.training.owners.server_slice import Slice
 from quorate.training.state import State
 
 CPU = torch.device("cpu")

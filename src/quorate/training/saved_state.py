@@ -15,8 +15,8 @@ from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
 from quorate.services.checkpoints.trees import Decoder, Encoder
 from quorate.services.checkpoints.writer import Contents
-from quorate.training.collective.slice_files import OPTIMIZER
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
+from quorate.training.owners.slice_files import OPTIMIZER
 from quorate.training.state import State
 
 CALLBACKS = "callbacks.safetensors"

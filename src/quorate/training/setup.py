@@ -41,12 +41,12 @@ from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
 from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.owners.served_optimizer import ServedOptimizer
 from quorate.training.planning import plan_of
 from quorate.training.probing.checks import cut_once, try_row_alone
 from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
 from quorate.training.run_facts import facts_of
-from quorate.training.serving.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.training_loop import TrainingLoop, start_workers

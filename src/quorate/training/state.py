@@ -18,13 +18,13 @@ from quorate.replica.loss import Loss
 from quorate.replica.model import aliases, bind, trainable
 from quorate.replica.notes import Notes
 from quorate.replica.shared.copies import deep_copy
-from quorate.training.collective.saves import Saves
 from quorate.training.model_edits import ModelEdits
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.phases import Phases
-from quorate.training.serving.served_optimizer import ServedOptimizer
+from quorate.training.owners.saves import Saves
+from quorate.training.owners.served_optimizer import ServedOptimizer
 
 
 class State:

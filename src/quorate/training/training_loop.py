@@ -43,6 +43,7 @@ from quorate.training.drive import ReadyStep, drive
 from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
 from quorate.training.optimizing.update import UpdateResult
+from quorate.training.owners.server_sync import ServerSync, server_sync_of
 from quorate.training.second_pass import (
     PassByWorkers,
     UpdateWithTerms,
@@ -50,7 +51,6 @@ from quorate.training.second_pass import (
     receives_closure,
     refuse_totals,
 )
-from quorate.training.serving.server_sync import ServerSync, server_sync_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import (

@@ -39,8 +39,8 @@ from quorate.replica.witness.places import reads_of_shards
 from quorate.services.display.straggler import Stragglers
 from quorate.training.config import DatasetConfig, TrainerConfig
 from quorate.training.notices import once
+from quorate.training.owners.served_optimizer import HANDLER, ServedOptimizer
 from quorate.training.replicas import ReplicaFactory
-from quorate.training.serving.served_optimizer import HANDLER, ServedOptimizer
 from quorate.training.state import State
 
 # Number of shard results per worker that may wait until older results are applied. Only memory

@@ -14,8 +14,8 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.training.optimizing import cores as _cores
+from quorate.training.optimizing.adam_kernel import step_by_kernel
 from quorate.training.optimizing.bare_step import bare_step, is_counted
-from quorate.training.optimizing.kernels.adam import step_by_kernel
 from quorate.training.optimizing.known_optimizers import is_by_element, piece_of_state, values_of
 from quorate.training.optimizing.mean import SPAN
 

@@ -54,7 +54,7 @@ from quorate.training.optimizing.mean import (
     squares_on_cores,
 )
 from quorate.training.optimizing.not_finite import not_finite
-from quorate.training.optimizing.sparse.row_optimizers import kept_by_rows
+from quorate.training.optimizing.row_optimizers import kept_by_rows
 
 OptimizerFactory = (
     Callable[[list[torch.nn.Parameter]], Optimizer]

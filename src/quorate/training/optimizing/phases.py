@@ -32,10 +32,10 @@ from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
-from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
 from quorate.training.optimizing.update import Update
-from quorate.training.parts.parted_optimizer import PartedOptimizer
-from quorate.training.serving.served_optimizer import ServedOptimizer
+from quorate.training.owners.parted_optimizer import PartedOptimizer
+from quorate.training.owners.served_optimizer import ServedOptimizer
+from quorate.training.owners.sliced_optimizer import SlicedOptimizer
 
 
 class Phases:

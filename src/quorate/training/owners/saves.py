@@ -28,11 +28,11 @@ from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.services.checkpoints.writer import CheckpointWriter, Flush
-from quorate.training.collective import slice_files
-from quorate.training.collective.slice_files import Row, Rows, StateFile, Trouble
 from quorate.training.optimizing.entries import Listing, listed
-from quorate.training.optimizing.slice_state import SliceState
-from quorate.training.optimizing.sliced_optimizer import SlicedOptimizer
+from quorate.training.owners import slice_files
+from quorate.training.owners.slice_files import Row, Rows, StateFile, Trouble
+from quorate.training.owners.slice_state import SliceState
+from quorate.training.owners.sliced_optimizer import SlicedOptimizer
 
 
 class Saves:

@@ -13,7 +13,7 @@ from quorate.engines.processes.transport import servers_of
 from quorate.engines.servers import Servers
 from quorate.errors import ServerError
 from quorate.training.collective import share
-from quorate.training.serving.served_optimizer import ServedOptimizer
+from quorate.training.owners.served_optimizer import ServedOptimizer
 from quorate.training.state import State
 
 

@@ -25,7 +25,7 @@ from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.known_optimizers import values_of
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
-from quorate.training.parts.state_memory import StateMemory, Told
+from quorate.training.owners.state_memory import StateMemory, Told
 
 
 class PartedOptimizer(FlatOptimizer):

@@ -34,7 +34,7 @@ from quorate.services.checkpoints.files import readable
 from quorate.services.checkpoints.tensor_bytes import read_at, write_at
 from quorate.services.checkpoints.tensor_file import Stored
 from quorate.training.optimizing.entries import Entries, Listing, in_memory_order
-from quorate.training.optimizing.slice_state import SliceState
+from quorate.training.owners.slice_state import SliceState
 
 T = TypeVar("T")
 Trouble = tuple[int, str]  # of a rank: errno and text

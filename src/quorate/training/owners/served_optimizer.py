@@ -23,9 +23,9 @@ from quorate.training.optimizing.entries import listed, of_pieces, vectors
 from quorate.training.optimizing.known_optimizers import storable_values
 from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import OptimizerFactory
-from quorate.training.optimizing.spread_optimizer import LentStates, SpreadOptimizer
+from quorate.training.owners.spread_optimizer import LentStates, SpreadOptimizer
 
-HANDLER = "quorate.training.serving.slice:Slice"  # the code of servers for a slice
+HANDLER = "quorate.training.owners.server_slice:Slice"  # the code of servers for a slice
 
 
 class ServedOptimizer(SpreadOptimizer):

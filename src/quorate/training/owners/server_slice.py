@@ -29,7 +29,7 @@ from quorate.training.optimizing.entries import listed, outlined, vectors
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE, from_message
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
-from quorate.training.optimizing.slice_state import SliceState
+from quorate.training.owners.slice_state import SliceState
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,6 @@ from quorate.engines.partition import Partition, Piece
 from quorate.errors import RankError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
-from quorate.training.collective import slice_files
-from quorate.training.collective.slice_files import Row, Rows, StateFile, WholeState
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.entries import (
     Entries,
@@ -39,8 +37,10 @@ from quorate.training.optimizing.mean import (
 )
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import OptimizerFactory
-from quorate.training.optimizing.slice_state import SliceState
-from quorate.training.optimizing.spread_optimizer import LentStates, SpreadOptimizer
+from quorate.training.owners import slice_files
+from quorate.training.owners.slice_files import Row, Rows, StateFile, WholeState
+from quorate.training.owners.slice_state import SliceState
+from quorate.training.owners.spread_optimizer import LentStates, SpreadOptimizer
 
 
 class SlicedOptimizer(SpreadOptimizer):

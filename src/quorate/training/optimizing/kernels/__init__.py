@@ -1,1 +1,0 @@
-"""Kernels of updates, called without torch's code around them."""

@@ -1,1 +1,0 @@
-"""Optimizers over gradients by rows."""
