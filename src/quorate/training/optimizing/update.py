@@ -170,18 +170,29 @@ class Update:
         began = time.monotonic()
         mean = self._mean(total, additions)
         self.mean_s = time.monotonic() - began
+        result = UpdateResult(
+            metrics=total.means(),
+            weight=total.weight,
+            lrs=[each.optimizer.lr for each in self.scheduled],
+            grad_norm=mean.norm,
+            missing=total.missing or frozenset(),
+            shares=total.shares,
+            totals=total.totals,
+        )
         # 3. Leave the update out if a value is not finite.
         if not mean.is_finite:
-            return self._left_out(total)
+            result.not_finite = self.optimizer.not_finite(mean.gradient)
+            return result
+        if total.denominators is not None:
+            result.denominators = total.denominators.weights
         # 4. Write what shards wrote beside gradients.
         self.is_half_made = True
-        remarks, buffer_doubts = list[str](), self._apply_writes(total, present)
+        result.buffer_doubts = self._apply_writes(total, present)
         # 5. Clip, and step the optimizers.
-        lrs = [each.optimizer.lr for each in self.scheduled]
         self._clip(mean)
         for each in self.scheduled:
             if each.optimizer.flat and has_step_hooks(each.optimizer.inner):
-                remarks.append(LATE_HOOK)
+                result.remarks.append(LATE_HOOK)
             try:
                 with _on_cores(each.optimizer):
                     if recompute is None:
@@ -201,40 +212,14 @@ class Update:
         if self.average is not None:
             with _on_cores(*self._optimizers):
                 self.optimizer.add_to_average(self.average, n)
-        metrics = total.means()
         for each in self.scheduled:
-            each.count(metrics)
+            each.count(result.metrics)
         self.is_half_made = False
-        return UpdateResult(
-            metrics=metrics,
-            weight=total.weight,
-            lrs=lrs,
-            grad_norm=mean.norm,
-            missing=total.missing or frozenset(),
-            shares=total.shares,
-            totals=total.totals,
-            remarks=remarks,
-            buffer_doubts=buffer_doubts,
-            denominators={} if total.denominators is None else total.denominators.weights,
-        )
+        return result
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
         wants_norm = self.optimize.clip_norm is not None
         return self.optimizer.mean(total, additions, wants_norm=wants_norm)
-
-    def _left_out(self, total: ShardSum) -> UpdateResult:
-        """Return the result of an update left out because values are not finite."""
-        assert total.gradient is not None
-        return UpdateResult(
-            metrics=total.means(),
-            weight=total.weight,
-            lrs=[each.optimizer.lr for each in self.scheduled],
-            grad_norm=None,
-            missing=total.missing or frozenset(),
-            shares=total.shares,
-            totals=total.totals,
-            not_finite=self.optimizer.not_finite(total.gradient),
-        )
 
     def _apply_writes(self, total: ShardSum, present: int) -> list[str]:
         """Write the buffers, and the parameters written by forward passes, to the model.

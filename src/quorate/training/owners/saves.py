@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -21,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ from quorate.services.checkpoints.files import TEMPORARY
 from quorate.services.checkpoints.writer import CheckpointWriter, Flush
 from quorate.training.optimizing.entries import Listing, listed
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Row, Rows, StateFile, Trouble
+from quorate.training.owners.slice_files import Row, Rows, StateFile
 from quorate.training.owners.slice_state import SliceState
 from quorate.training.owners.sliced_optimizer import SlicedOptimizer
+
+Trouble = tuple[int, str]  # of a rank: errno and text
 
 
 class Saves:
@@ -140,7 +144,7 @@ class Saves:
         with self._ranks.in_step():
             file, troubles = self._filled(folder, rows, writes)
         file.close()  # all files of the draft are flushed later
-        slice_files.require_done(troubles, draft.folder)
+        _require_done(troubles, draft.folder)
         return partial(self._flush_all, draft.folder)
 
     def _flush_all(self, folder: Path, flush: Flush) -> None:
@@ -149,7 +153,7 @@ class Saves:
         Raises:
             OSError: a rank cannot flush.
         """
-        slice_files.require_done(self._flushed(flush), folder)
+        _require_done(self._flushed(flush), folder)
 
     def _flushed(self, flush: Flush) -> list[Trouble | None]:
         """Flush the files of this rank, and return the troubles of all ranks. Blocks."""
@@ -158,17 +162,41 @@ class Saves:
             flush()
         except Exception as raised:  # the edge of a thread: all ranks wait for an answer
             error = raised
-        return self._ranks.gather(slice_files.trouble(self._ranks.rank, error), beside=True)
+        return self._ranks.gather(self._trouble(error), beside=True)
 
     def _filled(
         self, folder: Path, rows: Sequence[Sequence[Row]], writes: Sequence[bool]
     ) -> tuple[StateFile, list[Trouble | None]]:
-        """Write this rank's part of the rows of each optimizer. All ranks call. Blocks."""
-        states = [
-            (own, Rows(of_one, optimizer.partition))
-            for own, of_one, optimizer in zip(self._own, rows, self._optimizers, strict=True)
-        ]
-        return slice_files.fill(self._ranks, states, folder, writes)
+        """Write this rank's part of the rows of each optimizer, or send the part to rank 0. Blocks.
+
+        All ranks call.
+
+        Args:
+            folder: directory of the file; the file exists at full size.
+            rows: the rows of each optimizer.
+            writes: whether each rank can write to the file, by rank.
+
+        Returns:
+            The file, and the troubles of all ranks, the same on all ranks.
+        """
+        file, nbytes = StateFile(folder / slice_files.OPTIMIZER, is_read=False), 0
+        for own, of_one, optimizer in zip(self._own, rows, self._optimizers, strict=True):
+            slice_files.move(self._ranks, own, Rows(of_one, optimizer.partition), file, writes)
+            sections = optimizer.partition.whole.sections
+            nbytes += sum(prod(sections[row.name].shape) * row.itemsize for row in of_one)
+        found = self._ranks.gather([self._trouble(file.error), file.nbytes])
+        troubles, written = [each for each, _ in found], sum(nbytes for _, nbytes in found)
+        if written != nbytes and not any(troubles):
+            troubles[0] = errno.EIO, f"ranks have written {written:,} bytes of {nbytes:,}"
+        return file, troubles
+
+    def _trouble(self, error: Exception | None) -> Trouble | None:
+        """Return the errno and the text of an error on this rank; None without an error."""
+        if error is None:
+            return None
+        why = getattr(error, "strerror", None) or error
+        number = getattr(error, "errno", None) or errno.EIO
+        return number, f"rank {self._ranks.rank} on {this_host.name()}: {why}"
 
     @property
     def _own(self) -> list[SliceState]:
@@ -202,6 +230,16 @@ class Saves:
     def _flush(self, file: StateFile) -> None:
         with suppress(Exception):  # a rank is lost: the main thread raises the error
             self._flushed(file.flush)
+
+
+def _require_done(troubles: Sequence[Trouble | None], path: Path) -> None:
+    """Raise the trouble of the lowest rank with a trouble, if there is any.
+
+    Raises:
+        OSError: a rank has a trouble.
+    """
+    for number, text in filter(None, troubles):
+        raise OSError(number, text, str(path))
 
 
 def _signed(path: Path, token: bytes, rank: int) -> str:

@@ -11,7 +11,6 @@ for example).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ import torch
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.partition import Partition, Piece
 from quorate.errors import CheckpointError
-from quorate.machine import this_host
 from quorate.machine.regular_file import open_regular
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Layout, Section
@@ -37,7 +35,6 @@ from quorate.training.optimizing.entries import Entries, Listing, in_memory_orde
 from quorate.training.owners.slice_state import SliceState
 
 T = TypeVar("T")
-Trouble = tuple[int, str]  # of a rank: errno and text
 
 OPTIMIZER = "optimizer.safetensors"
 
@@ -359,60 +356,6 @@ def _move_parts(
 def _copy(first: torch.Tensor, second: torch.Tensor, *, to_first: bool) -> None:
     target, source = (first, second) if to_first else (second, first)
     target.copy_(source)
-
-
-# --- writing --------------------------------------------------------------------------------------
-
-
-def fill(
-    ranks: RankControl,
-    states: Iterable[tuple[SliceState, Rows]],
-    folder: Path,
-    writes: Sequence[bool],
-) -> tuple[StateFile, list[Trouble | None]]:
-    """Write this rank's part of some rows, or send the part to rank 0. All ranks call. Blocks.
-
-    Args:
-        states: the state of this rank's slice and the rows to write, by optimizer.
-        folder: directory of the file; the file exists at full size.
-        writes: whether each rank can write to the file, by rank.
-
-    Returns:
-        The file, and the troubles of all ranks for ``require_done``; the same on all ranks.
-    """
-    file = StateFile(folder / OPTIMIZER, is_read=False)
-    nbytes = 0
-    for own, rows in states:
-        move(ranks, own, rows, file, writes)
-        sections = rows.partition.whole.sections
-        nbytes += sum(prod(sections[row.name].shape) * row.itemsize for row in rows.rows)
-    found = ranks.gather([trouble(ranks.rank, file.error), file.nbytes])
-    troubles, written = [each for each, _ in found], sum(nbytes for _, nbytes in found)
-    if written != nbytes and not any(troubles):
-        troubles[0] = errno.EIO, f"ranks have written {written:,} bytes of {nbytes:,}"
-    return file, troubles
-
-
-def trouble(rank: int, error: Exception | None) -> Trouble | None:
-    """Return the errno and the text of an error on a rank, as a message; None without an error."""
-    if error is None:
-        return None
-    why = getattr(error, "strerror", None) or error
-    number = getattr(error, "errno", None) or errno.EIO
-    return number, f"rank {rank} on {this_host.name()}: {why}"
-
-
-def require_done(troubles: Sequence[Trouble | None], path: Path) -> None:
-    """Raise the trouble of the lowest rank with a trouble, if there is any.
-
-    Raises:
-        OSError: a rank has a trouble.
-    """
-    for number, text in filter(None, troubles):
-        raise OSError(number, text, str(path))
-
-
-# --- reading --------------------------------------------------------------------------------------
 
 
 def rows_in(path: Path, listing: Listing, prefix: str) -> list[Row]:

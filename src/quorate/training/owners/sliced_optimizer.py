@@ -108,10 +108,9 @@ class SlicedOptimizer(SpreadOptimizer):
         found = make_mean(
             gradient, (), total.divisor, checks=False, wants_squares=wants_norm, cores=self.cores
         )
-        if not wants_norm:
-            return Mean(gradient, True, None)
         own = [square for squares in found.squares for square in squares]
-        return Mean(gradient, True, self.partition.norm(self.from_all_owners(own)))
+        norm = self.partition.norm(self.from_all_owners(own)) if wants_norm else None
+        return Mean(gradient, True, norm)
 
     def not_finite(self, gradient: Flat) -> list[str]:
         """Return the names of the parameters whose gradient has a non-finite element."""
