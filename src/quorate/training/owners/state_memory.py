@@ -34,13 +34,9 @@ class StateMemory:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._sections = layout.sections
-        self._sizes = [dtype.itemsize for dtype in layout.dtypes]
-        nbytes = [n * size for n, size in zip(layout.sizes, self._sizes, strict=True)]
-        self._starts = [sum(nbytes[:vector]) for vector in range(len(nbytes))]
-        self._plane_bytes = -(-max(1, sum(nbytes)) // 4096) * 4096
-        self._segment = Segment(PLANES * self._plane_bytes)
-        self._views: dict[tuple[int, str, int, torch.dtype], torch.Tensor] = {}
+        nbytes = -(-max(1, layout.nbytes) // 4096) * 4096
+        segment = Segment(PLANES * nbytes)
+        self._planes = [layout.over(segment, plane * nbytes) for plane in range(PLANES)]
 
     def told(self, entries: dict[str, Any], tensor: torch.Tensor, first: str) -> Told:
         """Return the message about the entries of a tensor; values per element become views here.
@@ -65,18 +61,13 @@ class StateMemory:
         }
 
     def _view(self, plane: int, first: str, like: torch.Tensor) -> torch.Tensor:
-        key = (plane, first, like.numel(), like.dtype)
-        if key not in self._views:
-            section = self._sections[first]
-            start = self._starts[section.vector] + section.start * self._sizes[section.vector]
-            start += plane * self._plane_bytes
-            self._views[key] = self._segment.tensor(like.dtype, like.numel(), start)
-        return self._views[key]
+        flat = self._planes[plane]
+        section = flat.layout.sections[first]
+        return flat.vectors[section.vector][section.start : section.start + like.numel()]
 
     def _plane_of(self, value: torch.Tensor, first: str) -> int | None:
         """Return the plane that holds an entry at the entry's place; None if there is none."""
         for plane in range(PLANES):
-            view = self._views.get((plane, first, value.numel(), value.dtype))
-            if view is not None and view.data_ptr() == value.data_ptr():
+            if self._view(plane, first, value).data_ptr() == value.data_ptr():
                 return plane
         return None
