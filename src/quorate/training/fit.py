@@ -294,7 +294,8 @@ class Fit:
             return
         state.model_edits.before_user_code()
         with run_trace.span("evaluation"):
-            values = evaluate(self._setup, data, None, self._stops, "validation")
+            # averaged=None: the averaged weights, if there are any
+            values = evaluate(self._setup, data, None, self._stops, called="validation")
         if values is None:  # stopped before the last row
             return
         state.evaluated_at = n
