@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from selectors import SelectSelector
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -54,6 +55,10 @@ class Process(WorkerHandle):
 
     def cancel(self, ticket: int) -> None:
         raise AssertionError
+
+    def post(self, message: messages.WorkerMessage, *fds: int) -> None:
+        assert isinstance(message, messages.CloseJob)
+        self.joined.discard(message.job)
 
     def kill(self) -> None:
         self.is_killed = True
@@ -106,7 +111,8 @@ class Group:
         self.starts, self.releases = Counter[int](), Counter[int]()
         self.error: UserError | WorkerError | None = None
         self.supervisor = Supervisor(
-            *(self, self, SelectSelector(), [f"cpu:{n}" for n in range(workers)], TIMEOUT_S),
+            *(self, cast("Any", self), SelectSelector()),
+            *([f"cpu:{n}" for n in range(workers)], TIMEOUT_S),
             *(lambda _: None, lambda: None, lambda: self.now),
         )
         self.supervisor.start()
@@ -147,9 +153,6 @@ class Group:
         assert job in self.open_jobs
         process = self.processes.get(worker)
         (self.untold[worker] if process is None else process.joined).remove(job)
-
-    def end(self, worker: WorkerHandle, job: int) -> None:
-        self.processes[worker.number].joined.discard(job)
 
     def receive(self, worker: int, message: object) -> None: ...
 

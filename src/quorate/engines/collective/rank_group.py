@@ -27,7 +27,7 @@ from quorate.engines.collective.liveness_monitor import GO_ON
 from quorate.engines.collective.rank_control import END, RankControl
 from quorate.engines.collective.rank_place import RankPlace, own_place
 from quorate.engines.processes.pool import WorkerHandle
-from quorate.engines.processes.process_start import new_starter
+from quorate.engines.processes.process_start import ProcessStarter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import raised_in
 from quorate.engines.processes.worker_messages import ScriptRaised, ScriptRefused
@@ -66,7 +66,7 @@ class RankProcesses:
             board, meet = (Path(self._folder, name) for name in ("board", "meet"))
         board.write_bytes(bytes(FileHeartbeats.nbytes(size)))
         self.place = RankPlace(0, size, 0, f"file://{meet}", board=str(board))
-        self._starter = new_starter(script, size, threads=threads)
+        self._starter = ProcessStarter(script, size, threads=threads)
         self._processes: list[WorkerHandle] = []
         # By rank: why its script ended before the ranks had met.
         self._reasons: dict[int, ScriptRaised | ScriptRefused] = {}
@@ -75,7 +75,7 @@ class RankProcesses:
             for rank in range(1, size):
                 place = replace(self.place, rank=rank, local_rank=rank)
                 process = WorkerHandle(rank)
-                process.begin(script, self._starter, place=place)
+                process.begin(self._starter, place=place)
                 self._processes.append(process)
         except BaseException:
             self.close()

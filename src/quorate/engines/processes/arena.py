@@ -306,12 +306,10 @@ class Arena:
     def slot(self, number: int) -> Vectors:
         """Return a slot. The views, one per parameter, are made once."""
         if number not in self._slots:
-            self._slots[number] = self._slot(number)
+            start, is_snapshot = self._slots_at + number * self.slot_bytes, number in self.snapshots
+            slot = self.slot_in(self._segment, start, of_parameters=is_snapshot)
+            self._slots[number] = slot
         return self._slots[number]
-
-    def _slot(self, number: int) -> Vectors:
-        start, of_parameters = self._slots_at + number * self.slot_bytes, number in self.snapshots
-        return self.slot_in(self._segment, start, of_parameters=of_parameters)
 
     def slot_in(self, memory: Memory, start: int = 0, *, of_parameters: bool = False) -> Vectors:
         """Return views of memory from byte ``start`` on as a slot of parameters or gradients."""

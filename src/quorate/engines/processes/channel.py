@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,6 @@ class ProcessesChannel(JobChannel):
         self.number = number
         self.has_begun = False
         self._workers = workers
-        self._events: deque[Event] = deque()
         self._ends: Counter[int] = Counter()  # by worker: ends that ``receive`` has to return
         # Whether workers see the coordinator's current buffers.
         self._is_shown = job.reuses_published_buffers
@@ -92,25 +91,25 @@ class ProcessesChannel(JobChannel):
             self._workers.begin(self)
         pump = self._workers.supervisor.pump
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._events:
+        while self.inbox.empty():
             sums = self._sums[0]
             if sums.has_kept:  # an addition can wait, a worker without a shard cannot
                 pump(0.0)
-                if not self._events:
+                if self.inbox.empty():
                     sums.add_next()
                 continue
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             pump(left_s)
-            if not self._events and left_s == 0.0:
+            if self.inbox.empty() and left_s == 0.0:
                 return None
-        event = self._events.popleft()
+        event: Event = self.inbox.get()
         if isinstance(event, Left):
             self._ends[event.worker] -= 1
         return event
 
     def post(self, event: Event) -> None:
         """Add an event of the coordinator. Safe from any thread and from signal handlers."""
-        self._events.append(event)
+        super().post(event)
         self._workers.wake()
 
     def publish(self) -> None:
@@ -132,7 +131,7 @@ class ProcessesChannel(JobChannel):
 
     def joined(self, worker: int, place: str = "") -> None:
         """Report the beginning of a worker's part in the job."""
-        self._events.append(Joined(worker, place))
+        self.inbox.put(Joined(worker, place))
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
         """Report the end of a worker: a shard under way is lost, but no finished result."""
@@ -152,7 +151,7 @@ class ProcessesChannel(JobChannel):
             self._lose(worker, WorkerError(text))
         self._ends[worker] += 1
         crashed = crashed and request is not None
-        self._events.append(Left(worker, reason, crashed=crashed, results_stay=True))
+        self.inbox.put(Left(worker, reason, crashed=crashed, results_stay=True))
 
     def answered(self, worker: int, answer: messages.Answer) -> None:
         """Take a worker's answer to a request.
@@ -174,7 +173,7 @@ class ProcessesChannel(JobChannel):
             results = [r for outcome in outcomes if isinstance(outcome, list) for r in outcome]
             outcomes = [self._joined(request.step, results), *([] for _ in group[1:])]
         for (number, own), outcome in zip(group, outcomes, strict=True):
-            self._events.append(self._answered(number, outcome, own.spans))
+            self.inbox.put(self._answered(number, outcome, own.spans))
 
     def _outcome(self, worker: int, answer: messages.Answer, slots: list[int | None]) -> Outcome:
         if isinstance(answer, messages.ShardsCancelled):

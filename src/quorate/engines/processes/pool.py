@@ -18,7 +18,7 @@ from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.agreement import Comparison
 from quorate.engines.processes.endings import Ending
-from quorate.engines.processes.process_start import Process, ProcessStarter, new_starter
+from quorate.engines.processes.process_start import Process, ProcessStarter
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.script_as_worker import facts_of_own_process
 from quorate.engines.processes.wire import Wire
@@ -61,7 +61,6 @@ class WorkerHandle:
 
     def begin(
         self,
-        script: Script,
         starter: ProcessStarter,
         *,
         place: RankPlace | None = None,
@@ -70,7 +69,6 @@ class WorkerHandle:
         """Start a process on this machine. ``close`` ends the process. Does not block for long.
 
         Args:
-            script: the script to run.
             starter: starts the process.
             place: in a collective, if the worker is to be a rank.
             environment: of the process. Default: this process's.
@@ -82,9 +80,10 @@ class WorkerHandle:
             # The script's output up to its training loop.
             self._output: IO[bytes] = undo.enter_context(tempfile.TemporaryFile())
             with Wire.handed_over() as (ours, theirs):
-                self._process = starter.start(theirs, self._output, environment)
+                self._process = starter.start_process(theirs, self._output, environment)
                 undo.callback(self._end_process)
-                ours.post(messages.StartWorker(self.number, script, place, facts_of_own_process()))
+                facts = facts_of_own_process()
+                ours.post(messages.StartWorker(self.number, starter.script, place, facts))
             self.line = ours
             undo.pop_all()
 
@@ -219,13 +218,8 @@ class WorkerPool(Protocol):
         """Free everything common to the processes, all of which have ended."""
 
 
-class LocalPool:
+class LocalPool(ProcessStarter):
     """Processes of this machine, which share the coordinator's memory.
-
-    Args:
-        script: the script to run.
-        workers: how many workers there are.
-        threads: intra-op threads of each worker.
 
     Raises:
         UserError: there are too few descriptors.
@@ -235,25 +229,12 @@ class LocalPool:
     takes_runs = True
     elastic: ElasticSize | None = None
 
-    def __init__(self, script: Script, workers: int, threads: int) -> None:
+    def __init__(self, script: Script, workers: int, *, threads: int) -> None:
         require_for_workers(workers)
-        self._script = script
-        self._starter = new_starter(script, workers, threads=threads)
+        super().__init__(script, workers, threads=threads)
 
     def start(self, number: int) -> WorkerHandle:
         """Start a process; the fork may come later. Does not block for long."""
         handle = WorkerHandle(number)
-        self.begin(handle)
+        handle.begin(self)
         return handle
-
-    def begin(self, handle: WorkerHandle, environment: Mapping[str, str] | None = None) -> None:
-        """Start the process of a handle, in an environment. Default: this process's."""
-        handle.begin(self._script, self._starter, environment=environment)
-
-    def flush(self) -> None:
-        """Send the fork server delayed requests. Does not block."""
-        self._starter.flush()
-
-    def close(self) -> None:
-        """End the fork server."""
-        self._starter.close()

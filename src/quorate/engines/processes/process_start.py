@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 import psutil
@@ -39,25 +38,26 @@ from quorate.machine.standard_streams import flush_standard_streams, inherited_b
 from quorate.machine.surroundings import can_fork
 
 
-@dataclass
 class ProcessStarter:
     """Starts each worker as a new interpreter, or has a fork server fork the worker.
 
-    After the death of the fork server, starts a new server.
+    After the death of the fork server, starts a new server. Close the object at the end.
 
     Args:
         script: run by the workers.
-        spins: whether OpenMP's idle threads may spin, which they may if each has a core.
-        forks: whether workers are forks.
-        server: already running, if there is one; the starter ends the server.
+        workers: how many workers there are.
+        threads: intra-op threads of each worker.
     """
 
-    script: Script
-    spins: bool
-    forks: bool
-    server: ForkServer | None = None
+    def __init__(self, script: Script, workers: int, *, threads: int) -> None:
+        self.script = script
+        # Whether OpenMP's idle threads may spin, which they may if each has a core.
+        self._spins = spins = workers * threads <= usable_cores()
+        self._forks = can_fork()
+        # OpenMP has read by now whether threads spin, and a thread alone waits for no other.
+        self._server = _take_standby() if spins or threads == 1 else None
 
-    def start(
+    def start_process(
         self, wire: Wire, output: IO[bytes], environment: Mapping[str, str] | None = None
     ) -> Process:
         """Start ``worker.run`` with a wire and an output. Blocks for some milliseconds at most.
@@ -68,39 +68,31 @@ class ProcessStarter:
         Raises:
             OSError: neither a process nor a fork server can be started.
         """
-        if not self.forks:
+        if not self._forks:
             own_fds = {"wire": wire.socket.fileno(), "output": output.fileno()}
-            return _spawn(worker.__name__, own_fds, self.script, environment, spins=self.spins)
-        if self.server is None or self.server.process.has_ended():
+            return _spawn(worker.__name__, own_fds, self.script, environment, spins=self._spins)
+        if self._server is None or self._server.process.has_ended():
             self.close()
-            self.server = _new_server(self.script, spins=self.spins)
-        server = self.server
+            self._server = _new_server(self.script, spins=self._spins)
+        server = self._server
         with Wire.handed_over() as (report, theirs):
             # If the server dies now, the sent descriptors are closed, and the report is cut.
             fds = [theirs.socket.fileno(), wire.socket.fileno(), output.fileno()]
             # The server may be stopped, or have a hundred requests to serve.
-            own = _environment(environment, spins=self.spins)
+            own = _environment(environment, spins=self._spins)
             server.wire.post(ForkWorker(_path(), own), *fds)
         return ForkedProcess(server.process, report)
 
     def flush(self) -> None:
         """Send the requests for which the socket had no room. Does not block."""
-        if self.server is not None:
-            self.server.wire.flush()
+        if self._server is not None:
+            self._server.wire.flush()
 
     def close(self) -> None:
         """End the server; the workers must have ended."""
-        server, self.server = self.server, None
+        server, self._server = self._server, None
         if server is not None:
             server.close()
-
-
-def new_starter(script: Script, workers: int, *, threads: int) -> ProcessStarter:
-    """Return the fastest starter of this system, for some workers of some intra-op threads each."""
-    spins = workers * threads <= usable_cores()
-    # OpenMP has read by now whether threads spin, and a thread alone waits for no other.
-    ready = _take_standby() if spins or threads == 1 else None
-    return ProcessStarter(script, spins=spins, forks=can_fork(), server=ready)
 
 
 # --- processes ------------------------------------------------------------------------------------

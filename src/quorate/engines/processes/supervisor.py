@@ -11,8 +11,8 @@
                                        waiting for a restart, or given up
 
 A ``WorkerLife`` is the history of a worker's number, a ``ProcessLife`` a single process of the
-worker. The supervisor starts processes in a ``WorkerPool`` and reports to a ``JobBook`` who takes
-part in a job. Both are protocols: tests pass pools without processes, and a clock of their own.
+worker. The supervisor starts processes in a ``WorkerPool``, and reports to ``Processes``, which has
+the jobs, who takes part in a job. Tests pass made-up pools and jobs, and a clock of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from selectors import BaseSelector
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from quorate.coordination.run_event import BACK, JOINED, LOST, RunEvent
 from quorate.engines.processes import endings
@@ -37,42 +37,8 @@ from quorate.errors import UserError, WorkerError
 from quorate.machine import limits
 from quorate.machine.resources import oom_kills
 
-
-class JobBook(Protocol):
-    """The jobs of a run, as far as the supervisor is concerned."""
-
-    def welcome(self, worker: WorkerHandle) -> None:
-        """Send the shared memory to a worker at the training loop."""
-
-    def invite(self, worker: WorkerHandle, job: int) -> None:
-        """Ask a worker to join a job. The worker answers "ready"."""
-
-    def accepts(self, worker: WorkerHandle, answer: messages.JobReady) -> bool:
-        """Return whether a ready worker may join; invite a doubtful worker once more."""
-
-    def joined(self, worker: WorkerHandle, job: int) -> None:
-        """Report the beginning of a worker's part in a job."""
-
-    def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
-        """Report the end of a worker's part in a job; ``crashed``: by the worker's own doing."""
-
-    def end(self, worker: WorkerHandle, job: int) -> None:
-        """Send a worker the end of a job."""
-
-    def receive(self, worker: int, message: messages.JobNews) -> None:
-        """Take an answer to a request, or a note."""
-
-    def is_computing(self, worker: int) -> bool:
-        """Return whether a worker has a shard of any job."""
-
-    def computing(self) -> frozenset[int]:
-        """Return the workers at a shard whose time limit is the coordinator's affair."""
-
-    def last_shard(self, worker: int) -> tuple[Doing, str]:
-        """Return a worker's last reported phase, and the shard in words."""
-
-    def released(self, worker: int) -> None:
-        """Note the end of a worker's process; the process writes to shared memory no more."""
+if TYPE_CHECKING:
+    from quorate.engines.processes.transport import Processes
 
 
 @dataclass
@@ -177,7 +143,7 @@ class Supervisor:
     """
 
     pool: WorkerPool
-    jobs: JobBook
+    jobs: Processes
     selector: BaseSelector
     devices: InitVar[Sequence[str]]
     timeout_s: float
@@ -254,7 +220,7 @@ class Supervisor:
             if job in {process.invited, *process.ready, *process.joined}:
                 process.ready.discard(job)
                 process.joined.discard(job)
-                self.jobs.end(process.handle, job)
+                process.handle.post(messages.CloseJob(job))
 
     def kill(self, number: int, reason: str) -> None:
         """Kill a worker's process, if there is any. A new process follows after the end."""

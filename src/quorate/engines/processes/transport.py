@@ -85,7 +85,7 @@ class Processes:
 
                     pool: WorkerPool = RayPool(script, arena, workers, self.wake, handler)
                 else:
-                    pool = LocalPool(script, len(agreement.groups), workers.threads)
+                    pool = LocalPool(script, len(agreement.groups), threads=workers.threads)
                 opened.callback(pool.close)
                 if (servers := pool.servers) is not None:
                     places = enumerate(servers.where)
@@ -150,7 +150,7 @@ class Processes:
         """End all workers: idle workers end at once, the rest is killed."""
         self._opened.close()
 
-    # --- what the supervisor calls: see ``JobBook`` -----------------------------------------------
+    # --- what the supervisor calls ----------------------------------------------------------------
 
     def welcome(self, worker: WorkerHandle) -> None:
         """Send the shared memory to a worker at the training loop."""
@@ -159,7 +159,10 @@ class Processes:
         worker.post(messages.ShareMemory(dict(self._decided), description), *fds)
 
     def invite(self, worker: WorkerHandle, job: int) -> None:
-        """Ask a worker to join a job, and for facts by which the two are compared."""
+        """Ask a worker to join a job, and for facts by which the two are compared.
+
+        The worker answers ``JobReady``.
+        """
         own = self.channels[job].job
         compares_data, start = self.agreement.checks(own, worker.comparison)
         request = messages.OpenJob(
@@ -193,12 +196,8 @@ class Processes:
         self.channels[job].joined(worker.number, worker.place)
 
     def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
-        """Report the end of a worker's part in a job."""
+        """Report the end of a worker's part in a job; ``crashed``: by the worker's own doing."""
         self.channels[job].left(worker, reason, crashed=crashed)
-
-    def end(self, worker: WorkerHandle, job: int) -> None:
-        """Send a worker the end of a job."""
-        worker.post(messages.CloseJob(job))
 
     def receive(self, worker: int, message: messages.JobNews) -> None:
         """Take an answer to a request, or a note."""

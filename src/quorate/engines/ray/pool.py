@@ -237,7 +237,7 @@ class RayWorkerHandle(WorkerHandle):
             return
         assert self._watch is not None
         try:
-            self._pool.local.begin(self, place["environment"])
+            self.begin(self._pool.local, environment=place["environment"])
         except OSError as error:
             self.end(Ending(1, str(error)))
             return
@@ -291,7 +291,9 @@ class RayPool:
         self._relays: dict[str, NodeRelay] = {}  # by node; the newest
         self.servers: RayServers | None = None
         with ExitStack() as opened:
-            self.local = opened.enter_context(closing(LocalPool(script, 1, workers.threads)))
+            self.local = opened.enter_context(
+                closing(LocalPool(script, 1, threads=workers.threads))
+            )
             self.node = opened.enter_context(
                 joined_cluster(workers.address, demand, store_bytes, folder)
             )

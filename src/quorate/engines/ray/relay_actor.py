@@ -75,7 +75,7 @@ class RelayActor:
         self._raylet = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._alarm = Alarm(self._selector)
-        self._pool = LocalPool(own, 1, threads)
+        self._pool = LocalPool(own, 1, threads=threads)
         self._pusher = GradientPusher(servers, self._alarm.ring) if servers else None
         self._servers = len(servers)  # that receive gradients
         self._told: dict[int, Order] = {}  # by number
@@ -167,7 +167,7 @@ class RelayActor:
                 worker.close()
         try:
             process = WorkerHandle(number)
-            self._pool.begin(process, start.environment)
+            process.begin(self._pool, environment=start.environment)
         except OSError as error:
             self._say(RelayNews(life, WorkerEnded(Ending(1, str(error)))))
             return
