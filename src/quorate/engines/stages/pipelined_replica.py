@@ -13,14 +13,14 @@ Legend: p devices, S stages, V shards of a step, m shards of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from quorate.coordination.pipeline_schedules import SCHEDULES
-from quorate.coordination.tree import PlacedShard, RunSums, leaves
+from quorate.coordination.tree import PlacedShard, RunSums, leaves, run_sums
 from quorate.engines import remote_error
-from quorate.engines.stages.gradient_pool import GradientPool
 from quorate.engines.stages.links import GoneError
 from quorate.engines.stages.stage_devices import StageDevices, StageProcesses
 from quorate.engines.stages.stage_runner import ShardInput, StagedReplica
@@ -28,9 +28,10 @@ from quorate.engines.tracing import own_log
 from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
 from quorate.machine.limits import STAGE_POLL_S
+from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.values import Values
 from quorate.replica.fingerprint import fingerprint
-from quorate.replica.flat import Flat
+from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind
 from quorate.replica.pipeline.buffers import are_same
 from quorate.replica.pipeline.called import call_of, cut_by
@@ -40,6 +41,7 @@ from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 
+_PAGE = 4096
 MOST_LOST = 3  # attempts at a run of shards, each ended by a killed process
 
 
@@ -337,6 +339,57 @@ class PipelinedReplica(StagedReplica):
         plan = routes(graphs)
         self._in_stages = {name for route in plan for name in route.owned}
         return plan
+
+
+class GradientPool:
+    """Some vectors of a layout, used in order of their numbers, so that few are written.
+
+    The vectors are shared memory, and each stage writes separate slices. The first write of a page
+    takes the page from the machine, for the writing process: of each vector a stage has the pages
+    of its own parameters, and an unused vector costs nothing.
+
+    Args:
+        layout: of gradients.
+        run: the shards to be added up.
+        of: V, the shards of their step.
+    """
+
+    def __init__(self, layout: Layout, run: range, of: int) -> None:
+        # For the run, and as many for earlier results of the step that are not added yet. The
+        # vectors take address space, and no memory.
+        places = 1 + max(put.place for put in run_sums(run, of, [*range(len(run))]).puts)
+        count = 2 * max(places, of.bit_length() + 1) + 2
+        nbytes = -(-max(1, layout.nbytes) // _PAGE) * _PAGE
+        self._segment = Segment(count * nbytes)
+        self.vectors = [layout.over(self._segment, number * nbytes) for number in range(count)]
+        self._numbers = {id(flat): number for number, flat in enumerate(self.vectors)}
+        self._free = [*range(count)]  # a heap
+
+    def lend(self, run: range, of: int) -> RunSums | None:
+        """Return the sums of a run of shards, with vectors' numbers as places; None: too few.
+
+        The vectors of shards that are added to others are free again when the run is computed.
+
+        Args:
+            of: V, the shards of the step.
+        """
+        free = [*self._free]
+        try:
+            plan = run_sums(run, of, free)
+        except IndexError:
+            return None
+        self._free = free
+        return plan
+
+    def give_back(self, numbers: Collection[int]) -> None:
+        """Take back vectors without readers."""
+        for number in numbers:
+            heapq.heappush(self._free, number)
+
+    def recycle(self, flat: Flat) -> None:
+        """Take back a vector without readers, if the vector is of the pool."""
+        if (number := self._numbers.get(id(flat))) is not None:
+            heapq.heappush(self._free, number)
 
 
 def other_gradient(whole: Flat, through: Flat) -> str | None:

@@ -25,6 +25,7 @@ from quorate.engines import remote_error
 from quorate.engines.remote_error import exited
 from quorate.engines.stages.links import PARENT, StageLinks, serve_parent
 from quorate.replica.beside.at import At
+from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Scales
 from quorate.replica.pipeline.buffers import Restored
@@ -34,6 +35,7 @@ from quorate.replica.pipeline.stage import Back, Computing, Stage
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Phase, Replica
 from quorate.replica.streams import Stream
+from quorate.replica.transfer import move
 
 
 def no_stage(_stage: int) -> None:
@@ -274,7 +276,8 @@ class StagedReplica(Replica):
                 for graph, route in zip(graphs, plan, strict=True)
                 if device_of(graph.index, device.devices) == device.number
             }
-            runner = StageRunner(device, stages, gradients, self._turn_on_device())
+            # Generators are the devices': two stages on one GPU queue their kernels in turn.
+            runner = StageRunner(device, stages, gradients, AloneOn(self.group))
 
             def compute(run: Any) -> None:
                 row, puts, buffers, values = run
@@ -298,18 +301,17 @@ class StagedReplica(Replica):
         with Stream() as stream:
             yield stream
 
-    def _turn_on_device(self) -> AbstractContextManager[Any]:
-        """Return a context that a stage enters to compute, and leaves to wait for a value."""
-        return nullcontext()
-
     def _restore(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Have the shards of a run begin with these values of buffers."""
-        self._set_pulled = Restored(self.model, buffers)
+        """Have the shards of a run begin with these values of buffers, as far as they are here."""
+        own = dict(self.model.named_buffers())
+        here = {name: b for name, b in buffers.items() if own[name].device.type != "meta"}
+        self._set_pulled = Restored(self.model, move(here, self.device))
 
     def _begin_in_stage(self, stream: Any, seed: int) -> None:
         self._begin(stream, seed, training=True)
 
     def _read_in_stage(self, batch: MicroBatch, rows: int) -> Any:
         self.called.at = batch.at
+        data = move(batch.data, self.device)
         with self.alone.modes_put_back():
-            return self._read(self.plain_loss, batch.data, rows, training=True, scales=batch.scales)
+            return self._read(self.plain_loss, data, rows, training=True, scales=batch.scales)

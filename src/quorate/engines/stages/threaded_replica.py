@@ -11,7 +11,7 @@ Gradients are summed on the host, as those of a replica in processes are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -20,19 +20,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from quorate.engines.stages.gradient_pool import GradientPool
-from quorate.engines.stages.pipelined_replica import PipelinedReplica
+from quorate.engines.stages.pipelined_replica import GradientPool, PipelinedReplica
 from quorate.engines.stages.stage_devices import StageDevices, StageThreads
-from quorate.engines.stages.stage_runner import MicroBatch, ShardInput, StageDevice, StagedReplica
+from quorate.engines.stages.stage_runner import ShardInput, StageDevice, StagedReplica
 from quorate.errors import SettingError
 from quorate.machine.devices import Group, has_streams
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import CPU
-from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.pipeline import checks
-from quorate.replica.pipeline.buffers import Restored
 from quorate.replica.pipeline.on_devices.by_loss import UsedByLoss
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.on_devices.lying import OnItsDevice, owners, used
@@ -42,7 +39,6 @@ from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.spread import Spread
 from quorate.replica.streams import Stream
-from quorate.replica.transfer import move
 
 
 class ThreadedReplica(PipelinedReplica):
@@ -251,15 +247,6 @@ class DeviceReplica(StagedReplica):
             stack.enter_context(torch.Stream(self.device))
             yield DeviceStream(stream, self.device)
 
-    def _turn_on_device(self) -> AbstractContextManager[Any]:
-        # The generator is the device's: two stages on one GPU queue their kernels in turn.
-        return AloneOn(self.group)
-
-    def _restore(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        own = dict(self.model.named_buffers())
-        here = {name: b for name, b in buffers.items() if own[name].device.type != "meta"}
-        self._set_pulled = Restored(self.model, move(here, self.device))
-
     def _begin_in_stage(self, stream: Any, seed: int) -> None:
         """Begin a shard as ``Replica`` does; the parent looks for changes of buffers."""
         self._modes.set(True)
@@ -267,9 +254,6 @@ class DeviceReplica(StagedReplica):
             parameter.grad = None
         self._set_pulled(self._buffers)
         stream.reseed(seed)
-
-    def _read_in_stage(self, batch: MicroBatch, rows: int) -> Any:
-        return super()._read_in_stage(batch._replace(data=move(batch.data, self.device)), rows)
 
 
 def _none_set(_buffers: object) -> None:
