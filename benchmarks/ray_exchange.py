@@ -45,7 +45,7 @@ import quorate
 from quorate.engines.job import Job
 from quorate.engines.processes.channel import ProcessesChannel
 from quorate.engines.processes.worker import here
-from quorate.engines.ray.node_relay import NodeRelay
+from quorate.engines.ray.pool import NodeRelay
 from quorate.replica.shard_sum import ShardSum
 
 PLACES = ("here", "there", "both")

@@ -7,21 +7,16 @@ made as for processes of this machine.
 On the coordinator's side:
 demand           workers and resources that a run needs
 cluster          an existing cluster, or a local cluster that ends with the run
-connection       this process as a driver of a cluster
 sweeper          a process that ends the rest of a local cluster, also after a kill of the run
-pool             starts workers on the cluster
-worker_handle    the coordinator's end of a worker
-node_relay       the coordinator's end of a relay, and values in the object store
+cluster_life     the processes of Ray that the coordinator depends on, and drained nodes
+pool             starts workers on the cluster; the coordinator's ends of workers and relays
 servers          the servers, if they own the parameters in place of the coordinator
-own_node         the processes of Ray that the coordinator depends on
-notices          drained nodes, and the end of the cluster
 detached         runs whose coordinator is on the cluster
 
 On a node:
 worker_lease     an actor: holds the resources of a worker
 relay_actor      an actor: starts the node's workers, has their memory, brings servers gradients
-relayed_worker   a worker's process: passes messages on, and begins shards ahead of orders
-node_sums        adds results of the node's workers
+relayed_worker   a worker's process: passes messages on, begins shards ahead of orders, adds results
 
 On both sides:
 images           contents of calls

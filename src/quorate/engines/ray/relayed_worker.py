@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
@@ -48,84 +49,81 @@ class WorkerResult(NamedTuple):
 
 
 @dataclass
-class _Step:
-    """The shards of a step on this node, from their orders until they are passed on."""
+class _NodeShard:
+    """A shard of a step on this node, from the first order until the result is passed on."""
 
-    # shard -> worker -> seconds, monotonic: several workers of a node may compute one shard.
-    ordered_at: dict[int, dict[RelayedWorker, float]] = field(default_factory=dict)
-    waiting: dict[int, WorkerResult] = field(default_factory=dict)  # shard -> the first result
-    until: dict[int, float] = field(default_factory=dict)  # shard -> the end of its wait
+    # By worker, monotonic: several workers of a node may compute one shard.
+    ordered_at: dict[RelayedWorker, float] = field(default_factory=dict)
+    result: WorkerResult | None = None  # the first
+    until: float = inf  # the end of the wait of the result
 
 
 class NodeSums:
     """The results of the workers of a node that wait for each other."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[int, int], _Step] = {}  # by job and step
+        self._steps: dict[tuple[int, int], dict[int, _NodeShard]] = {}  # by job and step
 
     def ordered(self, worker: RelayedWorker, order: messages.ComputeShards) -> None:
         """Note that a worker computes a shard."""
         if order.leaves > 1:
-            step = self._steps.setdefault((order.job, order.step), _Step())
-            step.ordered_at.setdefault(order.shard, {}).setdefault(worker, time.monotonic())
+            step = self._steps.setdefault((order.job, order.step), {})
+            shard = step.setdefault(order.shard, _NodeShard())
+            shard.ordered_at.setdefault(worker, time.monotonic())
 
     def lost(self, worker: RelayedWorker, order: messages.ComputeShards) -> None:
         """Note that a worker will not have computed a shard.
 
         A result of the same shard by a second worker goes on waiting for siblings.
         """
-        step = self._steps.get((order.job, order.step))
-        if step is None or step.ordered_at.get(order.shard, {}).pop(worker, None) is None:
+        shard = self._steps.get((order.job, order.step), {}).get(order.shard)
+        if shard is None or shard.ordered_at.pop(worker, None) is None:
             return
-        if not step.ordered_at[order.shard] and order.shard not in step.waiting:
+        if not shard.ordered_at and shard.result is None:
             self._drop((order.job, order.step), [order.shard])
 
     def done(self, result: WorkerResult) -> bool:
         """Have a result wait for siblings; return False if there are none to wait for."""
         order, now = result.order, time.monotonic()
-        step = self._steps.get((order.job, order.step), _Step())
-        ordered_at = step.ordered_at.get(order.shard, {}).get(result.worker)
-        if ordered_at is None or order.shard in step.waiting:  # alone, or a copy that came second
+        shard = self._steps.get((order.job, order.step), {}).get(order.shard, _NodeShard())
+        ordered_at = shard.ordered_at.get(result.worker)
+        if ordered_at is None or shard.result is not None:  # alone, or a copy that came second
             return False
-        step.waiting[order.shard] = result
-        step.until[order.shard] = now + min(PATIENCE * (now - ordered_at), NODE_SUM_S)
+        shard.result, shard.until = result, now + min(PATIENCE * (now - ordered_at), NODE_SUM_S)
         return True
 
     def hurry(self, worker: RelayedWorker) -> None:
         """Have results of a worker wait for siblings no more."""
-        for step in self._steps.values():
-            for shard, result in step.waiting.items():
-                if result.worker is worker:
-                    step.until[shard] = 0.0
+        for shard in (shard for step in self._steps.values() for shard in step.values()):
+            if shard.result is not None and shard.result.worker is worker:
+                shard.until = 0.0
 
     def ready(self) -> Iterable[list[WorkerResult]]:
         """Yield groups of results to add now: a subtree each, in the order of shards."""
         now = time.monotonic()
         for key, step in list(self._steps.items()):
-            for shard in sorted(step.waiting):
-                if shard not in step.waiting:  # in a group by now
+            waiting = {n: shard.result for n, shard in step.items() if shard.result is not None}
+            for number in sorted(waiting):
+                if number not in waiting:  # in a group by now
                     continue
-                shards = step.waiting[shard].order.leaves
-                group = together(shard, step.ordered_at, shards)
-                if not step.waiting.keys() >= set(group):
-                    if now < step.until[shard]:
+                leaves = waiting[number].order.leaves
+                group = together(number, step, leaves)
+                if not waiting.keys() >= set(group):
+                    if now < step[number].until:
                         continue
-                    group = together(shard, step.waiting, shards)
-                results = [step.waiting[each] for each in group]
+                    group = together(number, waiting, leaves)
                 self._drop(key, group)
-                yield results
+                yield [waiting.pop(each) for each in group]
 
     def due(self) -> float:
         """Return when a result has waited long enough; infinity: no result waits."""
-        times = (until for step in self._steps.values() for until in step.until.values())
-        return min(times, default=float("inf"))
+        shards = (shard for step in self._steps.values() for shard in step.values())
+        return min((shard.until for shard in shards), default=inf)
 
     def _drop(self, key: tuple[int, int], shards: Iterable[int]) -> None:
-        step = self._steps[key]
         for shard in shards:
-            for shards_of in (step.ordered_at, step.waiting, step.until):
-                shards_of.pop(shard, None)
-        if not step.ordered_at:
+            del self._steps[key][shard]
+        if not self._steps[key]:
             del self._steps[key]
 
 
