@@ -17,12 +17,12 @@ from quorate.coordination.ownership import (
     Hosts,
     blocks_of_bucket,
     buckets,
+    merged,
     most,
     slices,
     slowest_factor,
     together,
     vectors,
-    whole_subtrees,
 )
 from quorate.coordination.plan import home_shards
 from quorate.coordination.tree import Node, TreeSum, leaves, run_sums, subtrees, tree_sum
@@ -86,7 +86,7 @@ def test_each_sum_of_a_run_is_that_of_the_tree(shards: int, first: int, count: i
         for left, right in additions:
             held[left] = add(held[left], held.pop(right))
     assert [*plan.sums] == sorted(plan.sums, key=lambda node: leaves(node, shards).start)
-    assert sorted(plan.sums) == whole_subtrees(run, shards)
+    assert sorted(plan.sums) == merged(((0, shard) for shard in run), shards)
     assert {node: held[place] for node, place in plan.sums.items()} == dict(parts_of(run, shards))
     assert sorted([*free, *plan.sums.values()]) == [*range(len(run))]
 
@@ -103,7 +103,7 @@ def test_sums_made_on_hosts_are_those_made_in_one_place_and_never_more_than_shar
     nodes = []
     for host in {*held.values()}:
         among = {shard for shard in held if held[shard] == host}
-        for node in whole_subtrees(among, shards):
+        for node in merged(((0, shard) for shard in among), shards):
             own = leaves(node, shards)
             assert {together(shard, among, shards) for shard in own} == {own}
             # As an agent adds: shard by shard, in a separate tree without all other shards.

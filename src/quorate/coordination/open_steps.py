@@ -287,7 +287,7 @@ class OpenSteps:
             self.running.add(assignment, range(shard, shard + 1))
         elif step.needed < step.shards:  # else no question concerns shards that two compute
             lower = min(assignment.worker, copy.worker)
-            self.running.add_pair(lower, step.number, shard, step.forecasts[shard])
+            self.running.add_timed(step.forecasts[shard], lower, step.number, shard)
 
     # --- the next step to be applied --------------------------------------------------------------
 

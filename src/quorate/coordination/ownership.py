@@ -84,11 +84,6 @@ def merged(nodes: Iterable[Node], shards: int) -> list[Node]:
     return sorted(tree.parts)
 
 
-def whole_subtrees(among: Iterable[int], shards: int) -> list[Node]:
-    """Return the largest subtrees with all shards in ``among``; they cover each shard once."""
-    return merged([(0, shard) for shard in among], shards)
-
-
 def vectors(held: Mapping[int, Hashable], shards: int) -> int:
     """Return how many vectors leave the hosts after all additions within hosts.
 
@@ -96,10 +91,10 @@ def vectors(held: Mapping[int, Hashable], shards: int) -> int:
         held: the host of the result of each shard.
         shards: V.
     """
-    by_host: defaultdict[Hashable, list[int]] = defaultdict(list)
+    by_host: defaultdict[Hashable, list[Node]] = defaultdict(list)
     for shard, host in held.items():
-        by_host[host].append(shard)
-    return sum(len(whole_subtrees(each, shards)) for each in by_host.values())
+        by_host[host].append((0, shard))
+    return sum(len(merged(each, shards)) for each in by_host.values())
 
 
 class Hosts:

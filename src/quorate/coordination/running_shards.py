@@ -79,18 +79,17 @@ class RunningShards:
             return
         usual_s = assignment.usual_s * assignment.count
         forecast = Forecast(since + self._patience * usual_s, since + usual_s)
-        self._add(forecast, worker, step, shards.start, len(shards))
-
-    def add_pair(self, worker: int, step: int, shard: int, forecast: Forecast) -> None:
-        """Add a shard of a pair; ``worker`` is the lower number."""
-        self._add(forecast, worker, step, shard, 0)
+        self.add_timed(forecast, worker, step, shards.start, len(shards))
 
     def drop(self, step: int, shard: int) -> None:
         """Remove a shard, or the run from the shard on, if present."""
         for ordered, entry in self._entries.pop((step, shard), ()):
             remove(ordered, entry)
 
-    def _add(self, forecast: Forecast, worker: int, step: int, shard: int, singles: int) -> None:
+    def add_timed(
+        self, forecast: Forecast, worker: int, step: int, shard: int, singles: int = 0
+    ) -> None:
+        """Add single shards, or, without singles, a shard of a pair with the lower worker."""
         late_at, done_at, later = forecast
         by_late = (late_at, worker, step, shard, singles, later)
         by_done = (done_at, late_at, worker, step, shard, singles)
@@ -112,7 +111,7 @@ class RunningShards:
             if later is None:
                 self._insert(step, shard, (self._late, entry))
             else:
-                self._add(later, worker, step, shard, singles)
+                self.add_timed(later, worker, step, shard, singles)
         self._untimed_late = 0
         if self._untimed:
             self._usual_s = self._workers.usual_s_of_all

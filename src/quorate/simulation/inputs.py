@@ -55,10 +55,6 @@ def _times(name: str, value: Sequence[Any]) -> tuple[float, ...]:
     return tuple(positive(name, second) for second in value)
 
 
-def _engine(name: str, value: str) -> str:
-    return one_of(name, value, ENGINES)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardTimes(Settings):
     """Time of a worker for a whole shard: loading, forward, backward, and sending the result.
@@ -194,7 +190,9 @@ class Network(Settings):
             addition to the transfer.
     """
 
-    engine: str = declare("processes", "how workers run", check=_engine)
+    engine: str = declare(
+        "processes", "how workers run", check=lambda name, value: one_of(name, value, ENGINES)
+    )
     gradient_bytes: float = declare(0.0, "size of a gradient", check=not_negative)
     bandwidth_bytes_per_s: float = declare(inf, "bandwidth of a host's link", check=unbounded)
     ray_bytes_per_s: float = declare(inf, "throughput of Ray", check=unbounded)

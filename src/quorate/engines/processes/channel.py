@@ -12,16 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quorate.coordination import protocol
 from quorate.coordination.plan import abridged
-from quorate.coordination.protocol import (
-    Compute,
-    Discard,
-    Event,
-    Joined,
-    Keep,
-    Left,
-    WorkerEffect,
-)
 from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Evaluation, Job, Training
 from quorate.engines.job_channel import JobChannel, Request, StepSums
@@ -64,25 +56,26 @@ class ProcessesChannel(JobChannel):
         # A heap of slots: with the lowest slots first, few slots are ever written.
         self._free = [*arena.lent(again=job.interrupts_training)]
 
-    def send(self, effect: WorkerEffect) -> None:
+    def send(self, effect: protocol.WorkerEffect) -> None:
         """Carry out an effect. Does not block."""
-        if isinstance(effect, Keep | Discard) and self._workers.servers is not None:
-            self._decide_on(self._workers.servers, effect)
+        servers = self._workers.servers
+        if servers is not None and isinstance(effect, protocol.Keep | protocol.Discard):
+            self._decide_on(servers, effect)
         super().send(effect)
 
-    def _decide_on(self, servers: Servers, effect: Keep | Discard) -> None:
+    def _decide_on(self, servers: Servers, effect: protocol.Keep | protocol.Discard) -> None:
         """Tell servers whether gradients on the servers are needed."""
         worker, step = effect.worker, effect.step
         for shard in range(effect.shard, effect.shard + effect.count):
             gradient = self._sums[worker].result(worker, step, shard).gradient
             if not isinstance(gradient, RemoteGradient):
                 continue
-            if isinstance(effect, Keep):
+            if isinstance(effect, protocol.Keep):
                 servers.keep(gradient.ticket, step, shard, self.job.plan.shards_of(step))
             else:
                 servers.drop(gradient.ticket)
 
-    def receive(self, timeout_s: float | None) -> Event | None:
+    def receive(self, timeout_s: float | None) -> protocol.Event | None:
         """Return the next event, or None after ``timeout_s`` seconds; add results meanwhile."""
         if not self.has_begun:
             # Only now: user code that is told of the beginning may change the model, and workers
@@ -102,12 +95,12 @@ class ProcessesChannel(JobChannel):
             pump(left_s)
             if self.inbox.empty() and left_s == 0.0:
                 return None
-        event: Event = self.inbox.get()
-        if isinstance(event, Left):
+        event: protocol.Event = self.inbox.get()
+        if isinstance(event, protocol.Left):
             self._ends[event.worker] -= 1
         return event
 
-    def post(self, event: Event) -> None:
+    def post(self, event: protocol.Event) -> None:
         """Add an event of the coordinator. Safe from any thread and from signal handlers."""
         super().post(event)
         self._workers.wake()
@@ -131,7 +124,7 @@ class ProcessesChannel(JobChannel):
 
     def joined(self, worker: int, place: str = "") -> None:
         """Report the beginning of a worker's part in the job."""
-        self.inbox.put(Joined(worker, place))
+        self.inbox.put(protocol.Joined(worker, place))
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
         """Report the end of a worker: a shard under way is lost, but no finished result."""
@@ -151,7 +144,7 @@ class ProcessesChannel(JobChannel):
             self._lose(worker, WorkerError(text))
         self._ends[worker] += 1
         crashed = crashed and request is not None
-        self.inbox.put(Left(worker, reason, crashed=crashed, results_stay=True))
+        self.inbox.put(protocol.Left(worker, reason, crashed=crashed, results_stay=True))
 
     def answered(self, worker: int, answer: messages.Answer) -> None:
         """Take a worker's answer to a request.
@@ -160,8 +153,10 @@ class ProcessesChannel(JobChannel):
         ends of these workers arrive after the sum.
         """
         group: list[tuple[int, messages.Answer]] = [(worker, answer), *answer.others]
-        if not all(self._is_expected(*each) for each in group):
-            return
+        for number, own in group:
+            request = self.requests.get(number)
+            if request is None or request.ticket != own.ticket:
+                return
         request, slots = self.requests[worker], list[int | None]()
         if not isinstance(answer, messages.ShardFailed | messages.ShardsCancelled):
             slots, request.slots = request.slots, []  # the results have the slots now
@@ -205,18 +200,14 @@ class ProcessesChannel(JobChannel):
             tree.put((0, result.shares[0].shard), result)
         return [*tree.parts.values()]
 
-    def _is_expected(self, worker: int, answer: messages.Answer) -> bool:
-        request = self.requests.get(worker)
-        return request is not None and request.ticket == answer.ticket
-
     # --- requests and slots -----------------------------------------------------------------------
 
-    def _compute(self, effect: Compute) -> None:
+    def _compute(self, effect: protocol.Compute) -> None:
         # After an end the coordinator hears of the end next, and deals the shard again.
         if not self._ends[effect.worker]:
             super()._compute(effect)
 
-    def _request(self, effect: Compute, request: Request) -> None:
+    def _request(self, effect: protocol.Compute, request: Request) -> None:
         workers, job, snapshot = self._workers, self.job, request.snapshot
         request.ticket = next(workers.tickets)
         has_slots = job.has_gradients(effect.step)
@@ -245,7 +236,7 @@ class ProcessesChannel(JobChannel):
                 message.leaves = job.plan.shards_of(effect.step)
         handle.post_with(workers.model_changes(), message)
 
-    def _following(self, effect: Compute) -> tuple[int, int] | None:
+    def _following(self, effect: protocol.Compute) -> tuple[int, int] | None:
         """Return step and shard that the worker is likely to compute next; None if unknown."""
         job, step = self.job, effect.step
         if type(job) not in (Training, Evaluation):

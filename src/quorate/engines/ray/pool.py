@@ -92,7 +92,10 @@ class RayWorkerHandle(WorkerHandle):
         # Held: a future that nobody holds is never called.
         self._futures = [
             self._when(lease.place.options(concurrency_group=PLACE).remote(), self._meet),
-            self._when(lease.live.options(concurrency_group=LIFE).remote(), self._depart),
+            self._when(
+                lease.live.options(concurrency_group=LIFE).remote(),
+                lambda _: self.leave("because its actor was asked to end"),
+            ),
         ]
 
     @property
@@ -244,9 +247,6 @@ class RayWorkerHandle(WorkerHandle):
         future: Future[Any] = ref.future()
         future.add_done_callback(arrived)
         return future
-
-    def _depart(self, _: None) -> None:
-        self.leave("because its actor was asked to end")
 
     def _meet(self, place: dict[str, Any]) -> None:
         """Start the worker's process where Ray has placed the lease."""
