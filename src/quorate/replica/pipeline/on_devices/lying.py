@@ -11,12 +11,17 @@ copied to each of the devices. The copies are refreshed when parameters are pull
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
 
 import torch
+from torch import fx
 
 from quorate.machine.devices import Group
 from quorate.replica.flat import Flat
+from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.spread import Scattered, Spread
 from quorate.replica.torch_internals import replace_tensors
@@ -107,3 +112,64 @@ class _Seen(Scattered):
 
 def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def over(model: torch.nn.Module, original: torch.nn.Module, graph: StageGraph) -> fx.GraphModule:
+    """Return the graph of a stage, with the tensors and modules of a copy of the model."""
+    paths = {id(module): path for path, module in original.named_modules()}
+    copied = fx.Graph()
+    output = copied.graph_copy(graph.module.graph, {})
+    copied.output(output)
+    for node in copied.nodes:
+        held = getattr(node.target, "held", None)  # an argument of a function: a checkpoint, say
+        if held is not None and (moved := _moved(held, model, paths)) is not held:
+            node.target = checks.held(moved)
+    return fx.GraphModule(model, copied, type(graph.module).__name__)
+
+
+def _moved(held: Any, model: torch.nn.Module, paths: Mapping[int, str]) -> Any:
+    """Return a module of the copy, or a function that uses the copy's modules and tensors.
+
+    Args:
+        held: a module of the original, or a user of its modules and tensors.
+        model: the copy.
+        paths: names of the original's modules, by id.
+    """
+
+    def moved(part: Any) -> Any:
+        return _moved(part, model, paths)
+
+    if id(held) in paths:
+        return model.get_submodule(paths[id(held)])
+    if isinstance(held, MethodType) and id(held.__self__) in paths:
+        return MethodType(held.__func__, moved(held.__self__))
+    if isinstance(held, partial):
+        return partial(
+            moved(held.func),
+            *map(moved, held.args),
+            **{n: moved(v) for n, v in held.keywords.items()},
+        )
+    if type(held) in (list, tuple):
+        parts = [*map(moved, held)]
+        is_same = all(one is other for one, other in zip(held, parts, strict=True))
+        return held if is_same else type(held)(parts)
+    if isinstance(held, FunctionType) and held.__closure__:
+        cells = tuple(
+            _cell(cell, lambda v: v if v is held else moved(v)) for cell in held.__closure__
+        )
+        if any(one is not other for one, other in zip(cells, held.__closure__, strict=True)):
+            code, defaults = held.__code__, held.__defaults__
+            copied = FunctionType(code, held.__globals__, held.__name__, defaults, cells)
+            copied.__kwdefaults__ = held.__kwdefaults__
+            return copied
+    return held
+
+
+def _cell(cell: CellType, moved: Callable[[Any], Any]) -> CellType:
+    """Return a closure's cell with the value replaced by ``moved``."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # it has no value yet
+        return cell
+    other = moved(value)
+    return cell if other is value else CellType(other)
