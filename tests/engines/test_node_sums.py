@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
 
 from quorate.engines.processes.worker_messages import ComputeShards
-from quorate.engines.ray.relayed_worker import NodeSums, WorkerResult
+from quorate.engines.ray.relay_actor import NodeSums, WorkerResult
 
 
 def result(worker: Any, shard: int) -> WorkerResult:
@@ -27,7 +27,7 @@ def waiting(*orders: tuple[str, int]) -> NodeSums:
 
 
 def test_a_result_waits_for_the_rest_of_its_subtree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.engines.ray.relayed_worker.PATIENCE", 1e9)
+    monkeypatch.setattr("quorate.engines.ray.relay_actor.PATIENCE", 1e9)
     sums = waiting(("a", 0), ("b", 1), ("c", 3))
     assert sums.done(result("a", 0))
     assert shards(sums) == []
@@ -43,7 +43,7 @@ def test_a_copy_that_is_lost_takes_no_result_along(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers compute shard 0: the first has a result, and either worker ends."""
-    monkeypatch.setattr("quorate.engines.ray.relayed_worker.PATIENCE", 1e9)
+    monkeypatch.setattr("quorate.engines.ray.relay_actor.PATIENCE", 1e9)
     sums = waiting(("a", 0), ("b", 0), ("c", 1))
     assert sums.done(result("a", 0))
     assert not sums.done(result("b", 0))  # second: the result goes alone

@@ -23,6 +23,7 @@ from quorate.engines.stages.stage_runner import MicroBatch, ShardInput, no_stage
 from quorate.engines.tracing import Trace, current
 from quorate.machine import out_of_memory
 from quorate.machine.signal_handlers import LeftError
+from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Scales
 from quorate.replica.outputs.rows import Piece
@@ -337,6 +338,24 @@ def shard_seed(plan: Plan, step: int, shard: int) -> int:
 
 def _seed_of(plan: Plan, step: int, shard: int) -> tuple[int | str, ...]:
     return "shard", plan.seed, step, shard
+
+
+def data_fingerprint(source: Source) -> str:
+    """Return a hash over the rows of shard 0 of step 0, equal in processes with the same data."""
+    return fingerprint(source.load((0, 0)).data)
+
+
+def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
+    """Return a hash over the sums of shard 0 of step 0, equal in processes with the same model."""
+    batch = source.load((0, 0))
+    seed = key("probe", source.plan.seed)
+    replica.called.place(source.plan, 0, batch.rows, of_phase=False)
+    result = replica.gradient(batch.data, len(batch.rows), stream, seed)
+    assert result.gradient is not None
+    gradient = (result.gradient.vectors, result.gradient.rows)
+    return fingerprint(
+        (result.weight, result.metrics, *gradient, result.buffers, result.integer_buffers)
+    )
 
 
 class Training(Job):

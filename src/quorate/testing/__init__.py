@@ -30,8 +30,12 @@ For authors of engines, ``check_engine(transport, job)`` tests the contract clau
 No other part of quorate imports this package.
 """
 
-from quorate.testing.around_trainer import checking_transport, in_memory
-from quorate.testing.contract import ContractError, check_engine, check_transport
+from quorate.testing.contract import (
+    ContractError,
+    check_engine,
+    check_transport,
+    checking_transport,
+)
 from quorate.testing.workers_in_memory import (
     Fails,
     Finishes,
@@ -42,6 +46,7 @@ from quorate.testing.workers_in_memory import (
     LeavesOff,
     Move,
     ScriptError,
+    in_memory,
 )
 
 __all__ = [

@@ -11,17 +11,21 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from quorate.coordination import protocol
 from quorate.coordination.tree import tree_sum
-from quorate.engines import Channel, Transport
-from quorate.engines.job import Training
+from quorate.engines import Channel, Transport, WrappedTransport
+from quorate.engines.job import Job, Training
 from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.errors import QuorateError
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.shard_sum import ShardSum
+from quorate.training.observer import observing
+from quorate.training.state import State
 
 PAUSE_S = 0.05
 
@@ -72,6 +76,39 @@ def check_engine(
 
 
 check_transport = check_engine  # the former name
+
+
+@contextmanager
+def checking_transport(**options: Any) -> Iterator[list[str]]:
+    """Check the engine of each training loop within the block, before the first update.
+
+    Args:
+        options: keyword arguments for ``check_engine``.
+
+    Yields:
+        A list of the clauses of the contract that were checked so far.
+    """
+    checked: list[str] = []
+
+    def check(transport: Transport, _state: State, _facts: Mapping[str, Any]) -> Transport:
+        return _Checked(transport, checked, options)
+
+    with observing(check):
+        yield checked
+
+
+class _Checked(WrappedTransport):
+    """A ``Transport`` with a check at the beginning of the training."""
+
+    def __init__(self, inner: Transport, checked: list[str], options: Mapping[str, Any]) -> None:
+        super().__init__(inner)
+        self._checked = checked
+        self._options = options
+
+    def open(self, job: Job) -> Channel:
+        if isinstance(job, Training):
+            self._checked += check_engine(self._inner, job, **self._options)
+        return super().open(job)
 
 
 @dataclass(eq=False)

@@ -13,18 +13,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, nextafter
 from queue import Empty
+from typing import Any
 
 from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, WorkerEffect
+from quorate.engines import Transport
 from quorate.engines.job import Job, Task, Training
 from quorate.engines.job_channel import JobChannel, Request, StepSums
+from quorate.engines.local.towers import Towers
 from quorate.engines.shard_runner import Outcome, ShardFailure, ShardRunner
 from quorate.engines.worker_status import Timesheet, WorkerStatus
-from quorate.errors import QuorateError, WorkerError
+from quorate.errors import QuorateError, SettingError, WorkerError
 from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import as_compute_thread
@@ -32,6 +36,8 @@ from quorate.replica.replica import Replica
 from quorate.replica.snapshots import new_snapshots
 from quorate.replica.streams import Stream
 from quorate.simulation.event_queue import EventQueue
+from quorate.training.observer import observing
+from quorate.training.state import State
 
 
 class ScriptError(QuorateError, AssertionError):
@@ -376,3 +382,49 @@ class InMemoryChannel(JobChannel):
     def _join(self, worker: int) -> Joined:
         self._transport.present.add(worker)
         return Joined(worker)
+
+
+@contextmanager
+def in_memory(
+    script: Iterable[Move] = (),
+    *,
+    time_s: Callable[[int, int, int], float] = one_second,
+    skips: bool = False,
+) -> Iterator[list[Event | Effect]]:
+    """Give the loops of a trainer workers in memory within the block, one per tower.
+
+    Args:
+        script: moves of the workers in the first loop. Later loops have no script.
+        time_s: duration of a shard; see ``InMemory``.
+        skips: whether impossible moves are skipped; see ``InMemory``.
+
+    Yields:
+        A list of everything so far: events, and effects that the coordinator sent, in order.
+
+    Raises:
+        SettingError: the trainer has no towers; use ``Workers(engine="towers")``.
+    """
+    moves = list(script)
+    happened: list[Event | Effect] = []
+
+    def replace(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
+        if not isinstance(transport, Towers):
+            transport.close()
+            raise SettingError(
+                "engine", facts["engine"], "towers", "workers in memory take the place of towers"
+            )
+        workers = InMemory(
+            transport.replicas,
+            state.buffers,
+            moves,
+            threads=transport.threads,
+            time_s=time_s,
+            skips=skips,
+        )
+        moves.clear()
+        workers.happened = happened
+        transport.close()
+        return workers
+
+    with observing(replace):
+        yield happened

@@ -21,8 +21,7 @@ import torch
 
 from quorate.coordination.epochs import Course
 from quorate.coordination.plan import abridged
-from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
-from quorate.engines.job import Job, Training
+from quorate.engines.job import Job, Training, data_fingerprint, probe_fingerprint
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.worker_messages import JobReady
 from quorate.errors import UserError

@@ -19,8 +19,7 @@ from quorate.coordination.sampling import EpochRows
 from quorate.data.draws import Augment
 from quorate.data.feed import Feed
 from quorate.data.source import Collate, Source, Ticket, length
-from quorate.engines.fingerprints import data_fingerprint, probe_fingerprint
-from quorate.engines.job import Job, class_of
+from quorate.engines.job import Job, class_of, data_fingerprint, probe_fingerprint
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena

@@ -15,8 +15,8 @@ detached         runs whose coordinator is on the cluster
 
 On a node:
 worker_lease     an actor: holds the resources of a worker
-relay_actor      an actor: starts the node's workers, has their memory, brings servers gradients
-relayed_worker   a worker's process: passes messages on, begins shards ahead of orders, adds results
+relay_actor      an actor: starts the node's workers, has their memory, passes messages on, begins
+                 shards ahead of orders, adds results, brings servers gradients
 
 On both sides:
 images           contents of calls

@@ -7,7 +7,7 @@ from typing import Any
 
 from quorate.data.source import Source
 from quorate.engines.collective.rank_facts import require_same
-from quorate.engines.fingerprints import data_fingerprint
+from quorate.engines.job import data_fingerprint
 from quorate.replica.witness.kept import changed, kept
 from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.worker_group import WorkerGroup

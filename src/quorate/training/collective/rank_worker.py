@@ -23,8 +23,7 @@ from quorate.data.source import Source
 from quorate.engines.collective.exchange import StepContribution, exchange_contributions
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.drawing import drawing
-from quorate.engines.fingerprints import probe_fingerprint
-from quorate.engines.job import Task, Training, TrainingAgain
+from quorate.engines.job import Task, Training, TrainingAgain, probe_fingerprint
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
