@@ -176,16 +176,6 @@ class Coordinator:
         """The number of updates made, including those before ``first_step``."""
         return self._steps.applied
 
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """The present workers, sorted."""
-        return self._workers.numbers
-
-    @property
-    def left_open(self) -> list[int]:
-        """Steps not applied, though later steps are; empty if the order is kept."""
-        return self._steps.left_open
-
     def usual_s(self, worker: int) -> float | None:
         """Return the usual time of a shard on a worker in seconds; None if not known yet."""
         record = self._workers.by_number.get(worker)

@@ -2,8 +2,8 @@
 
 A step is open from the assignment of its first shard until its update is made. Steps begin about in
 order, and need not be applied in order. So the position of a run is two things: the number of
-updates, and the steps left open though later steps are applied. A checkpoint saves both, and a
-resumed run begins with the steps left open.
+updates, and the steps left open though later steps are applied. The state of training records both
+(``training/state.py``), and a resumed run begins with the steps left open.
 
 A shard of an open step is unassigned, computed by a worker or two, or held by a worker; a second
 worker may still compute a held shard. ``OpenSteps`` records all of this: no event has to look
@@ -172,13 +172,7 @@ class OpenSteps:
         self.ready: list[_Age] = []  # of steps with enough shards for an update, sorted
         # Unbegun steps: these, sorted, and all from ``_top`` on.
         self._skipped = sorted(left_open)
-        self._top = self._after_applied = applied + len(self._skipped)
-
-    @property
-    def left_open(self) -> list[int]:
-        """The steps not applied, though later steps are, sorted."""
-        not_applied = sorted([*self._skipped, *self.by_number])
-        return not_applied[: bisect_left(not_applied, self._after_applied)]
+        self._top = applied + len(self._skipped)
 
     def step_awaiting(self, assignment: Assignment) -> OpenStep | None:
         """Return the step that awaits results of an assignment; None: all results come too late.
@@ -368,7 +362,6 @@ class OpenSteps:
         for shard in step.running:
             self.running.drop(number, shard)
         self._set_age(step, None)
-        self._after_applied = max(self._after_applied, number + 1)
         self.applied += 1
         self.applying = None
 

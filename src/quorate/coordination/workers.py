@@ -77,11 +77,6 @@ class Workers:
         self._by_rank: list[_RankKey] = []  # sorted
         self._ranks: dict[int, tuple[int, int]] = {}  # results of ``rank_of`` until ranks change
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of the workers, sorted."""
-        return tuple(sorted(self.by_number))
-
     def join(self, worker: int, place: str = "") -> None:
         """Add an idle worker. Ranks change."""
         self._resize(place, 1)
