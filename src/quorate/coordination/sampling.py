@@ -75,7 +75,9 @@ class Sampling:
             expected = f"at most the {drawable:,} with a weight above 0"
             fix = "choose fewer, or replacement=True"
             raise SettingError("Sampling.rows", self.rows, expected, fix)
-        self.sha256 = self._sha256()
+        content = hashlib.sha256(f"{self.rows} {self.replacement} ".encode())
+        content.update(self.weights.astype("<f8").tobytes())
+        self.sha256 = content.hexdigest()
 
     @classmethod
     def balanced(cls, labels: Sequence[Any] | NDArray[Any], *, rows: int | None = None) -> Sampling:
@@ -128,11 +130,6 @@ class Sampling:
         times = -_log(unit) / self.weights[rows]
         first: Rows = rows[np.argsort(times, kind="stable")[: self.rows]]
         return first.astype(np.int64, copy=False)
-
-    def _sha256(self) -> str:
-        content = hashlib.sha256(f"{self.rows} {self.replacement} ".encode())
-        content.update(self.weights.astype("<f8").tobytes())
-        return content.hexdigest()
 
 
 def sampling_of(name: str, value: object) -> EpochRows:

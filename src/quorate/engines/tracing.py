@@ -52,8 +52,13 @@ class SpanLog:
         self._cut_at = 0.0
 
     def begin(self, job: str | None, step: int, shard: int) -> None:
-        """Note the purpose of a run of shards from ``shard`` on; None: note nothing."""
+        """Note the purpose of a run of shards from ``shard`` on; None: note nothing.
+
+        From here on this thread's code may add spans: a replica in stages knows no timesheet, and
+        finds the log by ``own_log``.
+        """
         self.job, self._at = job, (step, shard)
+        _log.set(None if job is None else self)
 
     def stage(self, name: str, stage: int, place: int, begin: float, end: float) -> None:
         """Add an activity of a stage of the worker's replica, by a clock of this host.
@@ -230,18 +235,4 @@ _log: ContextVar[SpanLog | None] = ContextVar("quorate_span_log", default=None)
 
 def own_log() -> SpanLog | None:
     """Return the span log of this thread's worker; None without a trace."""
-    log = _log.get()
-    return None if log is None or log.job is None else log
-
-
-def note_own_spans(log: SpanLog, job: str | None, step: int, shard: int) -> None:
-    """Let this thread's code add spans to a log, as of a job; None: no longer.
-
-    A replica in stages knows no timesheet, and finds the log by ``own_log``.
-
-    Args:
-        step: of the shards.
-        shard: the first shard.
-    """
-    log.begin(job, step, shard)
-    _log.set(None if job is None else log)
+    return _log.get()

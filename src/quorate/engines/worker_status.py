@@ -6,7 +6,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from quorate.engines.tracing import Batch, SpanLog, batch, note_own_spans
+from quorate.engines.tracing import Batch, SpanLog, batch
 from quorate.engines.two_copies import TwoCopies
 
 # A shard passes through the last four phases in this order.
@@ -148,7 +148,7 @@ class Timesheet:
         if job is not None and self._log is None:
             self._log = SpanLog()
         if self._log is not None:
-            note_own_spans(self._log, job, step, shard)
+            self._log.begin(job, step, shard)
 
     def recorded(self, *, cuts: bool) -> Batch | None:
         """Return the spans since the last call as a message; None: no spans are noted.

@@ -57,7 +57,7 @@ def connected(address: str, **options: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with signals_kept():
+        with process_kept():
             ray.shutdown()
 
 
@@ -70,7 +70,7 @@ def start_ray(what: str, address: str, **options: Any) -> None:
     Raises:
         UserError: Ray has raised an exception.
     """
-    with signals_kept(), hooks_kept(), refusals(what):
+    with process_kept(), refusals(what):
         ray.init(address, configure_logging=False, **options)
 
 
@@ -102,23 +102,14 @@ def refusals(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def signals_kept() -> Iterator[None]:
-    """Put handlers of signals back after the block: Ray takes SIGTERM for itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            if handler is not None:
-                signal.signal(number, handler)
+def process_kept() -> Iterator[None]:
+    """Put this process's handlers of signals and hook for exceptions back after the block.
 
-
-@contextmanager
-def hooks_kept() -> Iterator[None]:
-    """Put the hook for exceptions back after the block, and hide Ray's log within the block."""
+    Ray takes SIGTERM for itself. Within the block Ray's log is hidden.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    handlers = {number: signal.getsignal(number) for number in numbers}
     hook: Callable[..., object] = sys.excepthook
     log = logging.getLogger("ray")
     level = log.level
@@ -126,6 +117,9 @@ def hooks_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
         sys.excepthook = hook
         log.setLevel(level)
 
@@ -238,7 +232,7 @@ def joined_cluster(
             )
         yield node
     finally:
-        with signals_kept():
+        with process_kept():
             closing.close()
 
 
