@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from selectors import SelectSelector
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +80,21 @@ class Process(WorkerHandle):
         self.group.releases[self.number] += 1
 
 
+class Channel(NamedTuple):
+    """The channel of an open job."""
+
+    job: int
+    group: "Group"
+
+    def joined(self, worker: int, place: str) -> None:
+        assert self.job not in self.group.processes[worker].joined, "joined twice"
+        self.group.processes[worker].joined.add(self.job)
+
+    def left(self, worker: int, reason: str, *, crashed: bool) -> None:
+        process = self.group.processes.get(worker)
+        (self.group.untold[worker] if process is None else process.joined).remove(self.job)
+
+
 class Group:
     """A pool of made-up processes, the jobs, and the supervisor between them.
 
@@ -144,15 +159,9 @@ class Group:
     def accepts(self, worker: WorkerHandle, answer: messages.JobReady) -> bool:
         return True
 
-    def joined(self, worker: WorkerHandle, job: int) -> None:
-        assert job in self.open_jobs
-        assert job not in self.processes[worker.number].joined, "joined twice"
-        self.processes[worker.number].joined.add(job)
-
-    def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
-        assert job in self.open_jobs
-        process = self.processes.get(worker)
-        (self.untold[worker] if process is None else process.joined).remove(job)
+    @property
+    def channels(self) -> dict[int, "Channel"]:
+        return {job: Channel(job, self) for job in self.open_jobs}
 
     def receive(self, worker: int, message: object) -> None: ...
 

@@ -122,12 +122,16 @@ class ProcessesChannel(JobChannel):
 
     # --- reports of workers -----------------------------------------------------------------------
 
-    def joined(self, worker: int, place: str = "") -> None:
+    def joined(self, worker: int, place: str) -> None:
         """Report the beginning of a worker's part in the job."""
         self.inbox.put(protocol.Joined(worker, place))
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
-        """Report the end of a worker: a shard under way is lost, but no finished result."""
+        """Report the end of a worker: a shard under way is lost, but no finished result.
+
+        Args:
+            crashed: whether by the worker's own doing.
+        """
         if (request := self.requests.get(worker)) is not None:
             step, shard = request.step, request.shard
             if self._workers.servers is not None:  # the gradient may be on its way there

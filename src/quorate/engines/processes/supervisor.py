@@ -327,14 +327,14 @@ class Supervisor:
             jobs, process.ready = sorted(process.ready), set()
             process.joined.update(jobs)
             for job in jobs:
-                self.jobs.joined(process.handle, job)
+                self.jobs.channels[job].joined(process.handle.number, process.handle.place)
 
     def _hand_over(self, life: WorkerLife, process: ProcessLife) -> None:
         """Let an idle worker leave: jobs are told before the process ends."""
         process.has_handed_over = True
         what = f"worker {life.number} ({life.devices}) {process.departure}"
         for job in sorted(process.joined):
-            self.jobs.left(life.number, job, what, crashed=False)
+            self.jobs.channels[job].left(life.number, what, crashed=False)
         process.invited, process.ready, process.joined = None, set(), set()
         process.handle.kill()
 
@@ -380,7 +380,7 @@ class Supervisor:
                 self._raised.add(process.raised.text)
         killed = process.is_victim(ending)
         for job in sorted(process.joined):
-            self.jobs.left(life.number, job, what, crashed=not killed)
+            self.jobs.channels[job].left(life.number, what, crashed=not killed)
         # A process that ran out of memory is likely to do so again.
         killed = killed and not ending.is_out_of_memory
         self._lost(life, what, killed=killed, can_restart=process.refusal is None)

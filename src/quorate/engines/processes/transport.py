@@ -191,14 +191,6 @@ class Processes:
         self.invite(worker, channel.number)
         return False
 
-    def joined(self, worker: WorkerHandle, job: int) -> None:
-        """Report the beginning of a worker's part in a job."""
-        self.channels[job].joined(worker.number, worker.place)
-
-    def left(self, worker: int, job: int, reason: str, *, crashed: bool) -> None:
-        """Report the end of a worker's part in a job; ``crashed``: by the worker's own doing."""
-        self.channels[job].left(worker, reason, crashed=crashed)
-
     def receive(self, worker: int, message: messages.JobNews) -> None:
         """Take an answer to a request, or a note."""
         if isinstance(message, messages.FoundNote):
