@@ -265,7 +265,8 @@ class TrainingLoop:
             n = state.global_step
             update_s = time.monotonic() - begun
             if checks is not None and n < self.last_step:
-                checks.updated(n, SPOT_CHECK_S + 10 * update_s)  # workers answer within ten updates
+                # At most so long until the first result: a shard takes at most about an update.
+                checks.updated(n, SPOT_CHECK_S + 10 * update_s)
             # 1. Tell the user what workers and the update have noticed.
             for remark in applied.remarks:
                 notes.add(remark)
