@@ -6,7 +6,9 @@ for example).
 
 1. Each rank that sees the file moves the whole blocks of its own stretches.
 2. Rank 0 moves the rest, and all stretches of ranks that do not see the file: ranks send rank 0
-   their values, or receive them, piece by piece. No rank sees the memory of rank 0.
+   their values, or receive them, piece by piece.
+
+Memory of rank 0 is seen by no other rank: values travel from and to their places in memory.
 """
 
 from __future__ import annotations
@@ -198,23 +200,6 @@ def in_turns(of: Mapping[int, Iterator[T]]) -> Iterator[tuple[int, T]]:
                 del left[rank]
 
 
-class WholeState:
-    """The state of whole parameters in memory of rank 0, to be cut into slices or put together.
-
-    Args:
-        entries: entries by parameter; on further ranks none.
-        is_read: whether values move from the entries to the slices.
-    """
-
-    def __init__(self, entries: Entries, *, is_read: bool) -> None:
-        self._entries, self.is_read = entries, is_read
-
-    def move(self, values: torch.Tensor, part: Part) -> None:
-        """Copy the values of a part, or their bytes, to the entries or from the entries."""
-        own = part.of_whole(self._entries)
-        _copy(flat_bytes(values), flat_bytes(own), to_first=self.is_read)
-
-
 class StateFile:
     """A file of whole entries, opened with the first move. Close the object at the end.
 
@@ -282,62 +267,57 @@ class StateFile:
         self._stack.close()
 
 
-Whole = StateFile | WholeState
-
-
-def move(
-    ranks: RankControl,
-    own: SliceState,
-    rows: Rows,
-    whole: Whole,
-    sees: Sequence[bool] | None = None,
+def move_in_memory(
+    ranks: RankControl, own: SliceState, rows: Rows, whole: Entries, *, is_read: bool
 ) -> None:
-    """Move all ranks' parts of some rows between slices and a whole. All ranks call. Blocks.
+    """Move all ranks' parts of some rows between slices and memory of rank 0. Blocks.
+
+    All ranks call.
 
     Args:
         own: the state of this rank's slice.
         rows: the rows to move.
-        whole: the file as this rank sees the file, or memory of rank 0.
-        sees: whether each rank reads or writes the file itself, by rank; None: rank 0 alone.
+        whole: the entries of whole parameters on rank 0.
+        is_read: whether values move from the whole entries to the slices.
+    """
+    entries, addressed = own.state(), list[tuple[int, torch.Tensor]]()
+    for rank in range(ranks.size) if ranks.leads else [ranks.rank]:
+        for part in rows.parts(rank):
+            if rank == 0:
+                _copy(part.of(entries), part.of_whole(whole), to_first=is_read)
+            elif ranks.leads:
+                addressed.append((rank, flat_bytes(part.of_whole(whole))))
+            else:
+                addressed.append((0, flat_bytes(part.of(entries))))
+    ranks.swap(*((addressed, []) if ranks.leads is is_read else ([], addressed)))
+
+
+def move(
+    ranks: RankControl, own: SliceState, rows: Rows, file: StateFile, sees: Sequence[bool]
+) -> None:
+    """Move all ranks' parts of some rows between slices and a file. All ranks call. Blocks.
+
+    Args:
+        own: the state of this rank's slice.
+        rows: the rows to move.
+        file: the file as this rank sees the file.
+        sees: whether each rank reads or writes the file itself, by rank.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
-    entries, by_rank_0 = own.state(), [rank == 0 for rank in range(ranks.size)]
-    if not isinstance(whole, StateFile):
-        _move_parts(ranks, entries, rows, whole, by_rank_0)
-        return
-    _move_parts(ranks, entries, rows.plain, whole, sees or by_rank_0)
-    # 3. By rank 0, by parameter: entries not stored row by row in memory.
-    for row in rows.strided:
-        section, dtype = rows.partition.whole.sections[row.name], getattr(torch, row.dtype)
-        shape, stride = (section.shape, section.stride) if ranks.leads else ((0,), (1,))
-        by_rows = torch.empty(shape, dtype=dtype)
-        if ranks.leads and whole.is_read:
-            whole.move(by_rows, row)
-        strided = torch.empty_strided(shape, stride, dtype=dtype).copy_(by_rows).to(ranks.device)
-        state = WholeState({row.name: {row.entry: strided}}, is_read=whole.is_read)
-        _move_parts(ranks, entries, rows._replace(rows=[row]), state, by_rank_0)
-        if ranks.leads and not whole.is_read:
-            whole.move(strided, row)
-    ranks.arrive()
-
-
-def _move_parts(
-    ranks: RankControl, entries: Entries, rows: Rows, whole: Whole, sees: Sequence[bool]
-) -> None:
-    # 1. On each rank that sees the whole: whole blocks; rank 0 also moves parts of blocks.
+    entries, plain = own.state(), rows.plain
+    # 1. On each rank that sees the file: whole blocks; rank 0 also moves parts of blocks.
     if sees[ranks.rank]:
-        for part in rows.parts(ranks.rank, beside=ranks.leads):
-            whole.move(part.of(entries), part)
-    if isinstance(whole, StateFile):
-        ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
-    # 2. By rank 0: parts of blocks, and everything of ranks that do not see the whole.
+        for part in plain.parts(ranks.rank, beside=ranks.leads):
+            file.move(part.of(entries), part)
+    ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
+    # 2. By rank 0: parts of blocks, and everything of ranks that do not see the file.
     theirs = {
-        rank: chunks(rows.parts(rank, blocks=not sees[rank]))
+        rank: chunks(plain.parts(rank, blocks=not sees[rank]))
         for rank in (range(1, ranks.size) if ranks.leads else [ranks.rank])
     }
-    sends = ranks.leads is whole.is_read
+    sends = ranks.leads is file.is_read
     for rank, chunk in in_turns(theirs):
         sizes = [part.nbytes for part in chunk]
         data = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
@@ -346,11 +326,24 @@ def _move_parts(
             ranks.swap([], addressed)
         for part, values in zip(chunk, torch.split(data, sizes), strict=True):
             if ranks.leads:
-                whole.move(values, part)
+                file.move(values, part)
             else:
                 _copy(values, flat_bytes(part.of(entries)), to_first=sends)
         if sends:
             ranks.swap(addressed, [])
+    # 3. By rank 0, by parameter: entries not stored row by row in memory.
+    for row in rows.strided:
+        section, dtype = rows.partition.whole.sections[row.name], getattr(torch, row.dtype)
+        shape, stride = (section.shape, section.stride) if ranks.leads else ((0,), (1,))
+        by_rows = torch.empty(shape, dtype=dtype)
+        if ranks.leads and file.is_read:
+            file.move(by_rows, row)
+        strided = torch.empty_strided(shape, stride, dtype=dtype).copy_(by_rows).to(ranks.device)
+        whole = {row.name: {row.entry: strided}}
+        move_in_memory(ranks, own, rows._replace(rows=[row]), whole, is_read=file.is_read)
+        if ranks.leads and not file.is_read:
+            file.move(strided, row)
+    ranks.arrive()
 
 
 def _copy(first: torch.Tensor, second: torch.Tensor, *, to_first: bool) -> None:

@@ -38,7 +38,7 @@ from quorate.training.optimizing.mean import (
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import OptimizerFactory
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Row, Rows, StateFile, WholeState
+from quorate.training.owners.slice_files import Row, Rows, StateFile
 from quorate.training.owners.slice_state import SliceState
 from quorate.training.owners.spread_optimizer import LentStates, SpreadOptimizer
 
@@ -233,7 +233,7 @@ class SlicedOptimizer(SpreadOptimizer):
         if self._ranks.leads:
             self.put(entries)
         rows = Rows(slice_files.rows_of(listed(entries)), self.partition)
-        slice_files.move(self._ranks, own, rows, WholeState(self.state(), is_read=False))
+        slice_files.move_in_memory(self._ranks, own, rows, self.state(), is_read=False)
 
     def scatter(self) -> None:
         """Send each rank its part of the state, from the whole state on rank 0. Blocks.
@@ -265,7 +265,7 @@ class SlicedOptimizer(SpreadOptimizer):
         own.put(of_pieces(part, self._pieces_of(ranks.rank)))
         if unread is None:
             rows = Rows(slice_files.rows_of(listing), self.partition)
-            slice_files.move(ranks, own, rows, WholeState(whole, is_read=True))
+            slice_files.move_in_memory(ranks, own, rows, whole, is_read=True)
             return
         path, mark, found = unread
         rows = Rows([Row(*row) for row in found], self.partition)
