@@ -1,6 +1,6 @@
 """The training loop: makes the updates decided by the coordinator, and reports each update.
 
-``start_workers`` starts the workers and their coordinator, and joins the seven files below to an
+``start_workers`` starts the workers and their coordinator, and joins the eight files below to an
 iterator of updates. ``TrainingLoop`` takes updates from the iterator, and yields a report of each.
 An update passes through the files in this order; ``grep -n "def NAME" FILE`` finds each place:
 
@@ -10,9 +10,11 @@ An update passes through the files in this order; ``grep -n "def NAME" FILE`` fi
     engines/shard_runner.py        run: computes the shards of a worker, in its thread or process
     engines/job.py                 compute_run: fetches the rows of a shard and the parameters
     replica/replica.py             gradient: forward and backward pass of a shard
+    training/step_update.py        __call__: the update, with second passes where a loss needs them
     training/optimizing/update.py  apply: sum, mean, clipping, optimizer step, average, schedule
 
-With ranks (``engines/collective``), ``training/collective/lead.py`` supplies the iterator instead.
+With ranks (``engines/collective``), ``training/collective/lead.py`` supplies the iterator instead,
+by the same drive: ``RankWorker.sums`` takes the place of ``send``, and all ranks make the update.
 
 Legend: V shards of a step. A step is a batch; under "async" and "bounded:K" a step is a shard of a
 batch (``coordination/rules.py``). Each step makes one update. Steps are numbered from 0 in the
@@ -44,20 +46,11 @@ from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.owners.server_sync import ServerSync, server_sync_of
-from quorate.training.second_pass import (
-    PassByWorkers,
-    UpdateWithTerms,
-    gradient_again,
-    receives_closure,
-    refuse_totals,
-)
+from quorate.training.second_pass import PassByWorkers
 from quorate.training.state import State
+from quorate.training.step_update import StepUpdate
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import (
-    UpdateOfWholeBatch,
-    contrast_of,
-    kind_of_training,
-)
+from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
 
 if TYPE_CHECKING:
     from quorate.training.setup import TrainingSetup
@@ -123,18 +116,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             say=say,
         )
         contrast = contrast_of(workers, state, source)
-        make_update: UpdateOfWholeBatch | UpdateWithTerms
-        if contrast is None:
-            refuse = partial(refuse_totals, workers.rule, config.workers.servers)
-            make_update = UpdateWithTerms(second_pass, state.optimizer, plan.shards_of, refuse)
-        else:
-            make_update = UpdateOfWholeBatch(plan, contrast, second_pass)
-        gets_closure = receives_closure(state.optimizer, workers.rule)
-        if state.optimizer.takes_closure and not gets_closure:
-            workers.replicas.notes.add(
-                f"{state.phases.kind}.step() accepts a closure and receives none under "
-                f"{workers.rule.name}, because workers compute while the optimizer steps"
-            )
+        update = StepUpdate(workers, state, source, second_pass, contrast)
         server_sync = server_sync_of(state, unobserved)
         if server_sync is not None:
             stack.enter_context(closing(server_sync))
@@ -145,17 +127,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
 
         def apply(ready: ReadyStep) -> tuple[ReadyStep, UpdateResult]:
             stray_writes.end()
-            step, shards = ready.step, plan.shards_of(ready.step)
-            state.begin_phase(plan.phase(step))
-            recompute = None
-            if gets_closure and contrast is None:
-                recompute = partial(gradient_again, second_pass, step, shards)
-            present = len(ready.shards)
-            update = partial(
-                state.update.apply, shards=shards, present=present, recompute=recompute
-            )
-            with drawing("update", plan, state.global_step + 1):
-                applied = make_update(ready, update)
+            applied = update(ready)
             loop.record_update(ready, applied)
             if server_sync is not None:
                 server_sync.updated()

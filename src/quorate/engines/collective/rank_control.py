@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -62,6 +62,7 @@ class RankControl:
 
     Attributes:
         methods: by name, the methods that rank 0 may call on this rank.
+        raised: an error that all ranks have raised, if any.
         named: returns an error with the name of the lost rank, if known.
 
     Raises:
@@ -80,6 +81,7 @@ class RankControl:
         self.rank, self.size, self.device = place.rank, place.size, device
         self.methods: dict[str, Callable[..., Any]] = {}
         self.named: Callable[[RankError], QuorateError] = lambda error: error
+        self.raised: BaseException | None = None
         self._is_broken = False
         self._pipes: HostPipes | None = None  # to ranks of this host, if ranks can open pipes
         self._groups: list[TensorGroup] = []
@@ -179,6 +181,11 @@ class RankControl:
             if isinstance(error, RankError):
                 self.require_all()
             raise
+
+    def raise_together(self, error: BaseException) -> NoReturn:
+        """Raise an error that all ranks have received, and raise at the same place."""
+        self.raised = error
+        raise error
 
     def require_all(self) -> None:
         """Raise if a rank is lost.

@@ -59,10 +59,11 @@ class StrayWrites:
         self._sums = {name: bit_sum(parameter) for name, parameter in self._watched.items()}
 
     def end(self) -> None:
-        """Report parameters written by shards, before an update."""
+        """Report parameters written by shards, before an update. Further calls have no effect."""
         written = {n for n, old in self._sums.items() if not old.equal(bit_sum(self._watched[n]))}
         if self._places:
             written |= {n for n, place in self._places_now().items() if place != self._places[n]}
+        self._sums, self._places = {}, {}
         if not written:
             return
         tell_late(self._notes, self._model, [n for n in self._names if n in written])

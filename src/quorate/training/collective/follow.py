@@ -152,13 +152,13 @@ class _Follower:
     def _update(self, step: int, *news: Any) -> None:
         """Make the update of a step; after an error of all ranks, return without an update."""
         try:
-            applied = self._worker.update(step, *news)
+            _, applied = self._worker.apply(step, self._worker.sums(step, *news))
         except RankError:
             raise
         except NotFiniteError:  # a gradient in a closure was not finite; all ranks raise
             return
         except Exception as error:
-            if error is not self._worker.raised:
+            if error is not self.ranks.raised:
                 raise  # maybe on this rank alone: all ranks notice the end of this process
             self._worker.restore()
             return  # all ranks have raised the same error: rank 0 decides how to go on

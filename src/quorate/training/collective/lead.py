@@ -7,8 +7,10 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
+from quorate.coordination.coordinator import Coordinator
 from quorate.engines import Channel
 from quorate.engines.collective.liveness_monitor import LivenessMonitor
+from quorate.engines.collective.lockstep_channel import LockstepChannel
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
 from quorate.engines.job import Job
@@ -16,14 +18,17 @@ from quorate.engines.spot_check import SpotCheck, SpotCheckResult
 from quorate.engines.worker_status import WorkerStatus
 from quorate.errors import RankError, UserError
 from quorate.replica.beside.values import NO_VALUES
+from quorate.replica.shard_sum import Part
 from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.drive import ReadyStep
+from quorate.training.drive import ReadyStep, drive
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.stop import Stops
 from quorate.training.training_loop import StartedWorkers, TrainingLoop
+
+Update = tuple[ReadyStep, UpdateResult]
 
 
 @contextmanager
@@ -73,9 +78,8 @@ def leading(loop: TrainingLoop) -> Iterator[StartedWorkers]:
 
         spot_checks = workers.spot_checks(state, source, ask)
         lead = _Lead(worker, loop)
-        stops.start_time_limits()
-        transport = RankStatus(ranks.monitor)
-        yield StartedWorkers(transport, lead.updates(), lead, worker.stray_writes, spot_checks)
+        transport, progress = RankStatus(ranks.monitor), lead.coordinator
+        yield StartedWorkers(transport, lead.updates(), progress, worker.stray_writes, spot_checks)
 
 
 def _opened(loop: TrainingLoop, ranks: RankControl) -> RankWorker:
@@ -142,55 +146,81 @@ def _leave(loop: TrainingLoop, rank_group: RankGroup) -> None:
 class _Lead:
     """The steps of a loop on rank 0."""
 
-    begun_at: float | None = None
-
     def __init__(self, worker: RankWorker, loop: TrainingLoop) -> None:
         self._worker, self._ranks, self._loop = worker, worker.ranks, loop
         self._state = state = loop.state
-        self.first_step = state.global_step
-        self.reason = "all steps are done"
+        self.coordinator = Coordinator(
+            shards_of=lambda _step: 1,
+            first_step=state.global_step,
+            last_step=loop.last_step,
+            rule=loop.setup.workers.rule,
+        )
+        self._is_in_step = False  # True while the other ranks make an update
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         state.model_edits.watch_values(partial(share.values, state))
         self._note_state()
         self._sent_changes = state.model_edits.model_changes.number
 
-    def updates(self) -> Iterator[tuple[ReadyStep, UpdateResult]]:
+    def updates(self) -> Iterator[Update]:
         """Yield the updates up to the last step, or up to a request to stop."""
-        state = self._state
-        while state.global_step < self._loop.last_step:
-            self._ranks.require_all()  # a lost rank also requests a stop: raise the error first
-            if self._loop.stops.reason is not None:
-                self.reason = self._loop.stops.reason
-                break
-            yield self._made(state.global_step)
+        stops, channel = self._loop.stops, LockstepChannel(self._sums)
+        updates = drive(
+            *(self.coordinator, channel, self._apply),
+            stopping=self._stopping,
+            before_shard=stops.start_time_limits,
+        )
+        while (update := self._next(updates)) is not None:
+            yield update
         self._ranks.call("collect_notes")
 
-    def _made(self, step: int) -> tuple[ReadyStep, UpdateResult]:
-        state, worker = self._state, self._worker
-        for optimizer in state.phases.of_ranks:
-            optimizer.require_same_state()
-        news = self._news()
+    def _next(self, updates: Iterator[Update]) -> Update | None:
+        """Return the next update; None after the last.
+
+        Breaks off after an error that leaves other ranks in the middle of an exchange.
+        """
         try:
-            for optimizer in state.phases.sharded:
-                if optimizer.is_lent:
-                    optimizer.scatter()  # user code may have changed the state
-            applied: UpdateResult = self._ranks.call("update", step, *news)
+            return next(updates, None)
         except RankError:
             self._ranks.require_all()  # raises with the name of the lost rank, if known
             raise
         except BaseException as error:
-            # All ranks raise the error of a shard, and wait for the next call. Any other error
-            # leaves ranks in the middle of an exchange.
-            if state.update.is_half_made or not isinstance(error, Exception):
+            # All ranks raise the error of a shard, and wait for the next call.
+            is_half_made = self._state.update.is_half_made
+            if is_half_made or (self._is_in_step and not isinstance(error, Exception)):
                 self._ranks.break_off()
-            if not state.update.is_half_made:
-                worker.restore()
+            if self._is_in_step and not is_half_made:
+                self._worker.restore()
             raise
-        ready = ReadyStep(step, [], tuple(range(worker.shards_of(step))), staleness=0)
+
+    def _stopping(self) -> str | None:
+        """Return the reason for a stop, or None.
+
+        Raises:
+            RankError: a rank is lost, which also requests a stop.
+        """
+        self._ranks.require_all()
+        return self._loop.stops.reason
+
+    def _sums(self, step: int) -> list[Part]:
+        """Let all other ranks make an update, and return the parts of the step's sum."""
+        for optimizer in self._state.phases.of_ranks:
+            optimizer.require_same_state()
+        news = self._news()
+        self._is_in_step = True
+        for optimizer in self._state.phases.sharded:
+            if optimizer.is_lent:
+                optimizer.scatter()  # user code may have changed the state
+        self._ranks.tell("update", step, *news)
+        return self._worker.sums(step, *news)
+
+    def _apply(self, sums: ReadyStep) -> Update:
+        """Make the update of a step, together with all other ranks."""
+        ready, applied = self._worker.apply(sums.step, sums.parts)
+        self._is_in_step = False
         for each in applied.shares:
-            state.tally.applied(each.worker, 0)
+            self._state.tally.applied(each.worker, 0)
         self._loop.record_update(ready, applied)
-        state.model_edits.updated()
+        self._state.model_edits.updated()
         self._note_state()
         return ready, applied
 

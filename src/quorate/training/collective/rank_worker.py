@@ -1,6 +1,7 @@
 """Rank workers: the part of each rank in the steps of a loop.
 
-Rank 0 calls ``update``, ``check`` and ``collect_notes`` on all ranks, see ``RankControl.call``.
+Rank 0 calls ``check`` and ``collect_notes`` on all ranks, and ``update`` on all other ranks: all
+ranks compute ``sums`` of a step and ``apply`` them.
 """
 
 from __future__ import annotations
@@ -8,22 +9,21 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from quorate.coordination.ownership import slowest_factor
-from quorate.coordination.tree import TreeSum, leaves, tree_sum
+from quorate.coordination.tree import Node, TreeSum, leaves, tree_sum
 from quorate.data.feed import Feed
 from quorate.data.source import Source
 from quorate.engines.collective.exchange import StepContribution, exchange_contributions
 from quorate.engines.collective.rank_control import RankControl
-from quorate.engines.drawing import drawing
-from quorate.engines.job import Task, Training, TrainingAgain, probe_fingerprint
+from quorate.engines.job import PassWithTotals, Task, Training, TrainingAgain, probe_fingerprint
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
@@ -35,7 +35,6 @@ from quorate.replica.beside.values import NO_VALUES
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import become_compute_thread
 from quorate.replica.flat import Flat
-from quorate.replica.loss_terms import Denominators
 from quorate.replica.notes import Note
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
@@ -43,18 +42,13 @@ from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented
 from quorate.replica.witness import writes
 from quorate.training.collective import share
-from quorate.training.collective.contrasting import Contrasting, Through
+from quorate.training.collective.contrasting import ContrastOnRanks, or_error
+from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import UpdateResult
-from quorate.training.second_pass import (
-    Take,
-    at_root,
-    gradient_again,
-    pass_with_totals,
-    summed_denominators,
-)
+from quorate.training.second_pass import Take, summed_denominators
 from quorate.training.state import State
-from quorate.training.whole_batch.jobs import BackThrough
+from quorate.training.step_update import StepUpdate
 from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
 from quorate.training.worker_group import WorkerGroup
 
@@ -73,7 +67,6 @@ class RankWorker:
 
     Attributes:
         values: the values of ``Shared`` for the next shards.
-        raised: an error in a shard, raised on all ranks.
         sheet: the activities of this rank.
 
     Raises:
@@ -92,16 +85,16 @@ class RankWorker:
         assert state.exchange is not None
         self.ranks, self.state, self.exchange = ranks, state, state.exchange
         self.values = NO_VALUES
-        self.raised: Exception | None = None
         self._source, self._workers, self._notes = (
             source,
             workers,
             workers.replicas.notes,
         )
         contrast = contrast_of(workers, state, source)
-        self._contrasting: Contrasting | None = None
-        if contrast is not None:
-            self._contrasting = Contrasting(ranks, source.plan, contrast)
+        on_ranks = (
+            None if contrast is None else ContrastOnRanks(contrast, self.exchange, self.beside)
+        )
+        self._update = StepUpdate(workers, state, source, self.second_pass, on_ranks)
         self._replica = replica = workers.replicas.alone(
             state, workers.master_device, self._set_buffers
         )
@@ -125,11 +118,7 @@ class RankWorker:
         self._feed: Feed | None = None
         self._before: list[ShardSum] = []  # sums of all own shards of a step but the last
         self.sheet.tell("waiting")
-        ranks.methods |= {
-            "update": self.update,
-            "check": self.check,
-            "collect_notes": self.collect_notes,
-        }
+        ranks.methods |= {"check": self.check, "collect_notes": self.collect_notes}
 
     def close(self) -> None:
         """End the compute thread and the feed."""
@@ -149,15 +138,17 @@ class RankWorker:
 
     # --- work of all ranks at once ----------------------------------------------------------------
 
-    def update(
+    def sums(
         self,
         step: int,
         order: list[int] | None,
         groups: list[dict[str, Any]] | None,
         changes: dict[str, Any] | None,
         values: dict[str, Any] | None,
-    ) -> UpdateResult:
-        """Make the update of a step. All ranks call. Blocks.
+    ) -> list[Part]:
+        """Return the parts of the sum of a step, for ``apply``. All ranks call. Blocks.
+
+        The parts have no gradient where the update needs a second pass in any case.
 
         Args:
             order: of buckets, from now on; None: unchanged, as for the further arguments.
@@ -170,19 +161,34 @@ class RankWorker:
             Exception: an error of user code on any rank; the same on all ranks.
         """
         ranks, state = self.ranks, self.state
+        # 1. The changes since the last update.
         if order is not None:
             self.exchange.order = order
         if groups is not None and not ranks.leads:
             share.take_groups(state, groups)
         if changes is not None:
             ranks.spread(share.values(state))
-            if not ranks.leads:
-                sent = ModelChanges.from_json(changes)
-                sent.apply(state.model, state.model_edits.trained())
+            self._runner.changes.take(ModelChanges.from_json(changes))
         self.take_values(values)
         if not ranks.leads:
+            state.global_step = step
             self.stray_writes.begin()
-        return self._applied(self._parts(step), step)
+        # 2. The sums.
+        if not self._job.has_gradients(step):
+            return self._representations(step)
+        # An exchange in vain costs more than a forward pass: where a step had terms with totals of
+        # their own, the totals of later steps of the phase are found first.
+        v = self.shards_of(step)
+        if v > 1 and self._source.plan.phase(step) in self._phases_with_terms:
+            parts = self._totals(step)
+            if summed_denominators(parts, v).awaits_totals:
+                return parts
+        return self._exchanged_pass(step, self._job)
+
+    def apply(self, step: int, parts: list[Part]) -> tuple[ReadyStep, UpdateResult]:
+        """Make the update of a step from the result of ``sums``. All ranks call. Blocks."""
+        ready = ReadyStep(step, parts, tuple(range(self.shards_of(step))), staleness=0)
+        return ready, self._update(ready)
 
     def take_values(self, sent: dict[str, Any] | None) -> None:
         """Set the values of ``Shared`` on rank 0 for the next shards. All ranks call. Blocks."""
@@ -259,63 +265,35 @@ class RankWorker:
 
     # --- a step -----------------------------------------------------------------------------------
 
-    def _parts(self, step: int) -> list[Part]:
-        """Compute this rank's shards of a step, and exchange the sums. All ranks call. Blocks."""
-        v, shards = self.shards_of(step), self._own_shards(step)
-        if v == 1:  # a single shard is a whole batch
-            return self._exchanged_pass(step, self._job)
-        if self._contrasting is not None:
-            with self._on_all_ranks():
-                through = self._contrasting(step, shards, self._represented, self.beside)
-            job = self._second_job(BackThrough, step, gradients=through.gradients)
-            return self._exchanged_pass(step, job, through)
-        # An exchange in vain costs more than a forward pass: where a step had terms with totals of
-        # their own, the totals of later steps of the phase are found first.
-        phase, parts = self._source.plan.phase(step), None
-        if phase in self._phases_with_terms:
-            with self._on_all_ranks():
-                own = self._totals(step, shards)
-        else:
-            parts = self._exchanged_pass(step, self._job)
-            own = summed_denominators(parts, v)
-        if own.awaits_totals:
-            self._phases_with_terms.add(phase)
-            totals: list[ShardSum] = []
-            second_pass = partial(self.second_pass, is_again=parts is not None)
-            pass_with_totals(second_pass, step, v, own, totals.append)
-            return at_root(totals[0], v)
-        return parts or self._exchanged_pass(step, self._job)
+    def _representations(self, step: int) -> list[Part]:
+        """Return the representations of all shards; on rank 0 alone with values. Blocks."""
+        own = or_error(lambda: self.beside(partial(self._represented, step)))
+        parts: list[Part] = []
+        for node, found in zip(self._dealt(step), self.ranks.collect(own), strict=True):
+            if isinstance(found, BaseException):
+                self.ranks.raise_together(found)
+            if node is not None:
+                represented = [Represented(*each) for each in found]
+                parts.append((node, ShardSum(0.0, {}, represented=represented)))
+        return parts
 
-    def second_pass(
-        self,
-        kind: type[TrainingAgain],
-        step: int,
-        take: Take,
-        *,
-        is_again: bool = True,
-        **inputs: Any,
-    ) -> None:
+    def second_pass(self, kind: type[TrainingAgain], step: int, take: Take, **inputs: Any) -> None:
         """Pass the new sum of a step to ``take``: see ``SecondPass``. All ranks call. Blocks.
 
         All ranks call in lockstep: an optimizer receives the same gradients on all ranks, to the
         bit, and so needs the next gradient on all ranks or on none.
-
-        Args:
-            is_again: whether the sums of the step have been exchanged before.
         """
-        # A replica reads the parameters anew for each job.
-        job = self._second_job(kind, step, **inputs)
-        parts = self._exchanged_pass(step, job, is_again=is_again)
-        take(tree_sum(parts, self.shards_of(step), ShardSum.add))
-
-    def _second_job(self, kind: type[TrainingAgain], step: int, **inputs: Any) -> TrainingAgain:
+        if kind is PassWithTotals:
+            self._phases_with_terms.add(self._source.plan.phase(step))
         threads = self._workers.config.workers.threads
         steps = range(step, step + 1)
-        return kind(self._source, self.state.parameters, steps, threads=threads, **inputs)
+        # A replica reads the parameters anew for each job.
+        job = kind(self._source, self.state.parameters, steps, threads=threads, **inputs)
+        take(tree_sum(self._exchanged_pass(step, job), self.shards_of(step), ShardSum.add))
 
-    def _totals(self, step: int, shards: range) -> Denominators:
-        """Return the totals of the terms of the loss in a step, from forward passes. Blocks."""
-        own = StepContribution()
+    def _totals(self, step: int) -> list[Part]:
+        """Return the parts of the sum of a step, from forward passes without gradients. Blocks."""
+        own, shards = StepContribution(), self._own_shards(step)
         try:
             if shards:
                 own = StepContribution(*self.beside(partial(self._forward, step, shards)))
@@ -323,12 +301,21 @@ class RankWorker:
             raise
         except Exception as error:  # an error of user code: all ranks raise the same error
             own = StepContribution(error=error)
-        found = exchange_contributions(self.ranks, own, self._written)
-        for each in found:
+        return self._parts(exchange_contributions(self.ranks, own, self._written))
+
+    def _parts(self, handed: Iterable[StepContribution]) -> list[Part]:
+        """Return the parts in the contributions of all ranks.
+
+        Raises:
+            Exception: the error of user code on the lowest rank with an error.
+        """
+        parts: list[Part] = []
+        for each in handed:
             if each.error is not None:
-                raise each.error
-        parts = [(each.node, each.sum) for each in found if each.node and each.sum]
-        return summed_denominators(parts, self.shards_of(step))
+                self.ranks.raise_together(each.error)
+            if each.node is not None and each.sum is not None:
+                parts.append((each.node, each.sum))
+        return parts
 
     def _forward(self, step: int, shards: range, _replica: Replica, stream: Stream) -> Part:
         """Return the sum of some shards, without vectors. Blocks."""
@@ -346,21 +333,15 @@ class RankWorker:
         ((node, total),) = tree.parts.items()
         return node, total
 
-    def _exchanged_pass(
-        self, step: int, job: Training, through: Through | None = None, *, is_again: bool = False
-    ) -> list[Part]:
-        """Compute this rank's shards for a job, and exchange the sums. All ranks call. Blocks.
-
-        Args:
-            is_again: whether the sums of the step have been exchanged before.
-        """
+    def _exchanged_pass(self, step: int, job: Training) -> list[Part]:
+        """Compute this rank's shards for a job, and exchange the sums. All ranks call. Blocks."""
         own, exchange, computing = StepContribution(), self.exchange, None
         self._keep_buffers()
         v, shards = self.shards_of(step), self._own_shards(step)
         if shards:
             exchange.gradient_buckets.clear()
             computing = self._thread.begin(partial(self._released, step, shards, job))
-        gradient = self._sum(v, through)
+        gradient = exchange.sum(v)
         if computing is not None:
             try:
                 own = StepContribution(*computing.result())
@@ -371,21 +352,17 @@ class RankWorker:
         self.restore()  # first of all: user code looks at the model
         self.sheet.tell("pushing")
         try:
-            with self._on_all_ranks():
-                if not is_again:
-                    # Before the contribution is sent: afterwards all ranks make the update, and
-                    # ranks of a host may share the memory of the parameters.
-                    self.stray_writes.end()
-                    own = own._replace(notes=[] if self.ranks.leads else self._notes.take())
-                return self._exchanged(own, v, gradient, through)
+            # Before the contribution is sent: afterwards all ranks make the update, and ranks of a
+            # host may share the memory of the parameters.
+            self.stray_writes.end()
+            own = own._replace(notes=[] if self.ranks.leads else self._notes.take())
+            return self._exchanged(own, v, gradient)
         finally:
             self.sheet.tell("waiting")
             for before in self._before:
                 self._replica.recycle(before)
 
-    def _exchanged(
-        self, own: StepContribution, v: int, gradient: Flat, through: Through | None
-    ) -> list[Part]:
+    def _exchanged(self, own: StepContribution, v: int, gradient: Flat) -> list[Part]:
         """Exchange contributions to a step of V shards, and return the parts of its sum. Blocks."""
         buckets, ranks = self.exchange.gradient_buckets, self.ranks
         own = own._replace(
@@ -399,48 +376,15 @@ class RankWorker:
             ranks.monitor.hear_signal(rank, each.stop)
         self._take_notes(each.notes for each in handed)
         self._take_spans(handed)
-        parts: list[Part] = []
-        for each in handed:
-            if each.error is not None:
-                raise each.error
-            if each.node is not None and each.sum is not None:
-                parts.append((each.node, each.sum))
+        parts = self._parts(handed)
         self.exchange.is_finite = all(each.is_finite for each in handed)
         if any(each.sends_again for each in handed):
             buckets.go_again()
-            gradient = self._sum(v, through, waits=False)
+            gradient = self.exchange.sum(v, waits=False)
             self.exchange.is_finite = all(ranks.gather(are_finite(gradient)))
         _, leftmost = min(parts, key=lambda part: leaves(part[0], v).start)
         leftmost.gradient = gradient  # a tree sum adds all parts to the leftmost part
-        return parts if through is None else through.made_whole(parts, v)
-
-    def _sum(self, shards: int, through: Through | None, *, waits: bool = True) -> Flat:
-        gradient = self.exchange.sum(shards, waits=waits)
-        if through is not None:
-            through.add_to(gradient, self.exchange.partition, self.ranks.rank)
-        return gradient
-
-    @contextmanager
-    def _on_all_ranks(self) -> Iterator[None]:
-        """Keep an error raised in the block by all ranks."""
-        try:
-            yield
-        except RankError:
-            raise
-        except Exception as error:
-            self.raised = error
-            raise
-
-    def _applied(self, parts: list[Part], step: int) -> UpdateResult:
-        """Make the update of a step from its parts, together with all ranks. Blocks."""
-        plan, n = self._source.plan, step + 1
-        shards = plan.shards_of(step)
-        recompute = None
-        if self.state.optimizer.takes_closure and self._contrasting is None:
-            recompute = partial(gradient_again, self.second_pass, step, shards)
-        self.state.begin_phase(plan.phase(step))
-        with drawing("update", plan, n):
-            return self.state.update.apply(parts, shards, shards, recompute)
+        return parts
 
     def shards_of(self, step: int) -> int:
         """Return the number V of shards of a step."""
@@ -487,16 +431,19 @@ class RankWorker:
 
     # --- the compute thread -----------------------------------------------------------------------
 
+    def _dealt(self, step: int) -> Sequence[Node | None]:
+        """Return the subtree of the shards of a step owned by each rank."""
+        return self.exchange.dealt(self.shards_of(step))
+
     def _own_shards(self, step: int) -> range:
         """Return the shards of a step owned by this rank: the shards of a subtree."""
-        shards = self.shards_of(step)
-        node = self.exchange.dealt(shards)[self.ranks.rank]
-        return range(0) if node is None else leaves(node, shards)
+        node = self._dealt(step)[self.ranks.rank]
+        return range(0) if node is None else leaves(node, self.shards_of(step))
 
-    def _represented(self, step: int, shards: range, stream: Stream) -> list[Represented]:
-        """Return the representations of shards, and keep the rows for ``_summed``. Blocks."""
+    def _represented(self, step: int, _replica: Replica, stream: Stream) -> list[Represented]:
+        """Return the representations of this rank's shards, and keep the rows. Blocks."""
         found: list[Represented] = []
-        for shard in shards:
+        for shard in self._own_shards(step):
             found += self._computed(self._job, step, shard, stream).represented
         return found
 

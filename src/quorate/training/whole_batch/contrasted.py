@@ -33,7 +33,7 @@ class Contrasted(NamedTuple):
     """The loss over a batch, and its gradients."""
 
     outcome: LossResult
-    gradients: list[Tensors]  # with respect to each shard's representations
+    gradients: dict[int, Tensors]  # by shard, with respect to the shard's representations
     of_parameters: Tensors  # with respect to the model's parameters, where the loss uses them
 
 
@@ -112,7 +112,7 @@ class Contrast:
             totals = self._replicas.totals.wanted
             outcome = read(returned, rows=rows, training=training, totals=totals)
             if not training:
-                return Contrasted(outcome, [], {})
+                return Contrasted(outcome, {}, {})
             if outcome.weight == 0 or outcome.multiplier == 0:
                 raise LossError(
                     "weight",
@@ -130,7 +130,14 @@ class Contrast:
                 fix="compute the loss from the second argument of contrast, without detach() or "
                 "no_grad()",
             )
-        return Contrasted(outcome, cut(of_rows, shards), _named(own, found[len(wanted) :]))
+        by_shard = dict(enumerate(cut(of_rows, shards)))
+        return Contrasted(outcome, by_shard, _named(own, found[len(wanted) :]))
+
+    @staticmethod
+    def add_to(gradient: Flat, own: Tensors) -> None:
+        """Add gradients by parameters to the gradient of a step."""
+        for name, values in own.items():
+            gradient.views[name].add_(values.to(gradient.device))
 
     @contextmanager
     def _model_is(self, *, training: bool) -> Iterator[None]:

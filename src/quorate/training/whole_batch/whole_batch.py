@@ -11,9 +11,9 @@ computed by other workers, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -24,7 +24,7 @@ from quorate.engines.job import Evaluation, Training
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.whole_batch.represented import Tensors
+from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.second_pass import ApplyParts, SecondPass, at_root
@@ -34,6 +34,18 @@ from quorate.training.whole_batch.jobs import BackThrough, Representing, Represe
 from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")
+
+
+class BatchLoss(Protocol):
+    """Computes the loss over a batch: ``Contrast``, or ``ContrastOnRanks``."""
+
+    def __call__(
+        self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
+    ) -> Contrasted:
+        """Return the loss, with gradients for the shards that this process computes again."""
+
+    def add_to(self, gradient: Flat, own: Tensors) -> None:
+        """Add gradients by parameters to the gradient of a step."""
 
 
 @dataclass(eq=False)
@@ -47,7 +59,7 @@ class UpdateOfWholeBatch:
     """
 
     plan: Plan
-    contrast: Contrast
+    contrast: BatchLoss
     second_pass: SecondPass
 
     def __call__(self, ready: ReadyStep, update: ApplyParts[T]) -> T:
@@ -66,11 +78,24 @@ class UpdateOfWholeBatch:
         made: list[T] = []
 
         def add(total: ShardSum) -> None:
-            made.append(update(at_root(_with(total, contrasted), leaves)))
+            made.append(update(at_root(self._with(total, contrasted), leaves)))
 
         gradients = of_shards(contrasted, plan, step)
         self.second_pass(BackThrough, step, add, gradients=gradients)
         return made[0]
+
+    def _with(self, total: ShardSum, contrasted: Contrasted) -> ShardSum:
+        """Return a step's sum with the loss of the whole batch, and its gradient by parameters."""
+        if contrasted.of_parameters:
+            assert total.gradient is not None
+            # After the ordered sum, once: the order of additions is the same on any workers. The
+            # product is rounded before the addition: a kernel that does both at once may round
+            # differently at the end of a vector, and vectors end at other places on ranks, which
+            # have slices of them.
+            own = {name: g * total.weight for name, g in contrasted.of_parameters.items()}
+            with torch.no_grad():
+                self.contrast.add_to(total.gradient, own)
+        return _with_loss(total, contrasted)
 
 
 def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensors]:
@@ -81,21 +106,11 @@ def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensor
     rows = plan.batch_rows(step)
     return {
         shard: {n: g * (rows / len(plan.shard(step, shard))) for n, g in own.items()}
-        for shard, own in enumerate(contrasted.gradients)
+        for shard, own in contrasted.gradients.items()
     }
 
 
-def weighted(gradient: torch.Tensor, rows: float) -> torch.Tensor:
-    """Return the loss's own gradient of a parameter, as added to the sum over a batch.
-
-    The product is rounded before the addition: a kernel that does both at once may round
-    differently at the end of a vector, and vectors end at other places on ranks, which have slices
-    of them.
-    """
-    return gradient * rows
-
-
-def with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
+def _with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     """Return a step's sum with the loss of the whole batch, instead of values from shards."""
     outcome = contrasted.outcome
     if total.missing is not None:
@@ -107,16 +122,6 @@ def with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     loss = outcome.metrics["loss"]
     total.shares = [share._replace(loss=share.weight * loss) for share in total.shares]
     return total
-
-
-def _with(total: ShardSum, contrasted: Contrasted) -> ShardSum:
-    gradient = total.gradient
-    assert gradient is not None
-    with torch.no_grad():
-        for name, own in contrasted.of_parameters.items():
-            # After the ordered sum, once: the order of additions is the same on any workers.
-            gradient.views[name].add_(weighted(own, total.weight).to(gradient.device))
-    return with_loss(total, contrasted)
 
 
 def kind_of_training(workers: WorkerGroup) -> type[Training]:
