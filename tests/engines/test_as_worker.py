@@ -206,6 +206,26 @@ def test_what_the_script_raises_in_workers_is_shown_once(tmp_path: Path) -> None
     assert ended.err == f"quorate: rank 1 {TEXT} while starting, before all ranks had met\n"
 
 
+CUT = """
+from quorate.engines.collective.network import TensorGroup
+def cut(*_):
+    raise RuntimeError("no such wire")
+TensorGroup.begin_swap = cut
+"""
+
+
+@pytest.mark.slow
+def test_the_line_on_a_rank_that_fails_while_starting_says_why(tmp_path: Path) -> None:
+    ended = run(words_of(tmp_path, CUT, *RANKS))
+    assert ended.code == 1
+    assert re.fullmatch(
+        "quorate: rank 1 ended with exit code 1 while starting: quorate: rank 1 of 2 waited for "
+        "another .*, and it is gone: no such wire; started again, the ranks go on from the "
+        "newest checkpoint\n",
+        ended.err,
+    ), ended.err
+
+
 EDITED = """
 class Edits(quorate.Callback):
     def updated(self, report):

@@ -70,6 +70,7 @@ class RankProcesses:
         self._processes: list[WorkerHandle] = []
         # By rank: why its script ended before the ranks had met.
         self._reasons: dict[int, ScriptRaised | ScriptRefused] = {}
+        self._have_met = False
         self._oom_kills = oom_kills()  # before these
         try:
             for rank in range(1, size):
@@ -118,7 +119,7 @@ class RankProcesses:
         for process in self._processes:
             if process.has_ended():
                 ending = process.ending().explained(self._oom_kills)
-                how = ending.text(had_joined=False)
+                how = ending.text(had_joined=self._have_met)
                 if isinstance(reason := self._reason(process), ScriptRaised):
                     how = f"raised {raised_in(process.number, reason).text} while starting"
                 text = f"rank {process.number} {how}"
@@ -137,7 +138,8 @@ class RankProcesses:
         self.met()
 
     def met(self) -> None:
-        """Remove the files by which the ranks have met."""
+        """Note that all ranks have joined, and remove the files by which the ranks have met."""
+        self._have_met = True
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

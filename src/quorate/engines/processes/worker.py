@@ -171,10 +171,16 @@ class Worker:
         for note in self._notes.take():
             self._wire.send(messages.FoundNote(note))
 
+    @property
+    def hides_output(self) -> bool:
+        """True until ``show``: whoever started this process prints the output after a failure."""
+        return bool(self._outputs)
+
     def show(self) -> None:
         """Show the output of user code from now on, where the coordinator's output goes."""
         flush_standard_streams()
-        for fd, original in self._outputs.items():
+        while self._outputs:
+            fd, original = self._outputs.popitem()
             os.dup2(original, fd)
             os.close(original)
         for stream in (sys.stdout, sys.stderr):

@@ -42,7 +42,9 @@ def follow(workers: WorkerGroup, dataset: Any, make_state: MakeState) -> NoRetur
         end_by_signals()
         code = _follow(workers, dataset, make_state)
     except RankError as error:
-        if here() is None:  # else rank 0 has started this process, and prints the line
+        # A rank 0 that has started this process prints its own line. If this process fails while
+        # starting, the line of rank 0 ends with the hidden output, which must say why.
+        if (process := here()) is None or process.hides_output:
             print(error.line, file=Steady(sys.stderr))
         why = str(error)
     except QuorateError as error:

@@ -52,10 +52,10 @@ def leading(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             ranks.monitor.sheet = worker.sheet
             ranks.monitor.on_lost = partial(_lost, stops, worker)
             identities = ranks.gather(identity(worker, source, workers))
+            rank_group.have_met()
             saves = state.save_with(ranks, say)
             if setup.run_dir is not None and saves is not None and saves.are_by_all:
                 saves.rehearse(setup.run_dir)
-        rank_group.have_met()
         places: list[str] = []
         if rank_group.is_of_torchrun:
             places = place_doubts(state.model, workers.config.loss)
