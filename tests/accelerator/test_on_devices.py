@@ -85,6 +85,7 @@ trainer.fit(data, epochs=4)
         ("--devices sim:0+sim:1 --pipeline interleaved", "expected 1f1b, gpipe or zero-bubble on"),
         ("--devices cpu+sim:0", "model: got 'parts on cpu', expected parts on cpu+sim:0"),
         ("--devices sim:0 --precision bf32", "precision: got 'bf32', expected "),
+        ("--devices sim:0 --workers 2 --engine collective", "devices: got 'sim:0 for rank 0 and"),
     ],
 )
 def test_what_devices_cannot_do_is_refused(options: str, said: str, tmp_path: Path) -> None:

@@ -53,12 +53,9 @@ class Nvml:
         if nvml is None:
             return None
         try:
-            device = torch.device(name)
-            # Only CUDA reports a UUID.
-            index = torch.cuda.current_device() if device.index is None else device.index
-            uuid = torch.cuda.get_device_properties(index).uuid
-        except (AssertionError, AttributeError, RuntimeError):
-            return None  # torch has no CUDA, or no such device; callers report the lack
+            uuid = uuid_of(torch.device(name))
+        except RuntimeError:
+            return None  # torch knows no such device; callers report the lack
         with self.unless_it_fails():
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             return Found(handle, Visible(nvml.nvmlDeviceGetIndex(handle), f"GPU-{uuid}"))
@@ -81,6 +78,17 @@ class Nvml:
             self.module = None
             with self.unless_it_fails():
                 self._pynvml.nvmlShutdown()
+
+
+def uuid_of(device: torch.device) -> str | None:
+    """Return the UUID of a GPU, the same in all processes; None if torch reports no UUID."""
+    if device.type != "cuda":  # only CUDA reports a UUID
+        return None
+    try:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return str(torch.cuda.get_device_properties(index).uuid)
+    except (AssertionError, AttributeError, RuntimeError):
+        return None  # torch has no CUDA, or no such device
 
 
 def mapping(devices: Sequence[torch.device]) -> list[str]:

@@ -20,6 +20,7 @@ from quorate.engines.messages import pack, unpack
 from quorate.engines.processes.script import current
 from quorate.errors import SettingError, UserError
 from quorate.machine import this_host
+from quorate.machine.gpu_identity import uuid_of
 from quorate.machine.text import printable
 
 
@@ -29,6 +30,7 @@ class RankFacts(NamedTuple):
     address: str  # of the host, on the way to the store
     host: str  # see ``this_host.mark``
     device: str  # the kind of device that the rank computes on
+    gpu: str | None  # the same name for all ranks of a host; None for a CPU, and if unknown
     torch: str  # the build
     script: str  # a hash of the text
     workers: int | None  # the number in the settings; None if the settings name no number
@@ -55,18 +57,30 @@ def gather_facts(
         device: on which this rank computes.
         workers: the number of ranks in the settings of this rank; None if they name no number.
     """
-    address, version = own_address(place.endpoint), torch.__version__
-    own = RankFacts(*(address, this_host.mark(), device.type, version, _script_hash(), workers))
+    own = RankFacts(
+        *(own_address(place.endpoint), this_host.mark(), device.type, _gpu(device, place)),
+        *(torch.__version__, _script_hash(), workers),
+    )
     store.set(f"facts-{place.rank}", pack(own))
     texts = store.multi_get([f"facts-{rank}" for rank in range(place.size)])
     return [RankFacts(*unpack(text)) for text in texts]
 
 
+def _gpu(device: torch.device, place: RankPlace) -> str | None:
+    """Return a name of this rank's GPU that means the same GPU to all ranks of the host."""
+    if device.type == "cpu":
+        return None
+    if (uuid := uuid_of(device)) is not None:
+        return f"GPU-{uuid}"
+    # Ranks of torchrun may each see one GPU, called 0 by all of them.
+    return None if place.endpoint is not None else str(device)
+
+
 def require_alike(facts: Sequence[RankFacts], place: RankPlace) -> None:
-    """Refuse different ranks.
+    """Refuse different ranks, and two ranks on one GPU.
 
     Raises:
-        UserError: ranks differ; all ranks raise the same error.
+        UserError: ranks do not fit together; all ranks raise the same error.
     """
     for each in facts:
         if each.workers not in (None, place.size):
@@ -75,6 +89,15 @@ def require_alike(facts: Sequence[RankFacts], place: RankPlace) -> None:
             raise SettingError("workers", each.workers, expected, "leave it to torchrun")
     for field, (name, fix) in _ALIKE.items():
         require_same(name, [getattr(each, field) for each in facts], fix)
+    first: dict[tuple[str, str], int] = {}  # by host and GPU, the first rank
+    for rank, each in enumerate(facts):
+        if each.gpu is not None and first.setdefault((each.host, each.gpu), rank) != rank:
+            raise SettingError(
+                "devices",
+                f"{each.gpu} for rank {first[each.host, each.gpu]} and rank {rank}",
+                "a device for each rank, as collectives connect no two ranks of one GPU",
+                "name more devices, start fewer ranks, or take engine='processes'",
+            )
 
 
 def require_same(
