@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.processes.endings import Ending
 from quorate.engines.ray.images import Ref
@@ -145,6 +146,22 @@ class OwnNode:
         """Close the connections."""
         for process in self._processes.values():
             process.close()
+
+
+def actor_on(node_id: str, kind: type, *threads: str) -> Any:
+    """Return the actor class for a node; its actors take no resources, and are never restarted.
+
+    Args:
+        kind: the class.
+        threads: names of the actor's threads: methods are called with ``concurrency_group=``.
+    """
+    return ray.remote(
+        num_cpus=0,
+        max_restarts=0,
+        concurrency_groups=dict.fromkeys(threads, 1),
+        # Ray 2.60 ignores a soft affinity of actors without resources.
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+    )(kind)
 
 
 class ProcessConnection:

@@ -10,9 +10,7 @@ relay has a worker begin the shard that is likely to follow, with the same param
 the next order is for this speculative shard, the shard is under way by then, or done. If not, the
 shard is cancelled without an answer to the coordinator.
 
-Results of a node's workers for one step are added where their shards make up a subtree. A result
-waits for further results of its step as long as half of its computation took. The sum has the bits
-of any sum along the tree of shards, and leaves the node once.
+Results of a node's workers for one step are added before the results leave (``node_sums.py``).
 """
 
 from __future__ import annotations
@@ -23,18 +21,14 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import structs
 
-from quorate.coordination.ownership import together
-from quorate.coordination.tree import tree_sum
 from quorate.engines.messages import pack
 from quorate.engines.partition import Partition
 from quorate.engines.processes import worker_messages as messages
@@ -56,125 +50,17 @@ from quorate.engines.ray.images import (
     WorkerEnded,
     same_everywhere,
 )
-from quorate.engines.ray.servers import WORK
-from quorate.engines.servers import Image, as_image, read_image
+from quorate.engines.ray.node_sums import NodeSums, WorkerResult, add_up
+from quorate.engines.ray.servers import GradientPusher
+from quorate.engines.servers import Image, read_image
 from quorate.machine import this_host
-from quorate.machine.limits import NODE_SUM_S, RANK_POLL_S
+from quorate.machine.limits import RANK_POLL_S
 from quorate.machine.resources import oom_kills
 from quorate.machine.shared_memory import Segment
-from quorate.replica.flat import Flat
-from quorate.replica.shard_sum import ShardSum
 
 NEWS, ORDERS = "news", "orders"  # threads of a relay
-PATIENCE = 0.5  # the wait of a result for siblings, relative to the time of its computation
 
 Order = tuple[int, RelayOrder, tuple[Image, ...]]
-
-
-class WorkerResult(NamedTuple):
-    """The result of a shard, in a slot of the node's arena."""
-
-    worker: RelayedWorker
-    order: messages.ComputeShards
-    answer: messages.ShardsDone
-    slot: int
-
-
-@dataclass
-class _NodeShard:
-    """A shard of a step on this node, from the first order until the result is passed on."""
-
-    # By worker, monotonic: several workers of a node may compute one shard.
-    ordered_at: dict[RelayedWorker, float] = field(default_factory=dict)
-    result: WorkerResult | None = None  # the first
-    until: float = inf  # the end of the wait of the result
-
-
-class NodeSums:
-    """The results of the workers of a node that wait for each other."""
-
-    def __init__(self) -> None:
-        self._steps: dict[tuple[int, int], dict[int, _NodeShard]] = {}  # by job and step
-
-    def ordered(self, worker: RelayedWorker, order: messages.ComputeShards) -> None:
-        """Note that a worker computes a shard."""
-        if order.leaves > 1:
-            step = self._steps.setdefault((order.job, order.step), {})
-            shard = step.setdefault(order.shard, _NodeShard())
-            shard.ordered_at.setdefault(worker, time.monotonic())
-
-    def lost(self, worker: RelayedWorker, order: messages.ComputeShards) -> None:
-        """Note that a worker will not have computed a shard.
-
-        A result of the same shard by a second worker goes on waiting for siblings.
-        """
-        shard = self._steps.get((order.job, order.step), {}).get(order.shard)
-        if shard is None or shard.ordered_at.pop(worker, None) is None:
-            return
-        if not shard.ordered_at and shard.result is None:
-            self._drop((order.job, order.step), [order.shard])
-
-    def done(self, result: WorkerResult) -> bool:
-        """Have a result wait for siblings; return False if there are none to wait for."""
-        order, now = result.order, time.monotonic()
-        shard = self._steps.get((order.job, order.step), {}).get(order.shard, _NodeShard())
-        ordered_at = shard.ordered_at.get(result.worker)
-        if ordered_at is None or shard.result is not None:  # alone, or a copy that came second
-            return False
-        shard.result, shard.until = result, now + min(PATIENCE * (now - ordered_at), NODE_SUM_S)
-        return True
-
-    def hurry(self, worker: RelayedWorker) -> None:
-        """Have results of a worker wait for siblings no more."""
-        for shard in (shard for step in self._steps.values() for shard in step.values()):
-            if shard.result is not None and shard.result.worker is worker:
-                shard.until = 0.0
-
-    def ready(self) -> Iterable[list[WorkerResult]]:
-        """Yield groups of results to add now: a subtree each, in the order of shards."""
-        now = time.monotonic()
-        for key, step in list(self._steps.items()):
-            waiting = {n: shard.result for n, shard in step.items() if shard.result is not None}
-            for number in sorted(waiting):
-                if number not in waiting:  # in a group by now
-                    continue
-                leaves = waiting[number].order.leaves
-                group = together(number, step, leaves)
-                if not waiting.keys() >= set(group):
-                    if now < step[number].until:
-                        continue
-                    group = together(number, waiting, leaves)
-                self._drop(key, group)
-                yield [waiting.pop(each) for each in group]
-
-    def due(self) -> float:
-        """Return when a result has waited long enough; infinity: no result waits."""
-        shards = (shard for step in self._steps.values() for shard in step.values())
-        return min((shard.until for shard in shards), default=inf)
-
-    def _drop(self, key: tuple[int, int], shards: Iterable[int]) -> None:
-        for shard in shards:
-            del self._steps[key][shard]
-        if not self._steps[key]:
-            del self._steps[key]
-
-
-def add_up(arena: Arena, results: list[WorkerResult]) -> None:
-    """Add the vectors of results of one subtree, in place, in the slot of the first."""
-    parts = [((0, each.order.shard), _vectors(arena, each.slot)) for each in results]
-    tree_sum(parts, results[0].order.leaves, ShardSum.add, present=len(parts))
-
-
-def _vectors(arena: Arena, number: int) -> ShardSum:
-    """Return the vectors of a shard's result; the remaining sums travel in messages."""
-    slot = arena.slot(number)
-    return ShardSum(
-        weight=0.0,
-        metrics={},
-        gradient=slot.flat,
-        buffers=slot.floats if slot.floats.numel() else None,
-        written=slot.written,
-    )
 
 
 @dataclass
@@ -186,6 +72,7 @@ class GivenShard:
     order: messages.ComputeShards | None  # the coordinator's; None: the shard is speculative
     answer: messages.Answer | None = None  # the worker's, once there
     is_wrong: bool = False  # whether the coordinator has ordered a different shard
+    ordered_at: float = field(default_factory=time.monotonic)
 
     def adopts(self, order: messages.WorkerMessage) -> bool:
         """Take an order for this speculative shard, from the node's values; else return False."""
@@ -196,7 +83,7 @@ class GivenShard:
         same = ("job", "step", "shard", "rank_of")
         if any(getattr(order, name) != getattr(self.given, name) for name in same):
             return False
-        self.order = order
+        self.order, self.ordered_at = order, time.monotonic()
         return True
 
 
@@ -251,10 +138,8 @@ class RelayedWorker:
 
     def close(self) -> None:
         """End the process. Results of the worker are passed on, and no sibling waits for more."""
-        given = self._shard.order if self._shard is not None else None
-        for order in (given, *(order for order, _ in self._orders)):
-            if isinstance(order, messages.ComputeShards):
-                self._relay.sums.lost(self, order)
+        self._shard = None
+        self._orders.clear()
         self._relay.sums.hurry(self)
         self._relay.pass_on_sums()
         self.process.close()
@@ -274,9 +159,14 @@ class RelayedWorker:
             case messages.EndWorker():
                 self.process.post(message)
                 return
-            case messages.ComputeShards():
-                self._relay.sums.ordered(self, message)
         self._orders.append((message, segments))
+
+    @property
+    def unanswered(self) -> list[messages.ComputeShards]:
+        """The coordinator's orders for shards that are not answered yet."""
+        given = self._shard.order if self._shard is not None else None
+        orders = (given, *(order for order, _ in self._orders))
+        return [order for order in orders if isinstance(order, messages.ComputeShards)]
 
     def doubt(self) -> None:
         """Give up a speculative shard: values of the node have changed."""
@@ -319,9 +209,9 @@ class RelayedWorker:
         if isinstance(answer, messages.ShardsDone):
             has_vectors = has_vectors and not any(each.awaits_totals for each in answer.results)
         if isinstance(answer, messages.ShardsDone) and has_vectors:
-            self._relay.take(WorkerResult(self, order, answer, shard.slot))
+            computed_s = time.monotonic() - shard.ordered_at
+            self._relay.take(WorkerResult(self, order, answer, shard.slot, computed_s))
         else:
-            self._relay.sums.lost(self, order)
             self._relay.say(self, answer)
 
     # --- orders of the coordinator ----------------------------------------------------------------
@@ -396,7 +286,9 @@ class RelayActor:
         self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
         self._workers: dict[int, RelayedWorker] = {}  # by life
         self._description: tuple[ArenaDescription, list[int]] | None = None
-        self.sums = NodeSums()
+        self.sums = NodeSums(
+            lambda: (order for worker in self._workers.values() for order in worker.unanswered)
+        )
         # Ray's own handler ends the process at once, but workers first hand over, when their own
         # actors are asked to end.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -440,7 +332,7 @@ class RelayActor:
             gradient = self.arena.slot(result.slot).flat
             rest = self.arena.image(ArenaPart.REST, result.slot)
             self._pusher.push(result, gradient, self._slicing, rest)
-        elif not self.sums.done(result):
+        elif not self.sums.put(result):
             self._pass_on([result])
 
     def pass_on_sums(self) -> None:
@@ -554,51 +446,6 @@ class RelayActor:
 
     def _say(self, news: RelayNews) -> None:
         self._news.append(pack(news))
-
-
-class GradientPusher:
-    """Sends gradients to the servers, and holds the answers back until the gradients are there.
-
-    The coordinator hears that a shard is done when all servers have its gradient: not before, so
-    that nothing of a shard is lost with the node that computed it.
-
-    Args:
-        servers: actors.
-        ring: called at each arrival, by any thread.
-    """
-
-    def __init__(self, servers: Sequence[Any], ring: Callable[[], None]) -> None:
-        self._servers = servers
-        self._ring = ring
-        self._on_their_way: list[tuple[WorkerResult, Image, list[Future[Any]]]] = []
-
-    def push(self, result: WorkerResult, gradient: Flat, slicing: Partition, rest: Image) -> None:
-        """Send a gradient, which may be overwritten after the call. Does not block.
-
-        Args:
-            result: the worker's, held back until the arrival.
-            rest: the result of the shard without the gradient, for the coordinator.
-        """
-        arrivals = []
-        for number, server in enumerate(self._servers):
-            take = server.take.options(concurrency_group=WORK)
-            image = as_image(slicing.views(gradient, number))
-            arrivals.append(take.remote(result.answer.ticket, image).future())
-        result.answer.is_held = True
-        self._on_their_way.append((result, rest.copy(), arrivals))
-        for arrival in arrivals:
-            arrival.add_done_callback(lambda _: self._ring())
-
-    def arrived(self) -> Iterator[tuple[WorkerResult, Image]]:
-        """Yield the results with arrived gradients, in order, with the rest of each result.
-
-        A result whose gradient cannot be brought to a server is never given: the coordinator hears
-        of the end of a server directly, and ends the run.
-        """
-        while self._on_their_way and all(a.done() for a in self._on_their_way[0][2]):
-            result, rest, arrivals = self._on_their_way.pop(0)
-            if all(arrival.exception() is None for arrival in arrivals):
-                yield result, rest
 
 
 def _look_at_everything() -> None:

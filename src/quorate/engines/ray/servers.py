@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.job import class_of
 from quorate.engines.messages import pack, unpack
-from quorate.engines.ray.cluster_life import OwnNode
+from quorate.engines.partition import Partition
+from quorate.engines.ray.cluster_life import OwnNode, actor_on
 from quorate.engines.ray.images import Ref, difference, same_packages
-from quorate.engines.servers import NO_IMAGE, Answer, Image, SliceHandler, Told
+from quorate.engines.ray.node_sums import WorkerResult
+from quorate.engines.servers import NO_IMAGE, Answer, Image, SliceHandler, Told, as_image
 from quorate.errors import ServerError, UserError, cut
 from quorate.machine import this_host
+from quorate.replica.flat import Flat
 
 
 class RayServers:
@@ -46,15 +48,8 @@ class RayServers:
         self.refs: list[Ref] = []
         nodes = _nodes()
         self.actors = [
-            ray.remote(
-                num_cpus=0,  # a server works while workers wait
-                max_restarts=0,  # its slice would be lost
-                concurrency_groups={LIFE: 1, WORK: 1},
-                # Ray 2.60 ignores a soft affinity of actors without resources.
-                scheduling_strategy=NodeAffinitySchedulingStrategy(
-                    nodes[number % len(nodes)], soft=False
-                ),
-            )(ServerActor).remote(number, handler)
+            # Without resources, as a server works while workers wait.
+            actor_on(nodes[number % len(nodes)], ServerActor, LIFE, WORK).remote(number, handler)
             for number in range(count)
         ]
         self._meet()
@@ -99,8 +94,7 @@ class RayServers:
         """End all of them."""
         self.refs = []
         for actor in self.actors:
-            with suppress(RayError, ValueError):
-                ray.kill(actor, no_restart=True)
+            self._node.kill(actor)
 
     def _meet(self) -> None:
         """Wait until all servers are there, and refuse a server with different packages."""
@@ -208,3 +202,51 @@ class ServerActor:
         """Carry out a request of the coordinator."""
         answer, values = self._handler.do(unpack(told), np.asarray(image))
         return pack(answer), values  # Ray copies them before the next call
+
+
+# --- a node of workers ---------------------------------------------------------------------------
+
+
+class GradientPusher:
+    """Sends gradients to the servers, and holds the answers back until the gradients are there.
+
+    The coordinator hears that a shard is done when all servers have its gradient: not before, so
+    that nothing of a shard is lost with the node that computed it.
+
+    Args:
+        servers: actors.
+        ring: called at each arrival, by any thread.
+    """
+
+    def __init__(self, servers: Sequence[Any], ring: Callable[[], None]) -> None:
+        self._servers = servers
+        self._ring = ring
+        self._on_their_way: list[tuple[WorkerResult, Image, list[Future[Any]]]] = []
+
+    def push(self, result: WorkerResult, gradient: Flat, slicing: Partition, rest: Image) -> None:
+        """Send a gradient, which may be overwritten after the call. Does not block.
+
+        Args:
+            result: the worker's, held back until the arrival.
+            rest: the result of the shard without the gradient, for the coordinator.
+        """
+        arrivals = []
+        for number, server in enumerate(self._servers):
+            take = server.take.options(concurrency_group=WORK)
+            image = as_image(slicing.views(gradient, number))
+            arrivals.append(take.remote(result.answer.ticket, image).future())
+        result.answer.is_held = True
+        self._on_their_way.append((result, rest.copy(), arrivals))
+        for arrival in arrivals:
+            arrival.add_done_callback(lambda _: self._ring())
+
+    def arrived(self) -> Iterator[tuple[WorkerResult, Image]]:
+        """Yield the results with arrived gradients, in order, with the rest of each result.
+
+        A result whose gradient cannot be brought to a server is never given: the coordinator hears
+        of the end of a server directly, and ends the run.
+        """
+        while self._on_their_way and all(a.done() for a in self._on_their_way[0][2]):
+            result, rest, arrivals = self._on_their_way.pop(0)
+            if all(arrival.exception() is None for arrival in arrivals):
+                yield result, rest
