@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from support.examples import fixed
 from support.messages import expect_error
 
-from quorate.coordination.pipeline_schedules import (
-    SCHEDULES,
-    Action,
+from quorate.commands.bench.schedule_times import (
     ActionTimes,
-    Rows,
-    Work,
     bubble,
     in_flight,
     makespan,
@@ -22,6 +18,7 @@ from quorate.coordination.pipeline_schedules import (
     placement,
     timeline,
 )
+from quorate.coordination.pipeline_schedules import SCHEDULES, Action, Rows, Work
 from quorate.errors import SettingError
 
 NAMES = sorted(SCHEDULES)

@@ -15,15 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from quorate.coordination.pipeline_schedules import (
-    SCHEDULES,
+from quorate.commands.bench.schedule_times import (
     ActionTimes,
-    Rows,
-    Work,
     bubble,
     in_flight,
     makespan,
+    stages_of,
 )
+from quorate.coordination.pipeline_schedules import SCHEDULES, Rows, Work
 from quorate.engines.tracing import Batch, Span, Trace
 from quorate.errors import SettingError
 from quorate.services.display.shard_time import duration
@@ -144,8 +143,7 @@ def lines(stages: Sequence[StageTime], schedule: str, devices: int, step_s: floa
 
 def _bubble(name: str, rows: Rows, shards: int, devices: int, times: ActionTimes) -> float | None:
     """Return the idle share of a schedule for these times; None if it does not fit the stages."""
-    stages = 1 + max(action.stage for row in rows for action in row)
     try:
-        return bubble(SCHEDULES[name](stages, shards, devices=devices), times)
+        return bubble(SCHEDULES[name](stages_of(rows), shards, devices=devices), times)
     except SettingError:
         return None
