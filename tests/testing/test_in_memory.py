@@ -1,5 +1,6 @@
 """Workers in memory: the bits of any other transport, and no events beyond the script's."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -141,3 +142,15 @@ def test_whatever_happens_the_bits_are_the_same(on_towers: str, script: list[Mov
     # Somebody is there at the end.
     happened = trained(3, [*script, Joins(0)], skips=True)
     assert happened[-1] == on_towers
+
+
+def test_workers_follow_what_user_code_changes_of_the_model() -> None:
+    digests: list[str] = []
+    for workers in (nullcontext(), in_memory()):
+        trainer = small.trainer(None, 2, engine="towers")
+        with workers:
+            for update in trainer.updates(small.DATA, steps=3):
+                if update.global_step == 1:
+                    next(trainer.model.parameters()).requires_grad_(False)
+        digests.append(digest_of(trainer))
+    assert digests[0] == digests[1]

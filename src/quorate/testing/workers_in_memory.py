@@ -10,7 +10,6 @@ time. So tests of stragglers and timeouts are fast, and every run takes the same
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,18 +22,15 @@ from typing import Any
 
 from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, WorkerEffect
 from quorate.engines import Transport
-from quorate.engines.job import Job, Task, Training
-from quorate.engines.job_channel import JobChannel, Request, StepSums
-from quorate.engines.local.towers import Towers
+from quorate.engines.job import Job, Original, Task, Training
+from quorate.engines.job_channel import Request, StepSums
+from quorate.engines.local.towers import CallerTower, Towers, TowersChannel, status_of
 from quorate.engines.shard_runner import Outcome, ShardFailure, ShardRunner
 from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.errors import QuorateError, SettingError, WorkerError
 from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
-from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.replica import Replica
-from quorate.replica.snapshots import new_snapshots
-from quorate.replica.streams import Stream
 from quorate.simulation.event_queue import EventQueue
 from quorate.training.observer import observing
 from quorate.training.state import State
@@ -103,7 +99,7 @@ def one_second(worker: int, step: int, shard: int) -> float:  # noqa: ARG001
 
 
 class InMemory:
-    """A ``Transport`` whose workers follow a script.
+    """A ``Transport`` whose workers, towers without threads, follow a script.
 
     Args:
         replicas: one replica per worker.
@@ -116,6 +112,7 @@ class InMemory:
         time_s: ``time_s(w, t, s)`` returns the virtual seconds that worker w takes for shard s of
             step t. Affects only copies of shards and timeouts. Default: one second.
         skips: whether to skip impossible moves. Default: an impossible move is an error.
+        original: the model that the replicas copy. Default: user code changes no model.
     """
 
     can_replace = True
@@ -130,25 +127,33 @@ class InMemory:
         threads: int = 1,
         time_s: Callable[[int, int, int], float] = one_second,
         skips: bool = False,
+        original: Original | None = None,
     ) -> None:
-        self.runners = [
-            ShardRunner(worker, replica, Timesheet(), passes=ends_program)
+        frozen = dict if original is None else original.frozen
+        self.changes = _no_changes if original is None else original.model_changes
+        self.towers = [
+            CallerTower(
+                ShardRunner(worker, replica, Timesheet(), frozen, passes=ends_program), threads
+            )
             for worker, replica in enumerate(replicas)
         ]
         self.buffers = buffers
         self.script = deque(script)
         self.happened: list[Event | Effect] = []  # events, and what the coordinator sent
-        self.threads = threads
         self.time_s = time_s
         self.skips = skips
-        for runner in self.runners:
-            runner.sheet.tell("waiting")
         for move in self.script:
             if move.worker not in range(len(replicas)):
                 raise ScriptError(f"{move}: there are workers 0 to {len(replicas) - 1}")
         first_moves = {move.worker: move for move in reversed(self.script)}
         late = {worker for worker, move in first_moves.items() if isinstance(move, Joins)}
-        self.present = {*range(len(replicas))} - late
+        for worker in {*range(len(replicas))} - late:
+            self.towers[worker].begin()
+
+    @property
+    def present(self) -> set[int]:
+        """The workers that have joined, and have not left since."""
+        return {n for n, tower in enumerate(self.towers) if tower.native_id is not None}
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return True: workers in memory can load any dataset."""
@@ -163,23 +168,13 @@ class InMemory:
 
     def status(self) -> list[WorkerStatus]:
         """Return the current status of each worker."""
-        thread = threading.main_thread().native_id
-        return [
-            WorkerStatus(
-                runner.number,
-                str(runner.replica.group),
-                None,
-                thread if runner.number in self.present else None,
-                *runner.sheet.read(),
-            )
-            for runner in self.runners
-        ]
+        return status_of(self.towers)
 
     def close(self) -> None:
         """Do nothing; there are no processes to end."""
 
 
-class InMemoryChannel(JobChannel):
+class InMemoryChannel(TowersChannel):
     """The channel of one job to workers in memory.
 
     Args:
@@ -189,13 +184,9 @@ class InMemoryChannel(JobChannel):
     """
 
     def __init__(self, job: Job, transport: InMemory, script: deque[Move]) -> None:
-        replicas, snapshots = [runner.replica for runner in transport.runners], None
-        if job.on_snapshots:
-            snapshots = new_snapshots(job.parameters, transport.buffers, len(replicas))
-        super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
+        super().__init__(job, transport.towers, transport.buffers, transport.changes)
         self._transport = transport
         self._script = script
-        self._feed = job.feed(moves_to=replicas[0].device)
         self._due: dict[int, float] = {}  # by worker: end of the shard, unless the script differs
         self._hung: set[int] = set()  # workers
         # Events, and workers that end their shards. While the script has moves, no shard ends by
@@ -233,13 +224,10 @@ class InMemoryChannel(JobChannel):
             self._transport.happened.append(event)
         return event
 
-    def close(self) -> None:
-        """End the job. The workers abandon their shards."""
-        self._feed.close()
-
     # --- effects ----------------------------------------------------------------------------------
 
     def _request(self, effect: Compute, request: Request) -> None:
+        super()._request(effect, request)
         takes_s = self._transport.time_s(effect.worker, request.step, request.shard)
         self._due[effect.worker] = self.now() + takes_s
         self._schedule(effect.worker)
@@ -293,8 +281,10 @@ class InMemoryChannel(JobChannel):
             # 3. Events that follow from effects, and ends of shards.
             happening = self._queue.next(until)
             if isinstance(happening, int):
-                is_cancelled = self.requests[happening].is_cancelled
-                return self._end_with(happening, None) if is_cancelled else self._finish(happening)
+                if self.requests[happening].is_cancelled:
+                    return self._end_with(happening, None)
+                self._finish(happening)
+                continue
             if happening is not None or until < inf:
                 return happening
             # 4. Nothing more from workers.
@@ -346,26 +336,18 @@ class InMemoryChannel(JobChannel):
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def _finish(self, worker: int) -> Event:
-        """Compute the shard of a worker."""
-        request, runner = self.requests[worker], self._transport.runners[worker]
-        threads, device = self._transport.threads, runner.replica.device
-        with as_compute_thread(threads, device), Stream() as stream:
-            outcome = runner.run(
-                *(self.job, lambda: self._feed, stream, request.step, request.shard, [None]),
-                is_cancelled=lambda: False,
-                snapshot=request.snapshot,
-            )
-        runner.sheet.tell("waiting")
-        return self._end_with(worker, outcome)
+    def _finish(self, worker: int) -> None:
+        """Have a worker compute its shard, for the inbox."""
+        self.requests[worker].is_cancelled = False  # too late
+        self._transport.towers[worker].run()
 
     def _fail(self, worker: int, error: BaseException) -> Event:
-        request, replica = self.requests[worker], self._transport.runners[worker].replica
+        request, replica = self.requests[worker], self._transport.towers[worker].runner.replica
         self.job.annotate(error, Task(worker, request.step, request.shard), replica.device)
         return self._end_with(worker, ShardFailure(request.shard, error))
 
     def _end_with(self, worker: int, outcome: Outcome) -> Event:
-        sheet = self._transport.runners[worker].sheet
+        sheet = self._transport.towers[worker].runner.sheet
         return self._answered(worker, outcome, sheet.recorded(cuts=True))
 
     def _end(self, worker: int) -> Request:
@@ -376,12 +358,16 @@ class InMemoryChannel(JobChannel):
         self._lose(worker, WorkerError(f"worker {worker} ended: {reason}"))
         if not stay:
             self._sums[worker] = StepSums(self.job.plan, self._sums[worker].recycle)
-        self._transport.present.discard(worker)
+        self._transport.towers[worker].native_id = None
         return Left(worker, reason, crashed=crashed, results_stay=stay)
 
     def _join(self, worker: int) -> Joined:
-        self._transport.present.add(worker)
+        self._transport.towers[worker].begin()
         return Joined(worker)
+
+
+def _no_changes() -> None:
+    """Return None: user code changes no model."""
 
 
 @contextmanager
@@ -420,6 +406,7 @@ def in_memory(
             threads=transport.threads,
             time_s=time_s,
             skips=skips,
+            original=transport.original,
         )
         moves.clear()
         workers.happened = happened

@@ -77,7 +77,8 @@ _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
 
 
-ChangesUntilNow = Callable[[], ModelChanges]  # returns user code's changes of the model until now
+# Returns user code's changes of the model until now; None: the model has not changed.
+ChangesUntilNow = Callable[[], ModelChanges | None]
 
 
 class Towers:
@@ -109,7 +110,7 @@ class Towers:
             keep_freed_memory()
         self._say = say or logging.getLogger("quorate").warning
         kind = ThreadTower if len(groups) > 1 else CallerTower
-        self._model_changes = original.model_changes
+        self.original = original
         self._towers: list[Tower] = []
         for number, group in enumerate(groups):
             sheet = Timesheet()  # written by the tower's thread, once the thread runs
@@ -133,21 +134,20 @@ class Towers:
 
     def open(self, job: Job) -> TowersChannel:
         """Begin a job, in the thread of the training loop; the first job starts the threads."""
-        channel = TowersChannel(job, self._towers, self._buffers, self._model_changes)
+        changes = self.original.model_changes
+        channel = TowersChannel(job, self._towers, self._buffers, changes)
         # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
         if self._threads and not self._started:
             self._waits.enter_context(short_waits())
         self._started = True
         for tower in self._towers:
             tower.begin()
+            channel.post(Joined(tower.runner.number))
         return channel
 
     def status(self) -> list[WorkerStatus]:
         """Return the status of each tower. Thread-safe."""
-        return [
-            WorkerStatus(w.number, str(w.replica.group), None, t.native_id, *w.sheet.read())
-            for t, w in ((tower, tower.runner) for tower in self._towers)
-        ]
+        return status_of(self._towers)
 
     def close(self) -> None:
         """End the threads; a busy thread is interrupted between two operations, after a while."""
@@ -179,21 +179,26 @@ class Towers:
 
 
 class TowersChannel(JobChannel):
-    """A job's channel to towers. Each tower adds its own results."""
+    """A job's channel to towers. Each tower adds its own results.
+
+    Args:
+        job: the job.
+        towers: the workers.
+        buffers: of the coordinator's model.
+        changes: called for each request, or, for a single tower, when the request is carried out.
+    """
 
     def __init__(
         self, job: Job, towers: Sequence[Tower], buffers: Buffers, changes: ChangesUntilNow
     ) -> None:
         replicas = [tower.runner.replica for tower in towers]
         snapshots = None
-        self._caller = next((t for t in towers if isinstance(t, CallerTower)), None)
+        self._caller = towers[0] if isinstance(towers[0], CallerTower) and not towers[1:] else None
         if job.on_snapshots and self._caller is None:
             snapshots = new_snapshots(job.parameters, buffers, len(towers))
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
         self._towers, self._model_changes = towers, changes
         self._feed = job.feed(moves_to=replicas[0].device)
-        for tower in towers:
-            self.inbox.put(Joined(tower.runner.number))
 
     def receive(self, timeout_s: float | None) -> Event | None:
         """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
@@ -221,9 +226,9 @@ class TowersChannel(JobChannel):
         """
 
         def rows() -> Feed:
-            known = changes or self._model_changes()
-            runner.changes.take(known)
-            runner.replica.called.shared.take(known.shared)
+            if (known := changes or self._model_changes()) is not None:
+                runner.changes.take(known)
+                runner.replica.called.shared.take(known.shared)
             return self._feed
 
         outcome = runner.run(
@@ -239,7 +244,7 @@ class TowersChannel(JobChannel):
 
 
 class CallerTower:
-    """A single tower, whose shards the calling thread computes."""
+    """A tower whose shards the calling thread computes."""
 
     def __init__(self, runner: ShardRunner, threads: int) -> None:
         self.runner = runner
@@ -332,3 +337,11 @@ class ThreadTower(threading.Thread):
 
 
 Tower = CallerTower | ThreadTower
+
+
+def status_of(towers: Sequence[Tower]) -> list[WorkerStatus]:
+    """Return the status of each tower. Thread-safe."""
+    return [
+        WorkerStatus(w.number, str(w.replica.group), None, t.native_id, *w.sheet.read())
+        for t, w in ((tower, tower.runner) for tower in towers)
+    ]
