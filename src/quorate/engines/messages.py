@@ -19,7 +19,6 @@ from msgspec.msgpack import Ext
 
 from quorate.engines import remote_error
 
-Message = dict[str, Any]
 T = TypeVar("T")
 
 # Codes of MessagePack's extension types; _ZEROS is a compressed tensor.

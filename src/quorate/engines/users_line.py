@@ -27,11 +27,22 @@ def line_of_caller(frame: FrameType | None) -> str:
     return _line(traceback.walk_stack(frame))
 
 
-def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """Return the first line of user code; ``frames`` begins with the innermost frame."""
+def users_frame(frames: Iterable[tuple[FrameType, int]]) -> tuple[FrameType, int] | None:
+    """Return the first frame of user code with its line; None without user code.
+
+    Args:
+        frames: begin with the innermost frame.
+    """
     for frame, line in frames:
         file = frame.f_code.co_filename
         is_installed = any(part in file for part in _INSTALLED)
         if not is_installed and not file.startswith(_LIBRARIES):
-            return f"{Path(file).name}:{line}"
-    return "a library"
+            return frame, line
+    return None
+
+
+def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    if (found := users_frame(frames)) is None:
+        return "a library"
+    frame, line = found
+    return f"{Path(frame.f_code.co_filename).name}:{line}"

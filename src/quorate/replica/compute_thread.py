@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from quorate.machine.devices import current
 from quorate.replica.quick.torch_calls import makes_on_cpu
 
 CPU = torch.device("cpu")
+Thread = TypeVar("Thread", bound=threading.Thread)
 
 
 def become_compute_thread(threads: int, device: torch.device) -> None:
@@ -42,6 +44,36 @@ def interrupt(thread: threading.Thread, error: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error)
     )
+
+
+def end_threads(
+    threads: Iterable[Thread], error: type[BaseException], wait_s: float, interrupted_s: float
+) -> list[Thread]:
+    """Wait for threads to end, interrupt those that have not, and wait again. Blocks.
+
+    Args:
+        threads: were asked to end.
+        error: raised in the threads that have not ended after ``wait_s`` seconds.
+        wait_s: for all threads together.
+        interrupted_s: the same after the interruption.
+
+    Returns:
+        The threads that still run.
+    """
+    alive = _alive_after(threads, wait_s)
+    for thread in alive:
+        interrupt(thread, error)
+    return _alive_after(alive, interrupted_s)
+
+
+def _alive_after(threads: Iterable[Thread], seconds: float) -> list[Thread]:
+    """Return the threads that have not ended after some seconds."""
+    deadline, alive = time.monotonic() + seconds, []
+    for thread in threads:
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            alive.append(thread)
+    return alive
 
 
 class as_compute_thread:  # noqa: N801

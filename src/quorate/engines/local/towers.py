@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import sys
-import sysconfig
 import threading
-import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 
 from quorate.coordination.protocol import Compute, Event, Joined
@@ -32,13 +29,14 @@ from quorate.engines.job import Job, NotWanted, Original
 from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import ShardRunner
+from quorate.engines.users_line import users_frame
 from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.machine.limits import ABANDONED_S, THREAD_EXIT_S
 from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
-from quorate.replica.compute_thread import as_compute_thread, become_compute_thread, interrupt
+from quorate.replica.compute_thread import as_compute_thread, become_compute_thread, end_threads
 from quorate.replica.replica import Replica
 from quorate.replica.snapshots import new_snapshots
 from quorate.replica.streams import Stream
@@ -71,10 +69,6 @@ def short_waits() -> Iterator[None]:
             _users -= 1
             if not _users and sys.getswitchinterval() == _ours_s:
                 sys.setswitchinterval(_before_s)
-
-
-_PACKAGE = str(Path(__file__).parents[2]) + os.sep
-_LIBRARY = str(sysconfig.get_path("stdlib")) + os.sep
 
 
 # Returns user code's changes of the model until now; None: the model has not changed.
@@ -155,23 +149,14 @@ class Towers:
         for tower in self._towers:
             tower.end()
         threads = self._threads if self._started else []
-        # 1. Wait for the shards under way; after a second Ctrl-C hardly at all.
+        # After a second Ctrl-C hardly at all. The channel is closed, and expects no answer.
         at_once = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
-        for thread in threads:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        wait_s = ABANDONED_S if at_once else THREAD_EXIT_S
+        for thread in end_threads(threads, NotWanted, wait_s, wait_s):
+            # An interpreter that ends during a long operator of a thread aborts.
+            atexit.register(thread.join, THREAD_EXIT_S)
+            self._say(f"worker {thread.runner.number} did not stop, {thread.held_by()}")
         return_freed_memory()
-        # 2. Raise NotWanted in the threads that still compute.
-        held = [thread for thread in threads if thread.is_alive()]
-        for thread in held:
-            interrupt(thread, NotWanted)  # the channel is closed, and expects no answer
-        deadline = time.monotonic() + (ABANDONED_S if at_once else THREAD_EXIT_S)
-        for thread in held:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                # An interpreter that ends during a long operator of a thread aborts.
-                atexit.register(thread.join, THREAD_EXIT_S)
-                self._say(f"worker {thread.runner.number} did not stop, {thread.held_by()}")
 
     @property
     def _threads(self) -> list[ThreadTower]:
@@ -323,13 +308,11 @@ class ThreadTower(threading.Thread):
     def held_by(self) -> str:
         """Return in words why the thread does not end."""
         frame = sys._current_frames().get(self.ident or 0)
+        found = None if frame is None else users_frame(traceback.walk_stack(frame))
         where = ""
-        while frame is not None and not where:
-            file = frame.f_code.co_filename
-            is_python = file.startswith((_LIBRARY, "<")) and "site-packages" not in file
-            if not is_python and not file.startswith(_PACKAGE):
-                where = f": {file}, line {frame.f_lineno}, in {frame.f_code.co_name}"
-            frame = frame.f_back
+        if found is not None:
+            code, line = found[0].f_code, found[1]
+            where = f": {code.co_filename}, line {line}, in {code.co_name}"
         return (
             f"because your code is still running{where}; the program can exit only after your code "
             "returns"

@@ -27,7 +27,7 @@ from quorate.machine.forked_child import ForkedChild, end_children
 from quorate.machine.limits import STAGE_EXIT_S, THREAD_EXIT_S
 from quorate.machine.out_of_memory import be_killed_first
 from quorate.machine.resources import oom_kills
-from quorate.replica.compute_thread import CPU, become_compute_thread, interrupt
+from quorate.replica.compute_thread import CPU, become_compute_thread, end_threads
 
 Serve = Callable[[StageDevice], None]  # the main function of a device
 
@@ -178,10 +178,4 @@ class StageThreads(StageDevices):
             Whether all have ended: a thread that has not may still write to shared memory.
         """
         self.links.close()
-        for thread in self._threads:
-            thread.join(THREAD_EXIT_S)
-            if thread.is_alive():
-                interrupt(thread, EndedError)
-        for thread in self._threads:
-            thread.join(STAGE_EXIT_S)
-        return not any(thread.is_alive() for thread in self._threads)
+        return not end_threads(self._threads, EndedError, THREAD_EXIT_S, STAGE_EXIT_S)
