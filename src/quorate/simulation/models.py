@@ -15,17 +15,17 @@ cores share memory, caches and clock; see ``inputs.Cores``.
 
 A host records how many seconds of work every job of the host has received since the beginning, a
 number common to all jobs. A job ends when the number has grown by the seconds of the job. So the
-begin and the end of a job cost O(log N).
+number is the clock of an event queue, and the begin and the end of a job cost O(log N).
 
 Legend: N workers, w worker, t step, s shard.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from math import exp
+from dataclasses import dataclass, field
+from math import exp, inf
 from random import Random
 from statistics import median
 from typing import NamedTuple
@@ -204,7 +204,7 @@ class SharedCores:
         self._host_of = hosts
         self._cores, self._beside = cores, beside
         self._hosts = [_Host() for _ in range(max(hosts, default=0) + 1)]
-        self._tags: dict[int, float] = {}  # by job: ``_Host.given`` at the end of the job
+        self._tags: dict[int, float] = {}  # by job: ``_Host.ends.now`` at the end of the job
         # The end of the first job of each host, void once a job of the host begins or ends.
         self._ends: EventQueue[_Host] = EventQueue()
 
@@ -212,8 +212,9 @@ class SharedCores:
         """Begin a job: a worker's number, or ``COORDINATOR``."""
         host = self._of(job)
         self._settle(host, now)
-        self._tags[job] = tag = host.given + seconds
-        heapq.heappush(host.ends, (tag, job))
+        self._tags[job] = tag = host.ends.now + seconds
+        is_first = job == COORDINATOR
+        host.ends.post(tag, job, lambda: self._tags.get(job) == tag, is_first=is_first)
         self._look_ahead(host, 1)
 
     def leave_off(self, now: float, job: int) -> None:
@@ -233,9 +234,10 @@ class SharedCores:
         """End the next job, and return its time and its number."""
         at, host = self._ends.next_at, self._ends.next()
         assert host is not None
-        job = host.ends[0][1]
         self._settle(host, at)
-        host.given = max(host.given, self._tags.pop(job))  # a rounding error may remain
+        job = host.ends.next()
+        assert job is not None
+        del self._tags[job]
         self._look_ahead(host, -1)
         return at, job
 
@@ -245,7 +247,7 @@ class SharedCores:
     def _settle(self, host: _Host, now: float) -> None:
         """Record the work up to ``now``."""
         if host.jobs:
-            host.given += max(0.0, now - host.at) / self._slowdown(host)
+            host.ends.now += max(0.0, now - host.at) / self._slowdown(host)
         host.at = max(host.at, now)
 
     def _slowdown(self, host: _Host) -> float:
@@ -255,21 +257,17 @@ class SharedCores:
         """Change the number of jobs of a host, and find the next end."""
         host.jobs += jobs
         host.version = version = host.version + 1
-        while host.ends and self._tags.get(host.ends[0][1]) != host.ends[0][0]:
-            heapq.heappop(host.ends)  # the job was ended
-        if host.ends:
-            at = host.at + max(0.0, host.ends[0][0] - host.given) * self._slowdown(host)
+        if (tag := host.ends.next_at) < inf:
+            at = host.at + max(0.0, tag - host.ends.now) * self._slowdown(host)
             self._ends.post(at, host, lambda: host.version == version)
 
 
+@dataclass(eq=False, slots=True)
 class _Host:
     """The jobs of a host."""
 
-    __slots__ = ("at", "ends", "given", "jobs", "version")
-
-    def __init__(self) -> None:
-        self.at = 0.0  # ``given`` is as of this time
-        self.given = 0.0  # seconds of work that a job from the beginning would have received
-        self.jobs = 0
-        self.ends: list[tuple[float, int]] = []  # heap of (tag, job), some of them ended early
-        self.version = 0  # number of changes of ``jobs``
+    at: float = 0.0  # ``ends.now`` is as of this time
+    # Jobs by number, in seconds of work that a job from the beginning would have received.
+    ends: EventQueue[int] = field(default_factory=EventQueue)
+    jobs: int = 0
+    version: int = 0  # number of changes of ``jobs``
