@@ -149,14 +149,26 @@ def copied(leaf: Any) -> Any:
             return copy.deepcopy(leaf)
         except Exception:  # an object of the user that cannot be copied is shared
             return leaf
-    if leaf.layout is not torch.strided or leaf.is_conj() or leaf.is_neg() or leaf.is_nested:
-        return leaf.clone()
-    # Kernels, and so bits, may depend on strides; clone() keeps only strides without gaps.
-    extent = sum((n - 1) * step for n, step in zip(leaf.shape, leaf.stride(), strict=True)) + 1
-    if leaf.numel() == 0 or extent == leaf.numel() or extent > 2 * leaf.numel():
-        return leaf.clone()
-    window = leaf.detach().as_strided((extent,), (1,)).clone()
-    return window.as_strided(leaf.shape, leaf.stride())
+    return with_strides(leaf, torch.Tensor.clone)
+
+
+def with_strides(
+    tensor: torch.Tensor, copy_of: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return a copy of a tensor with the same strides, also with gaps or repeated elements.
+
+    Args:
+        copy_of: copies a tensor, to any device; keeps only strides without gaps.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
+        return copy_of(tensor)
+    # Kernels, and so bits, may depend on strides.
+    extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    has_no_gap = extent == tensor.numel()
+    if has_no_gap or extent > 2 * tensor.numel() or tensor.is_conj() or tensor.is_neg():
+        return copy_of(tensor)
+    window = copy_of(tensor.detach().as_strided((extent,), (1,)))
+    return window.as_strided(tensor.shape, tensor.stride())
 
 
 def _states(batch: Any) -> list[Hashable]:

@@ -29,7 +29,7 @@ from quorate.errors import SettingError
 from quorate.machine.devices import has_streams
 from quorate.replica.compute_thread import CPU
 from quorate.replica.nested import leaves, mapped_leaves, tensors
-from quorate.replica.transfer import copied
+from quorate.replica.transfer import copied, with_strides
 
 
 class ValueInTransit(NamedTuple):
@@ -61,7 +61,7 @@ class DeviceCopier:
         # A tensor of the host goes to a GPU when it is wanted there, and not before.
         if not isinstance(leaf, torch.Tensor) or leaf.device in (CPU, self._device):
             return copied(leaf)
-        return _with_strides(leaf, lambda tensor: tensor.to(self._device))
+        return with_strides(leaf, lambda tensor: tensor.to(self._device))
 
     def _between_gpus(self, value: Any, source: torch.device) -> ValueInTransit:
         begin, end = self._side(source), self._side(self._device)
@@ -71,7 +71,7 @@ class DeviceCopier:
             if not isinstance(leaf, torch.Tensor) or leaf.device != source:
                 return copied(leaf)
             leaf.record_stream(begin)
-            return _with_strides(leaf, lambda t: t.to(self._device, non_blocking=True, copy=True))
+            return with_strides(leaf, lambda t: t.to(self._device, non_blocking=True, copy=True))
 
         with end, begin:
             there = mapped_leaves(value, moved)
@@ -95,19 +95,6 @@ def received(value: Any) -> Any:
             current.wait_event(value.arrived)
             leaf.record_stream(current)
     return value.value
-
-
-def _with_strides(
-    tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """Return a moved tensor with the same strides, also with gaps or repeated elements."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_nested:
-        return move(tensor)
-    extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    if extent > 2 * tensor.numel():
-        return move(tensor)
-    window = move(tensor.as_strided((extent,), (1,)))
-    return window.as_strided(tensor.shape, tensor.stride())
 
 
 PARENT = -1  # the number of the process or thread with the replica, among those of devices
