@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -27,18 +28,32 @@ TABLE_EVERY_S = 60.0  # elsewhere than on a terminal, where each table lengthens
 TABLE_AFTER_S = 10.0  # shortest run with a table at its end: a shorter run has few figures
 
 
-class Display(Protocol):
-    """The display of a run. The loop's thread and a service's thread may call it simultaneously."""
+class Display(ABC):
+    """The display of a run. The loop's thread and a service's thread may call it simultaneously.
+
+    Args:
+        shown: the settings of the output.
+    """
+
+    def __init__(self, shown: Shown | None) -> None:
+        self._shown = shown or Shown()
+        self._newest = Newest()
+        self._table = WorkerRows()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
+        self._print(self._shown.line(text))
 
     def mention(self, text: str) -> None:
         """Show a line that stays, unless the user wants a quiet run."""
+        if not self._shown.quiet:
+            self.say(text)
 
+    @abstractmethod
     def update(self, report: Report) -> None:
         """Note an update. The display decides how often to show one."""
 
+    @abstractmethod
     def workers(self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse]) -> None:
         """Show the state of all workers.
 
@@ -46,8 +61,17 @@ class Display(Protocol):
         call.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Show the final state: the run is over."""
+
+    @abstractmethod
+    def _print(self, line: str) -> None:
+        """Print a line in its final format."""
+
+    def _print_update(self, report: Report, metrics: Mapping[str, float]) -> None:
+        plain = line_of(report, metrics, dated=self._shown.log_format == DATED)
+        self._print(self._shown.update_line(report, metrics, plain))
 
 
 def display(stream: TextIO | Steady | None = None) -> Display:
@@ -66,7 +90,7 @@ def display(stream: TextIO | Steady | None = None) -> Display:
     return Lines(out, shown)
 
 
-class Lines:
+class Lines(Display):
     """A display of one line every few seconds, at the end of an epoch, and at the end.
 
     The table of workers is shown once a minute, and at the end of a run of at least
@@ -74,24 +98,13 @@ class Lines:
     """
 
     def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
+        super().__init__(shown)
         self._stream = stream
-        self._shown = shown or Shown()
         self._writing = threading.RLock()  # reentrant, for signal handlers of the thread
         self._begun_at = self._shown_at = self._table_at = time.monotonic()
         self._first = True
-        self._table = WorkerRows()
         self._rows: list[Row] = []  # the newest rows, not shown yet
         self._shows_tables = False  # whether a table was shown before
-        self._newest = Newest()
-
-    def say(self, text: str) -> None:
-        """Show a line that stays."""
-        self._print(self._shown.line(text))
-
-    def mention(self, text: str) -> None:
-        """Show a line that stays, unless the user wants a quiet run."""
-        if not self._shown.quiet:
-            self.say(text)
 
     def _print(self, line: str) -> None:
         with self._writing:
@@ -102,8 +115,7 @@ class Lines:
         metrics = self._newest.of(report)
         if self._is_due(report):
             self._shown_at, self._first = time.monotonic(), False
-            plain = line_of(report, metrics, dated=self._shown.log_format == DATED)
-            self._print(self._shown.update_line(report, metrics, plain))
+            self._print_update(report, metrics)
 
     def _is_due(self, report: Report) -> bool:
         if self._shown.quiet or self._shown.log_every is not None:
@@ -130,27 +142,16 @@ class Lines:
         self._rows, self._shows_tables = [], True
 
 
-class Bar:
+class Bar(Display):
     """A progress bar with the newest numbers, above a table of workers.
 
     Other lines scroll above the bar.
     """
 
     def __init__(self, console: Console, shown: Shown | None = None) -> None:
-        self._shown = shown or Shown()
+        super().__init__(shown)
         self._view = LiveView()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._view)
-        self._newest = Newest()
-        self._table = WorkerRows()
-
-    def say(self, text: str) -> None:
-        """Show a line that stays."""
-        self._print(self._shown.line(text))
-
-    def mention(self, text: str) -> None:
-        """Show a line that stays, unless the user wants a quiet run."""
-        if not self._shown.quiet:
-            self.say(text)
 
     def _print(self, line: str) -> None:
         self._live.console.print(line, markup=False, highlight=False)
@@ -159,8 +160,7 @@ class Bar:
         """Show the numbers of an update."""
         metrics = self._newest.of(report)
         if self._shown.is_due(report.global_step):
-            plain = line_of(report, metrics, dated=self._shown.log_format == DATED)
-            self._print(self._shown.update_line(report, metrics, plain))
+            self._print_update(report, metrics)
         eta = "" if report.eta_s is None else f"ETA {clock(report.eta_s)}"
         what = numbers(report, metrics)
         self._view.update(position(report), what, eta, report.global_step, report.last_step)

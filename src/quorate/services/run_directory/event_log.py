@@ -12,14 +12,12 @@ kind "end" and the final state of the run. A killed fit has no "end".
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from quorate.coordination.run_event import START, WARNING, RunEvent
-from quorate.machine.valid_json import dumped
-from quorate.services.run_directory.line_file import LineFile
+from quorate.services.run_directory.line_file import LineFile, RunClock
 
 NAME = "events.jsonl"
 
@@ -34,8 +32,7 @@ class EventLog:
     def __init__(self) -> None:
         # reentrant: a signal handler may add an event while its own thread adds one
         self._lock = threading.RLock()
-        # Time of day at the start, continued by the monotonic clock: nobody can set that clock.
-        self._begun_at, self._begun = time.time(), time.monotonic()
+        self._clock = RunClock()
         self._waiting: list[dict[str, Any]] = []
         self._global_step: Callable[[], int] = lambda: 0
         self._file: LineFile | None = None
@@ -49,8 +46,8 @@ class EventLog:
             more: further entries of the event, as JSON.
         """
         event = line if isinstance(line, RunEvent) else RunEvent(line, WARNING)
-        at = round(self._begun_at + time.monotonic() - self._begun, 4)
-        record: dict[str, Any] = {"at": at, "kind": event.kind, "text": str(event), **more}
+        record: dict[str, Any] = {"at": self._clock.now(), "kind": event.kind, "text": str(event)}
+        record |= more
         if event.worker is not None:
             record["worker"] = event.worker
         with self._lock:
@@ -82,8 +79,7 @@ class EventLog:
         with self._lock:
             self._global_step = global_step
             self._file = LineFile(run_dir / NAME, say, renew)
-            at = round(self._begun_at, 4)
-            self._write({"at": at, "kind": START, "text": started, **facts})
+            self._write({"at": self._clock.begun_at, "kind": START, "text": started, **facts})
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._write(record)
@@ -98,4 +94,4 @@ class EventLog:
     def _write(self, record: Mapping[str, Any]) -> None:
         assert self._file is not None
         step = {"at": record["at"], "global_step": self._global_step()}
-        self._file.write(f"{dumped(step | {**record})}\n".encode())
+        self._file.add(step | {**record})

@@ -1,4 +1,4 @@
-"""A file of lines in the run directory, extended by a run during training."""
+"""A file of lines of JSON in the run directory, extended by a run during training."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from quorate.errors import UserError
 from quorate.machine.regular_file import open_regular
+from quorate.machine.valid_json import dumped
 
 MOST_WAITING_BYTES = 16 << 20  # while writing fails; newer lines are lost
 LOOK_EVERY_S = 1.0  # interval of the check that the file still has its name
 
 
+class RunClock:
+    """The time of day for the lines of a log: the same clock on all hosts, and never set back.
+
+    Attributes:
+        begun_at: the time of day when the clock was made, in seconds since the epoch.
+        begun: the same moment by ``time.monotonic()``, which continues the time of day.
+    """
+
+    def __init__(self) -> None:
+        self.begun_at, self.begun = round(time.time(), 4), time.monotonic()
+
+    def now(self) -> float:
+        """Return the time of day, in seconds since the epoch."""
+        return round(self.begun_at + time.monotonic() - self.begun, 4)
+
+
 class LineFile:
-    """A file to which lines are appended. Call ``close`` at the end.
+    """A file to which lines of JSON are appended. Call ``close`` at the end.
 
     On a full disk or in a removed directory, lines wait in memory, and are written again with the
     next line. No such failure raises an exception.
@@ -45,19 +63,23 @@ class LineFile:
         self._failing: OSError | UserError | None = None
         self._descriptor: int | None = None
         self._looked_at = time.monotonic()
-        self.write(b"")
+        self._write(b"")
 
     def close(self) -> None:
         """Close the file, and report lines that could not be written."""
-        self.write(b"")
+        self._write(b"")
         lost = self._lost + self._waiting.count(b"\n")
         if lost:
             lines = "line" if lost == 1 else f"{lost:,} lines"
             self._say(f"{self._path} lacks the last {lines}: {self._failing}")
         self._close()
 
-    def write(self, line: bytes) -> None:
-        """Append a line; the line includes its line end."""
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Append a line with an object; see ``dumped``."""
+        self._write(f"{dumped(record)}\n".encode())
+
+    def _write(self, line: bytes) -> None:
+        """Append a line, after the lines that wait."""
         if len(self._waiting) + len(line) <= MOST_WAITING_BYTES:
             self._waiting += line
         else:

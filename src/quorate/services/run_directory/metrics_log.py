@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quorate.engines.worker_status import PHASES, WorkerStatus
-from quorate.machine.valid_json import dumped
 from quorate.services.report import Report
-from quorate.services.run_directory.line_file import LineFile
+from quorate.services.run_directory.line_file import LineFile, RunClock
 from quorate.services.run_directory.log_cut import cut
 
 TIMES = ("at", "begun_at", "spent")  # fields of some lines only: no metric may use these names
@@ -48,10 +47,9 @@ class MetricsLog:
         self._path = run_dir / "metrics.jsonl"
         self._say = say
         self._status = status
-        # The time of day, since a run may resume on another host; continued by the monotonic clock.
-        self._begun_at, self._begun = time.time(), time.monotonic()
+        self._clock = RunClock()
         self._is_first = True
-        self._spent_at = self._begun
+        self._spent_at = self._clock.begun
         self._cut(global_step)
         self._lines = LineFile(self._path, say, renew)
 
@@ -76,23 +74,20 @@ class MetricsLog:
 
     def evaluation(self, global_step: int, metrics: dict[str, float]) -> None:
         """Write the metrics of an evaluation of the validation set."""
-        times = {"at": self._now()}
-        self._log({"global_step": global_step, "validation": metrics, **times})
+        at = self._clock.now()
+        self._log({"global_step": global_step, "validation": metrics, "at": at})
 
     def close(self) -> None:
         """Close the file, and report lines that could not be written."""
         self._lines.close()
 
-    def _now(self) -> float:
-        return round(self._begun_at + time.monotonic() - self._begun, 4)
-
     def _times(self) -> dict[str, Any]:
         """Return the time and, now and then, the seconds that workers spent in each phase."""
-        times: dict[str, Any] = {"at": self._now()}
+        times: dict[str, Any] = {"at": self._clock.now()}
         if self._is_first:
-            self._is_first, times["begun_at"] = False, round(self._begun_at, 4)
+            self._is_first, times["begun_at"] = False, self._clock.begun_at
         now = time.monotonic()
-        every_s = min(SPENT_EVERY_S, max(1.0, (now - self._begun) / 4))
+        every_s = min(SPENT_EVERY_S, max(1.0, (now - self._clock.begun) / 4))
         if self._status is None or now - self._spent_at < every_s:
             return times
         workers = self._status()
@@ -102,8 +97,7 @@ class MetricsLog:
         return times | {"spent": spent(workers)}
 
     def _log(self, record: dict[str, Any]) -> None:
-        known = {name: value for name, value in record.items() if value is not None}
-        self._lines.write((dumped(known) + "\n").encode())
+        self._lines.add({name: value for name, value in record.items() if value is not None})
 
     # --- a resume ---------------------------------------------------------------------------------
 
