@@ -24,6 +24,7 @@ from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.drive import ReadyStep, drive
+from quorate.training.optimizing.known_optimizers import sent_values
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.stop import Stops
 from quorate.training.training_loop import StartedWorkers, TrainingLoop
@@ -231,7 +232,7 @@ class _Lead:
     def _news(self) -> tuple[Any, ...]:
         """Return the arguments of the next update besides the step: changes since the last one."""
         state, changes = self._state, self._state.model_edits.model_changes
-        groups = share.groups(state)
+        groups = [*map(sent_values, state.phases.param_groups)]
         is_same, self._groups = groups == self._groups, groups
         is_changed = state.model_edits.have_values_changed()
         is_changed = is_changed or changes.number != self._sent_changes

@@ -44,6 +44,7 @@ from quorate.replica.witness import writes
 from quorate.training.collective import share
 from quorate.training.collective.contrasting import ContrastOnRanks, or_error
 from quorate.training.drive import ReadyStep
+from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.second_pass import Take, summed_denominators
@@ -165,7 +166,8 @@ class RankWorker:
         if order is not None:
             self.exchange.order = order
         if groups is not None and not ranks.leads:
-            share.take_groups(state, groups)
+            for group, sent in zip(state.phases.param_groups, groups, strict=True):
+                put_values(group, sent)
         if changes is not None:
             ranks.spread(share.values(state))
             self._runner.changes.take(ModelChanges.from_json(changes))

@@ -103,35 +103,6 @@ def news_of_values(state: State, known: Values) -> dict[str, Any] | None:
     return None if values.number == known.number else values.to_json(stored=is_stored)
 
 
-def groups(state: State) -> list[dict[str, Any]]:
-    """Return the values in the optimizer's groups that JSON can hold; tensors as numbers."""
-    listed = []
-    for group in state.phases.param_groups:
-        kept: dict[str, Any] = {}
-        for name, value in group.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                kept[name] = value.item()
-            elif isinstance(value, (bool, int, float, str, type(None))) or _is_plain(value):
-                kept[name] = value
-        listed.append(kept)
-    return listed
-
-
-def take_groups(state: State, listed: list[dict[str, Any]]) -> None:
-    """Set the values of rank 0 in the optimizer's groups."""
-    for group, kept in zip(state.phases.param_groups, listed, strict=True):
-        for name, value in kept.items():
-            there = group.get(name)
-            if isinstance(there, torch.Tensor):
-                there.fill_(value)
-            else:
-                group[name] = tuple(value) if isinstance(value, list) else value
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(v, (bool, int, float)) for v in value)
-
-
 def _dtype(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 

@@ -37,6 +37,7 @@ FUSED: frozenset[type[Optimizer]] = frozenset(
 # State entries of torch's optimizers that exist once per tensor and not per element. The name has
 # to tell: the moments of a parameter without dimensions are scalars too.
 COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
+_PLAIN = (bool, int, float, str, type(None))  # values of groups that any message can hold
 
 
 class States(defaultdict[Any, Any]):
@@ -71,13 +72,36 @@ def values_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def storable_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a group for messages and checkpoints: without functions."""
+    """Return the values of a group for checkpoints: without functions."""
     return {key: value for key, value in values_of(group).items() if not callable(value)}
 
 
-def from_message(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a group: tuples arrive as lists."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+def sent_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a group that owners of slices receive before an update.
+
+    Sent are numbers, texts, tuples of numbers, and tensors of one element as numbers.
+    """
+    found: dict[str, Any] = {}
+    for key, value in values_of(group).items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            found[key] = value.item()
+        elif isinstance(value, _PLAIN):
+            found[key] = value
+        elif isinstance(value, (tuple, list)) and all(isinstance(each, _PLAIN) for each in value):
+            found[key] = (*value,)
+    return found
+
+
+def put_values(group: dict[str, Any], sent: Mapping[str, Any]) -> None:
+    """Set the values of ``sent_values`` in a group; tensors and lists of the group stay such."""
+    for key, value in sent.items():
+        there = group.get(key)
+        if isinstance(there, torch.Tensor):
+            there.fill_(value)
+        elif isinstance(value, (tuple, list)):  # messages turn tuples into lists
+            group[key] = [*value] if isinstance(there, list) else (*value,)
+        else:
+            group[key] = value
 
 
 def is_by_element(entry: str, value: object) -> bool:

@@ -23,7 +23,7 @@ from quorate.machine.shared_memory import Segment
 from quorate.replica.flat import Flat
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.optimizing.known_optimizers import values_of
+from quorate.training.optimizing.known_optimizers import put_values, sent_values
 from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
 from quorate.training.owners.state_memory import StateMemory, Told
 
@@ -75,7 +75,7 @@ class PartedOptimizer(FlatOptimizer):
         self._cut_where(lambda name: (self._part_of[name], name in missing))
         processes = self._started(gradient.segment)
         where = (self._segments.index(gradient.segment), gradient.start)
-        groups = [*map(values_of, self.param_groups)]
+        groups = [*map(sent_values, self.param_groups)]
         for part in range(self._parts):
             order = (where, groups, [*missing], self._told(part))
             processes.links.send(part, "step", order)
@@ -185,7 +185,7 @@ class PartedOptimizer(FlatOptimizer):
     ) -> list[Told]:
         assert self._memory is not None
         for group, values in zip(self.inner.param_groups, groups, strict=True):
-            group.update(values)
+            put_values(group, values)
         own = self._of(part)
         for (tensor, names), told in zip(own, said, strict=True):
             dict.pop(self.inner.state, tensor, None)

@@ -20,7 +20,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.entries import listed, of_pieces, vectors
-from quorate.training.optimizing.known_optimizers import storable_values
+from quorate.training.optimizing.known_optimizers import sent_values, storable_values
 from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import OptimizerFactory
 from quorate.training.owners.spread_optimizer import LentStates, SpreadOptimizer
@@ -194,7 +194,7 @@ class ServedOptimizer(SpreadOptimizer):
         self.require_same_groups()
         assert self._servers is not None
         self._is_home = False
-        groups = [*map(storable_values, self.param_groups)]
+        groups = [*map(sent_values, self.param_groups)]
         step = {"kind": "step", "missing": sorted(missing), "groups": groups}
         self._servers.renew([{**step, "factor": gradient.factor}] * self._servers.count)
         self.inner.step()  # no tensor has a gradient: only a schedule counts it

@@ -26,7 +26,7 @@ from quorate.replica.flat import Flat, Layout
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
 from quorate.training.optimizing.entries import listed, outlined, vectors
-from quorate.training.optimizing.known_optimizers import ELEMENTWISE, from_message
+from quorate.training.optimizing.known_optimizers import ELEMENTWISE
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.owners.slice_state import SliceState
@@ -114,8 +114,7 @@ class Slice(SliceHandler):
             self._average = Average(made["ema_decay"], self._parameters)
             image = read_image(image, self._average.shadow.vectors)
         kind = {known.__name__: known for known in ELEMENTWISE}[made["optimizer"]]
-        groups = [(names, from_message(values)) for names, values in made["groups"]]
-        self._optimizer = SliceState(kind, groups, self._pieces, self._parameters, elements)
+        self._optimizer = SliceState(kind, made["groups"], self._pieces, self._parameters, elements)
         self._optimizer.put(outlined(made["state"], layout.sections))
         read_image(image, vectors(self._optimizer.state(), made["state"]))
 
@@ -160,4 +159,4 @@ class Slice(SliceHandler):
         with intra_op_threads(self._threads):
             if told["factor"] != 1.0:
                 mean.mul_(told["factor"])
-            self._optimizer.update(mean, told["missing"], map(from_message, told["groups"]))
+            self._optimizer.update(mean, told["missing"], told["groups"])

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from quorate.engines.partition import Piece
 from quorate.replica.flat import Flat
+from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
 
@@ -57,8 +58,8 @@ class SliceState(FlatOptimizer):
         Args:
             mean: the mean gradient, by pieces.
             missing: the user's parameters without a gradient.
-            groups: values of the user's groups.
+            groups: values of the user's groups; see ``sent_values``.
         """
         for group, values in zip(self.param_groups, groups, strict=True):
-            group.update(values)
+            put_values(group, values)
         self.step(mean, {key for name in missing for key in self._keys[name]})

@@ -29,7 +29,7 @@ from quorate.training.optimizing.entries import (
     outlined,
     vectors,
 )
-from quorate.training.optimizing.known_optimizers import COUNTERS, values_of
+from quorate.training.optimizing.known_optimizers import COUNTERS, sent_values, storable_values
 from quorate.training.optimizing.mean import (
     Addition,
     Mean,
@@ -155,7 +155,7 @@ class SlicedOptimizer(SpreadOptimizer):
             super().step(self.whole_of(gradient), missing)
         else:
             self.require_same_groups()
-            self._own().update(gradient, missing, map(values_of, self.param_groups))
+            self._own().update(gradient, missing, map(sent_values, self.param_groups))
             self.inner.step()  # no tensor has a gradient: only a schedule counts it
 
     def publish(self) -> None:
@@ -176,7 +176,7 @@ class SlicedOptimizer(SpreadOptimizer):
         State of ``inner`` is cut into pieces, and removed from ``inner``.
         """
         if self.slice is None:
-            rank, groups = self.owner, map(values_of, self.param_groups)
+            rank, groups = self.owner, map(storable_values, self.param_groups)
             pieces = self._pieces_of(rank)
             values = self.partition.views(self.flat_parameters, rank)
             self.slice = SliceState(
