@@ -80,7 +80,7 @@ def main() -> None:
             squares(total.vectors[0])
             torch.set_num_threads(cores)
         optimizer.take(total, ())
-        optimizer.inner.step()
+        optimizer.user_optimizer.step()
 
     additions = [(gradients[0], right) for right in gradients[1:]]
 
@@ -102,7 +102,7 @@ def main() -> None:
     whole()  # the optimizer makes its vectors
     kept = [
         value
-        for value in optimizer.inner.state[next(iter(optimizer._held))].values()
+        for value in optimizer.user_optimizer.state[next(iter(optimizer._held))].values()
         if isinstance(value, torch.Tensor) and value.ndim
     ]
 

@@ -305,7 +305,7 @@ class Trainer:
         stop_after = StopAfter(epochs=epochs, steps=steps)
         setup.workers.begin_loop(data)
         with (
-            setup.naming_stragglers(),
+            setup.reporting_stragglers(),
             setup.prepare_loop(data, stop_after, Stops()) as loop,
             loop.started() as reports,
         ):
@@ -329,7 +329,7 @@ class Trainer:
         data = setup.read_dataset_config(dataset, trains=False)
         if data.line is not None:
             once(setup.say)(data.line)
-        with setup.naming_stragglers(), setup.stoppable() as stops:
+        with setup.reporting_stragglers(), setup.stoppable() as stops:
             values = evaluate(setup, data, averaged, stops, "evaluate()")
         if values is None:
             raise UserError("evaluate", f"stopped before the last row: {stops.reason}")
@@ -367,7 +367,7 @@ class Trainer:
         """
         setup, folder = self._setup, None if to is None else Path(to)
         data = setup.read_dataset_config(dataset, trains=False)
-        with setup.naming_stragglers(), setup.stoppable() as stops:
+        with setup.reporting_stragglers(), setup.stoppable() as stops:
             return predict(setup, data, function, folder, averaged, stops)
 
     def stop(self, reason: str = "stop() was called") -> None:

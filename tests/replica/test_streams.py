@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quorate.coordination.keys import key
-from quorate.engines.drawing import drawing
+from quorate.engines.seeded_draws import seeded_draws
 from quorate.replica.host_draws import FUSED
 from quorate.replica.streams import RANDOM_OPERATORS, Stream
 from quorate.replica.turns import Turns, drawn_outside
@@ -142,7 +142,7 @@ def test_draws_outside_shards_follow_from_what_draws_and_from_the_update() -> No
     plan: Any = SimpleNamespace(seed=3)
 
     def drawn(what: str, n: int) -> float:
-        with drawing(what, plan, n):
+        with seeded_draws(what, plan, n):
             return torch.rand(()).item()
 
     keys = [("update", 1), ("update", 2), ("between", 1)]

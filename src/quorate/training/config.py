@@ -138,8 +138,8 @@ class TrainerConfig(Settings):
             self._require_whole_batches()
         if self.has_phases:
             self._require_phases_fit()
-        has_several = any(each.has_several for each in self.optimize.values())
-        if has_several and self.workers.servers is not None:
+        has_optimizer_list = any(each.has_optimizer_list for each in self.optimize.values())
+        if has_optimizer_list and self.workers.servers is not None:
             expected = "none, as an update has several optimizers"
             raise SettingError("servers", self.workers.servers, expected, "leave them out")
 

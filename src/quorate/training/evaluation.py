@@ -38,7 +38,7 @@ from quorate.training.predicting.gathered import Gathered
 from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import kind_of_evaluation, made_whole
+from quorate.training.whole_batch.whole_batch import evaluation_job_class, made_whole
 
 __all__ = ["Function", "evaluate", "predict"]
 
@@ -67,7 +67,7 @@ def evaluate(
         state, parameters = stack.enter_context(weights)
         transport = _transport(setup, data, state, stack, partial(workers.evaluators, state))
         whole = made_whole(workers, state, source, parameters)
-        job = kind_of_evaluation(workers)(
+        job = evaluation_job_class(workers)(
             source,
             parameters,
             range(plan.steps_per_epoch),

@@ -147,7 +147,7 @@ class Fit:
         say, setup.say = setup.say, self.say
         with ExitStack() as stack:
             stack.callback(setattr, setup, "say", say)  # the former function, after ``fit``
-            stack.enter_context(setup.naming_stragglers(self._display.mention))
+            stack.enter_context(setup.reporting_stragglers(self._display.mention))
             # 1. The sources of stops and saves: from here on no request is lost.
             stack.enter_context(run_trace.traced(setup.config.run_dir, self.say))
             if self._run_dir is not None:

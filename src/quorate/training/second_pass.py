@@ -118,11 +118,11 @@ def receives_closure(optimizer: FlatOptimizer, rule: rules.Rule) -> bool:
     """
     if not optimizer.takes_closure:
         return False
-    if not isinstance(rule, rules.Sync) and needs_closure(optimizer.inner):
+    if not isinstance(rule, rules.Sync) and needs_closure(optimizer.user_optimizer):
         raise SettingError(
             "update",
             rule.name,
-            f"sync, as {type(optimizer.inner).__name__} asks for a step's gradient again",
+            f"sync, as {type(optimizer.user_optimizer).__name__} asks for a step's gradient again",
             "pass update='sync', or take an optimizer that steps from one gradient",
         )
     return isinstance(rule, rules.Sync)

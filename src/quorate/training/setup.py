@@ -35,7 +35,7 @@ from quorate.services.run_directory.lock import RunLock
 from quorate.settings import resolved, switch
 from quorate.training import resume, weights
 from quorate.training.collective.follow import follow
-from quorate.training.collective.lead import leading
+from quorate.training.collective.lead import start_rank_loop
 from quorate.training.config import DatasetConfig, StopAfter
 from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
@@ -198,7 +198,7 @@ class TrainingSetup:
             self.stops = None
 
     @contextmanager
-    def naming_stragglers(self, mention: Say | None = None) -> Iterator[None]:
+    def reporting_stragglers(self, mention: Say | None = None) -> Iterator[None]:
         """Name slow workers in one line at the end of the block, outside of a training loop.
 
         Inside a training loop, the loop names the workers at its end.
@@ -312,7 +312,7 @@ class TrainingSetup:
             workers.replicas.tell(self.say)
             # 4. The loop, without workers.
             n = state.global_step
-            start = start_workers if rank_group is None else leading
+            start = start_workers if rank_group is None else start_rank_loop
             loop = TrainingLoop(self, state, source, last_step, stops, start)
             if not loop.has_updates:
                 if n >= last_step:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from quorate.data.source import Source
-from quorate.engines.drawing import drawing
+from quorate.engines.seeded_draws import seeded_draws
 from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.second_pass import (
@@ -33,7 +33,7 @@ class StepUpdate:
         state: the state to update.
         source: the rows of each shard.
         second_pass: computes the shards of a step again.
-        contrast: computes the loss over a whole batch; None without such a loss.
+        batch_loss: computes the loss over a whole batch; None without such a loss.
 
     Raises:
         SettingError: the optimizer needs a closure, but under the rule workers go on while the
@@ -46,23 +46,23 @@ class StepUpdate:
         state: State,
         source: Source,
         second_pass: SecondPass,
-        contrast: BatchLoss | None,
+        batch_loss: BatchLoss | None,
     ) -> None:
         self._state, self._plan, self._second_pass = state, source.plan, second_pass
         self._finish: UpdateOfWholeBatch | UpdateWithTerms
-        if contrast is None:
+        if batch_loss is None:
             refuse = partial(refuse_totals, workers.rule, workers.config.workers.servers)
             shards_of = self._plan.shards_of
             self._finish = UpdateWithTerms(second_pass, state.optimizer, shards_of, refuse)
         else:
-            self._finish = UpdateOfWholeBatch(self._plan, contrast, second_pass)
+            self._finish = UpdateOfWholeBatch(self._plan, batch_loss, second_pass)
         gets_closure = receives_closure(state.optimizer, workers.rule)
         if state.optimizer.takes_closure and not gets_closure:
             workers.replicas.notes.add(
                 f"{state.phases.kind}.step() accepts a closure and receives none under "
                 f"{workers.rule.name}, because workers compute while the optimizer steps"
             )
-        self._gives_closure = gets_closure and contrast is None
+        self._gives_closure = gets_closure and batch_loss is None
 
     def __call__(self, ready: ReadyStep) -> UpdateResult:
         """Make the update of a step. Blocks.
@@ -79,5 +79,5 @@ class StepUpdate:
             again = partial(gradient_again, self._second_pass, step, shards)
         present = len(ready.shards)
         update = partial(state.update.apply, shards=shards, present=present, recompute=again)
-        with drawing("update", plan, state.global_step + 1):
+        with seeded_draws("update", plan, state.global_step + 1):
             return self._finish(ready, update)

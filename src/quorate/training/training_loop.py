@@ -35,7 +35,7 @@ from quorate.coordination.protocol import Stop
 from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
 from quorate.engines import Transport
-from quorate.engines.drawing import drawing
+from quorate.engines.seeded_draws import seeded_draws
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import joined
@@ -50,7 +50,7 @@ from quorate.training.second_pass import PassByWorkers
 from quorate.training.state import State
 from quorate.training.step_update import StepUpdate
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
+from quorate.training.whole_batch.whole_batch import batch_loss_of, training_job_class
 
 if TYPE_CHECKING:
     from quorate.training.setup import TrainingSetup
@@ -97,7 +97,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
         # observer of the loop may replace the transport: then there are no spot checks.
         ask = partial(ask_workers, transport, len(workers.groups))
         checks = workers.spot_checks(state, source, ask) if transport is unobserved else None
-        job = kind_of_training(workers)(
+        job = training_job_class(workers)(
             source,
             state.parameters,
             # Steps left open by a run that applied steps out of order come first.
@@ -115,8 +115,8 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             timeout_s=timeout_s,
             say=say,
         )
-        contrast = contrast_of(workers, state, source)
-        update = StepUpdate(workers, state, source, second_pass, contrast)
+        batch_loss = batch_loss_of(workers, state, source)
+        update = StepUpdate(workers, state, source, second_pass, batch_loss)
         server_sync = server_sync_of(state, unobserved)
         if server_sync is not None:
             stack.enter_context(closing(server_sync))
@@ -170,7 +170,7 @@ class TrainingLoop:
         source: the rows of each shard.
         last_step: number of updates at the end of the loop, counted from the first run.
         stops: requests to end the loop.
-        start: starts the workers: ``start_workers`` or, with ranks, ``leading``.
+        start: starts the workers: ``start_workers`` or, with ranks, ``start_rank_loop``.
     """
 
     def __init__(
@@ -259,7 +259,10 @@ class TrainingLoop:
             # 3. Let the caller look at the report, and change the model. Random numbers drawn by
             #    the caller depend on the seed and n alone.
             report = self._report(ready, applied, rows, speed)
-            with nullcontext() if checks is None else checks.looking(), drawing("between", plan, n):
+            with (
+                nullcontext() if checks is None else checks.looking(),
+                seeded_draws("between", plan, n),
+            ):
                 yield report
             self._end_user_code(started)
             state.model_edits.detect_draws()

@@ -76,7 +76,9 @@ class UnsavedAttributes:
         state = self._state
         scheduled = [one for each in state.phases.updates.values() for one in each.scheduled]
         carried |= {id(each.scheduler): "a schedule" for each in scheduled if each.scheduler}
-        for optimizer in (one for each in scheduled for one in optimizers(each.optimizer.inner)):
+        for optimizer in (
+            one for each in scheduled for one in optimizers(each.optimizer.user_optimizer)
+        ):
             carried[id(optimizer)] = "an optimizer"
             carried |= {id(optimizer.state): "its state", id(optimizer.param_groups): "groups"}
             carried |= {id(group): "a group" for group in optimizer.param_groups}

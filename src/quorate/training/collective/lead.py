@@ -33,7 +33,7 @@ Update = tuple[ReadyStep, UpdateResult]
 
 
 @contextmanager
-def leading(loop: TrainingLoop) -> Iterator[StartedWorkers]:
+def start_rank_loop(loop: TrainingLoop) -> Iterator[StartedWorkers]:
     """Open a loop on all ranks inside the block, and end all ranks but rank 0 afterwards.
 
     Raises:

@@ -42,7 +42,7 @@ from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Represented
 from quorate.replica.witness import writes
 from quorate.training.collective import share
-from quorate.training.collective.contrasting import ContrastOnRanks, or_error
+from quorate.training.collective.rank_batch_loss import RankBatchLoss, or_error
 from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.not_finite import are_finite
@@ -50,7 +50,7 @@ from quorate.training.optimizing.update import UpdateResult
 from quorate.training.second_pass import Take, summed_denominators
 from quorate.training.state import State
 from quorate.training.step_update import StepUpdate
-from quorate.training.whole_batch.whole_batch import contrast_of, kind_of_training
+from quorate.training.whole_batch.whole_batch import batch_loss_of, training_job_class
 from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")
@@ -91,9 +91,9 @@ class RankWorker:
             workers,
             workers.replicas.notes,
         )
-        contrast = contrast_of(workers, state, source)
+        batch_loss = batch_loss_of(workers, state, source)
         on_ranks = (
-            None if contrast is None else ContrastOnRanks(contrast, self.exchange, self.beside)
+            None if batch_loss is None else RankBatchLoss(batch_loss, self.exchange, self.beside)
         )
         self._update = StepUpdate(workers, state, source, self.second_pass, on_ranks)
         self._replica = replica = workers.replicas.alone(
@@ -109,7 +109,7 @@ class RankWorker:
         self._thread = _ComputeThread(f"quorate-rank-{ranks.rank}", threads, replica.device)
         self.sheet = Timesheet()
         self._runner = ShardRunner(ranks.rank, replica, self.sheet)
-        self._job: Training = kind_of_training(workers)(
+        self._job: Training = training_job_class(workers)(
             *(source, state.parameters, steps),
             owned=self._own_shards,
             loader_workers=workers.config.loading.processes,

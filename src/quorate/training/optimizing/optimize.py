@@ -151,7 +151,7 @@ class Optimize(Settings):
         return [Assignment("*", self.optimizer, self.schedule)]
 
     @property
-    def has_several(self) -> bool:
+    def has_optimizer_list(self) -> bool:
         """True if the optimizers are a list, each with a choice of parameters."""
         return isinstance(self.optimizer, list)
 

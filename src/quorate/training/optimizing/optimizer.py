@@ -85,6 +85,9 @@ class FlatOptimizer:
             has the prefix.
 
     Attributes:
+        user_optimizer: the optimizer that the function returned.
+        uses_vectors: whether ``user_optimizer`` has stretches of the flat vectors in its groups; if
+            not, it has the model's parameters.
         is_sharded: whether each rank of a collective has a slice of the state.
         partition: the partition of the gradient among the processes that have parts.
         owner: the number of this process among them.
@@ -106,26 +109,28 @@ class FlatOptimizer:
         self.prefix = prefix
         named = {n: p for n, p in trainable(model).items() if names is None or n in names}
         given: Any = [*named.items()] if takes_names(factory) else [*named.values()]
-        self.inner = factory(given)
-        if not isinstance(self.inner, Optimizer):
+        self.user_optimizer = factory(given)
+        if not isinstance(self.user_optimizer, Optimizer):
             raise SettingError(
                 "optimizer",
-                type(self.inner).__name__,
+                type(self.user_optimizer).__name__,
                 "a function from parameters to a torch.optim.Optimizer",
                 "for example lambda params: torch.optim.SGD(params, lr=0.1)",
             )
         self.names = {id(p): name for name, p in named.items()}
         self._is_of_some = names is not None
         self.parameters = named
-        self.groups = [[self._name(p) for p in g["params"]] for g in self.inner.param_groups]
-        self._given = [dict(group) for group in self.inner.param_groups]  # before any is fused
+        self.groups = [[self._name(p) for p in g["params"]] for g in self.param_groups]
+        self._given = [dict(group) for group in self.param_groups]  # before any is fused
         self.flat_parameters = parameters
         self.partition, self.owner = Partition.whole_in(parameters.layout.gradients), 0
         layout, ours = parameters.layout, () if names is None else named
         # P, over all dtypes: the number of elements of this optimizer's parameters.
         self.elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
         # torch's optimizers take a gradient by rows for a parameter, not for a stretch of several.
-        self.flat = is_elementwise(self.inner) and named.keys().isdisjoint(layout.by_rows)
+        self.uses_vectors = is_elementwise(self.user_optimizer) and named.keys().isdisjoint(
+            layout.by_rows
+        )
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
         self.bring_home()
@@ -133,15 +138,15 @@ class FlatOptimizer:
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
         # Per optimizer tensor: the names of its parameters, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
-        for group in self.inner.param_groups:
+        for group in self.param_groups:
             names = [self._name(p) for p in group["params"]]
-            if self.flat:
+            if self.uses_vectors:
                 group["params"] = []
                 for stretch, members in parameters.runs(names):
                     tensor = torch.nn.Parameter(stretch)
                     group["params"].append(tensor)
                     self._held[tensor] = members
-                kind = type(self.inner)
+                kind = type(self.user_optimizer)
                 if kind in FUSED and leaves_it_open(kind, group):
                     group["fused"] = True
             else:
@@ -149,13 +154,14 @@ class FlatOptimizer:
                     (p, [name]) for p, name in zip(group["params"], names, strict=True)
                 )
 
-        if self.flat:
-            self.inner.state = States(self._state_of)
+        if self.uses_vectors:
+            self.user_optimizer.state = States(self._state_of)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups, with the values that user code sets, such as a learning rate."""
-        return self.inner.param_groups
+        groups: list[dict[str, Any]] = self.user_optimizer.param_groups
+        return groups
 
     @property
     def has_modes(self) -> bool:
@@ -163,9 +169,9 @@ class FlatOptimizer:
 
         Schedule-free optimizers do: gradients are computed at y, and evaluation uses x.
         """
-        if self.flat:
+        if self.uses_vectors:
             return False
-        return all(callable(getattr(self.inner, name, None)) for name in ("train", "eval"))
+        return all(callable(getattr(self.user_optimizer, name, None)) for name in ("train", "eval"))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -174,15 +180,15 @@ class FlatOptimizer:
             yield
             return
         before = self.flat_parameters.copied()
-        groups = [dict(group) for group in self.inner.param_groups]
-        self.inner.eval()  # type: ignore[attr-defined]
+        groups = [dict(group) for group in self.param_groups]
+        self.user_optimizer.eval()  # type: ignore[attr-defined]
         self.bring_home()
         try:
             yield
         finally:
             # The optimizer's train() would restore them up to rounding only.
             self.flat_parameters.copy_(before)
-            for group, values in zip(self.inner.param_groups, groups, strict=True):
+            for group, values in zip(self.param_groups, groups, strict=True):
                 group.update(values)
 
     def whole(self) -> AbstractContextManager[None]:
@@ -191,12 +197,12 @@ class FlatOptimizer:
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
         """Return the parameters whose gradients are passed by rows; see ``kept_by_rows``."""
-        return kept_by_rows(self.inner, zip(self._given, self.groups, strict=True), found)
+        return kept_by_rows(self.user_optimizer, zip(self._given, self.groups, strict=True), found)
 
     @property
     def takes_closure(self) -> bool:
         """True if ``step`` accepts a closure, and no other optimizer has other parameters."""
-        return not self._is_of_some and takes_closure(self.inner)
+        return not self._is_of_some and takes_closure(self.user_optimizer)
 
     @property
     def device(self) -> torch.device:
@@ -206,7 +212,7 @@ class FlatOptimizer:
     @property
     def lr(self) -> float:
         """The learning rate of the first group."""
-        return float(self.inner.param_groups[0]["lr"])
+        return float(self.param_groups[0]["lr"])
 
     @property
     def cores(self) -> int:
@@ -264,15 +270,15 @@ class FlatOptimizer:
         """
         self.require_same_groups()
         self.take(gradient, missing)
-        if type(self.inner) is torch.optim.SGD:
-            fill_momenta(self.inner)
+        if type(self.user_optimizer) is torch.optim.SGD:
+            fill_momenta(self.user_optimizer)
         if self.has_modes:
-            self.inner.train()  # type: ignore[attr-defined]
+            self.user_optimizer.train()  # type: ignore[attr-defined]
         if closure is not None:
-            self.inner.step(closure)  # type: ignore[arg-type]
-        elif not self.flat:
-            (bare_step(self.inner) or self.inner.step)()
-        elif step_flat(self.inner, self.elements):
+            self.user_optimizer.step(closure)  # type: ignore[arg-type]
+        elif not self.uses_vectors:
+            (bare_step(self.user_optimizer) or self.user_optimizer.step)()
+        elif step_flat(self.user_optimizer, self.elements):
             return  # torch's own step has no access to the user's parameters
         self.bring_home()
 
@@ -289,9 +295,9 @@ class FlatOptimizer:
             if memory.is_written:
                 raise UserError(
                     "optimizer",
-                    f"{type(self.inner).__name__} moved parameter {memory.name!r} to other memory "
-                    "(p.data = ...) and writes there in a later step, but workers read the first "
-                    "memory",
+                    f"{type(self.user_optimizer).__name__} moved parameter {memory.name!r} to "
+                    "other memory (p.data = ...) and writes there in a later step, but workers "
+                    "read the first memory",
                     fix="write into the parameter: p.data.copy_(values)",
                 )
         away = left(self._homes)
@@ -314,7 +320,7 @@ class FlatOptimizer:
         Raises:
             UserError: user code has changed the groups.
         """
-        groups = self.inner.param_groups
+        groups = self.param_groups
         ids = [[*map(id, group["params"])] for group in groups]
         if ids == self._same_groups:  # ``_held`` keeps tensors alive, so ids are not reused
             return
@@ -347,7 +353,7 @@ class FlatOptimizer:
                 tensor.grad = None
             elif (rows := gradient.rows.get(names[0])) is not None:
                 tensor.grad = rows.like(tensor)
-            elif self.flat:
+            elif self.uses_vectors:
                 first = gradient.layout.sections[names[0]]
                 vector, end = gradient.vectors[first.vector], first.start + tensor.numel()
                 is_all = end - first.start == vector.numel()
@@ -362,7 +368,9 @@ class FlatOptimizer:
         """
         state: dict[str, dict[str, Any]] = {}
         for tensor, names in self._held.items():
-            values = dict.get(self.inner.state, tensor, {})  # fetches nothing: see ``LentStates``
+            values = dict.get(
+                self.user_optimizer.state, tensor, {}
+            )  # fetches nothing: see ``LentStates``
             for name in names:
                 state[name] = {k: self._cut(k, v, names, name) for k, v in values.items()}
         return state
@@ -372,7 +380,7 @@ class FlatOptimizer:
         name = self.names.get(id(parameter))
         for tensor, names in self._held.items() if name is not None else ():
             if name in names:
-                values = dict.get(self.inner.state, tensor, {})
+                values = dict.get(self.user_optimizer.state, tensor, {})
                 return {k: self._cut(k, v, names, name) for k, v in values.items()}
         return None
 
@@ -387,13 +395,13 @@ class FlatOptimizer:
                 optimizer's entry.
         """
         loadable, sections = {}, self.flat_parameters.layout.sections
-        if self.flat:
-            for group in self.inner.param_groups:
+        if self.uses_vectors:
+            for group in self.param_groups:
                 for tensor in group["params"]:
                     of = {name: (state[name], sections[name]) for name in self._held[tensor]}
-                    require_state_of(type(self.inner), of, tensor, group)
+                    require_state_of(type(self.user_optimizer), of, tensor, group)
         self._cut_where(lambda name: kind_of_state(state[name]))
-        for group in self.inner.param_groups:
+        for group in self.param_groups:
             for tensor in group["params"]:
                 names = self._held[tensor]
                 first = state[names[0]]
@@ -405,8 +413,8 @@ class FlatOptimizer:
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Replace the state by the result of ``loadable``."""
         for tensor in self._held:
-            dict.pop(self.inner.state, tensor, None)
-        dict.update(self.inner.state, loadable)
+            dict.pop(self.user_optimizer.state, tensor, None)
+        dict.update(self.user_optimizer.state, loadable)
 
     def put(self, entries: Entries) -> None:
         """Replace the state by copies of entries; instead of entries on "meta", put zeros."""
@@ -420,21 +428,19 @@ class FlatOptimizer:
     def _cut_where(self, kind: Callable[[str], object]) -> None:
         """Cut the stretches, with their state, where parameters of a different kind begin."""
         self._same_groups = []
-        for group in self.inner.param_groups:
+        for group in self.param_groups:
             pieces: list[torch.Tensor] = []
             for tensor in group["params"]:
                 runs = [list(names) for _, names in groupby(self._held[tensor], kind)]
                 pieces += [tensor] if len(runs) == 1 else self._pieces(tensor, runs)
             group["params"][:] = pieces
         self._held = {
-            tensor: self._held[tensor]
-            for group in self.inner.param_groups
-            for tensor in group["params"]
+            tensor: self._held[tensor] for group in self.param_groups for tensor in group["params"]
         }
 
     def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
         sections = self.flat_parameters.layout.sections
-        state = dict.pop(self.inner.state, tensor, {})
+        state = dict.pop(self.user_optimizer.state, tensor, {})
         sizes = [sum(sections[name].span for name in names) for names in runs]
         pieces: list[torch.Tensor] = []
         start = 0
@@ -443,7 +449,7 @@ class FlatOptimizer:
             self._held[piece] = names
             if state:
                 own = {entry: piece_of_state(entry, v, start, size) for entry, v in state.items()}
-                dict.__setitem__(self.inner.state, piece, own)
+                dict.__setitem__(self.user_optimizer.state, piece, own)
             pieces.append(piece)
             start += size
         return pieces
@@ -466,7 +472,7 @@ class FlatOptimizer:
             return example.to(tensor.device if on_device else "cpu", copy=True)
         if example.is_meta:  # each rank reads its part
             return torch.empty(tensor.shape, dtype=example.dtype, device="meta")
-        if not self.flat:
+        if not self.uses_vectors:
             fits = example.shape == tensor.shape
             target = torch.empty_like(tensor) if fits else torch.empty_like(example)
             return target.to(dtype=example.dtype, device=tensor.device).copy_(example)
@@ -476,7 +482,7 @@ class FlatOptimizer:
         return whole
 
     def _cut(self, entry: str, value: Any, names: list[str], name: str) -> Any:
-        if not self.flat or not is_by_element(entry, value):
+        if not self.uses_vectors or not is_by_element(entry, value):
             return value
         sections = self.flat_parameters.layout.sections
         section = sections[name]

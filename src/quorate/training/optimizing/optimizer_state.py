@@ -63,7 +63,7 @@ class OptimizerState:
         named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
         self._carried = {id(part): name for name, part in named}
         self._scheduled, self._optimizer = scheduled, scheduled.optimizer
-        self._inner = scheduled.optimizer.inner
+        self._user_optimizer = scheduled.optimizer.user_optimizer
         self._frozen = frozen(model)
         self._notes = notes
         # As made by the script: a value made differently at a resume was edited by the user.
@@ -73,7 +73,7 @@ class OptimizerState:
     @property
     def kind(self) -> str:
         """The optimizer as text for people, compared first by a resume."""
-        return type(self._inner).__name__
+        return type(self._user_optimizer).__name__
 
     # --- saving -----------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class OptimizerState:
         encoder = Encoder(self._optimizer.names)
         own: Any = None
         numbers: dict[str, dict[str, Any]] = {}
-        if self._optimizer.flat:
+        if self._optimizer.uses_vectors:
             is_left_out = self._optimizer.is_sharded and not with_sharded
             state = {} if is_left_out else self._optimizer.state()
             for name, entries in state.items():
@@ -101,10 +101,10 @@ class OptimizerState:
                     else:
                         numbers.setdefault(name, {})[entry] = value
         else:
-            own = encoder.encode(self._inner.state_dict(), "optimizer.state_dict()")
+            own = encoder.encode(self._user_optimizer.state_dict(), "optimizer.state_dict()")
         groups = []
         for number, (group, names) in enumerate(
-            zip(self._inner.param_groups, self._optimizer.groups, strict=True)
+            zip(self._user_optimizer.param_groups, self._optimizer.groups, strict=True)
         ):
             where = f"optimizer.param_groups[{number}]"
             values = storable_values(group).items()
@@ -189,12 +189,12 @@ class OptimizerState:
                 by_name = self._optimizer.loadable(entries)
             else:
                 own = decoder.decode(record["optimizer_state"])
-                _require_state_dict(own, self._inner)
+                _require_state_dict(own, self._user_optimizer)
             trees = record.get("optimizer_attributes", {})
             named = {name: decoder.decode(tree) for name, tree in trees.items()}
             self._require_fitting(named)
             decoded = [{k: decoder.decode(v) for k, v in g["values"].items()} for g in groups]
-            for values, group in zip(decoded, self._inner.param_groups, strict=False):
+            for values, group in zip(decoded, self._user_optimizer.param_groups, strict=False):
                 require_like(values, storable_values(group), "a parameter group")
             schedule = decoder.decode(record.get("schedule_state"))
             if schedule is not None and not self._is_edited(record):
@@ -207,21 +207,21 @@ class OptimizerState:
     def load(self, saved: LoadableOptimizer) -> None:
         """Load the result of ``loadable``, except for values now made differently by the script."""
         record = saved.record
-        fresh = [_values(group) for group in self._inner.param_groups]
+        fresh = [_values(group) for group in self._user_optimizer.param_groups]
         # 1. The state and the attributes.
         if saved.by_name is not None:
             self._optimizer.load(saved.by_name)
         else:
             assert saved.own is not None
-            load_into(self._inner, saved.own)
+            load_into(self._user_optimizer, saved.own)
         own = self._attributes()
         for name, value in saved.attributes.items():
             if name in own:
                 put(own[name], value, self._optimizer.names)
-            elif (place := place_of_new(self._inner, name)) is not None:
+            elif (place := place_of_new(self._user_optimizer, name)) is not None:
                 place(value)  # the attribute was created in a step
         # 2. The schedule, restored; or replayed from the schedule that the script makes now.
-        for group, values in zip(self._inner.param_groups, fresh, strict=True):
+        for group, values in zip(self._user_optimizer.param_groups, fresh, strict=True):
             group.update(values)
         edited = self._edited(record)
         scheduler = self._scheduled.scheduler
@@ -233,12 +233,14 @@ class OptimizerState:
         elif self._scheduled.can_replay:
             for _ in range(record["global_step"]):
                 self._scheduled.skip()
-            for keys, group, values in zip(edited, self._inner.param_groups, fresh, strict=True):
+            for keys, group, values in zip(
+                edited, self._user_optimizer.param_groups, fresh, strict=True
+            ):
                 scheduled = {key for key, value in values.items() if not _same(group[key], value)}
                 keys |= {"lr"} | scheduled
         # 3. The values of groups, except those changed by the script or by a replayed schedule.
         for group, saved_values, keys in zip(
-            self._inner.param_groups, saved.groups, edited, strict=False
+            self._user_optimizer.param_groups, saved.groups, edited, strict=False
         ):
             for key, value in saved_values.items():
                 if key not in keys:
@@ -291,7 +293,7 @@ class OptimizerState:
         for name, value in values.items():
             there = own[name].value if name in own else None
             if name not in own:
-                if self._optimizer.flat or place_of_new(self._inner, name) is None:
+                if self._optimizer.uses_vectors or place_of_new(self._user_optimizer, name) is None:
                     raise CheckpointError("optimizer state", f"it has no attribute {name!r:.80}")
             elif isinstance(there, Optimizer):
                 _require_state_dict(value, there)
@@ -309,7 +311,7 @@ class OptimizerState:
 
     def _edited(self, record: Mapping[str, Any]) -> list[set[str]]:
         """Return per group the keys of values that the script makes differently than before."""
-        edited: list[set[str]] = [set() for _ in self._inner.param_groups]
+        edited: list[set[str]] = [set() for _ in self._user_optimizer.param_groups]
         now = self._scheduled.hyperparameters[1:]
         for keys, new, old in zip(
             edited, now, record.get("hyperparameters", now)[1:], strict=False
@@ -329,7 +331,7 @@ class OptimizerState:
 
     def _attributes(self) -> dict[str, Attribute]:
         """Return the attributes beyond those of every optimizer."""
-        return {} if self._optimizer.flat else attributes(self._inner)
+        return {} if self._optimizer.uses_vectors else attributes(self._user_optimizer)
 
     def _mark(self, value: Any) -> str | None:
         """Return a digest of a value, to detect changes; None if the value cannot be saved."""
@@ -350,9 +352,9 @@ class OptimizerState:
         Such state may be a function or a logger, an object with a counter, a variable of the
         script, or an attribute of a parameter.
         """
-        within = optimizers(self._inner)
+        within = optimizers(self._user_optimizer)
         carried = {**self._carried, **{id(o): type(o).__name__ for o in within}}
-        schedule, kind = self._scheduled.scheduler, type(self._inner).__name__
+        schedule, kind = self._scheduled.scheduler, type(self._user_optimizer).__name__
         own = self._attributes().items()
         return kept_beside(
             within if schedule is None else [*within, schedule],

@@ -82,9 +82,9 @@ class Phases:
                 names = loss.trained(model, name)
             scheduled = self._made(choice, name, names)
             for optimizer in (each.optimizer for each in scheduled):
-                if isinstance(optimizer, PartedOptimizer) and not optimizer.flat:
-                    kind = type(optimizer.inner).__name__
-                    is_only = not choice.has_several
+                if isinstance(optimizer, PartedOptimizer) and not optimizer.uses_vectors:
+                    kind = type(optimizer.user_optimizer).__name__
+                    is_only = not choice.has_optimizer_list
                     what = "all updates" if is_only else f"the updates of {kind}"
                     state = "the whole optimizer state" if is_only else "all of its state"
                     notes.add(
@@ -111,18 +111,20 @@ class Phases:
         of = "" if phase is None else f" in phase {phase!r}"
         assignments, made = optimize.assignments, list[ScheduledOptimizer]()
         own: Sequence[Collection[str] | None] = [names]
-        if optimize.has_several:
+        if optimize.has_optimizer_list:
             parameters = trainable(self._over[0])
             trained = {n: p for n, p in parameters.items() if names is None or n in names}
             own = assign(assignments, trained, of)
         for number, (each, names) in enumerate(zip(assignments, own, strict=True)):
             prefix = "" if phase is None else f"{phase}/"
-            prefix += f"{number}/" if optimize.has_several else ""
+            prefix += f"{number}/" if optimize.has_optimizer_list else ""
             shards = optimize.shard_optimizer
             optimizer = self._optimizer(each.optimizer, names, prefix, is_sharded=shards)
-            if names is not None and (optimizer.has_modes or needs_closure(optimizer.inner)):
-                entry = f" for {each.text}" if optimize.has_several else ""
-                got = f"{type(optimizer.inner).__name__}{entry}{of}"
+            if names is not None and (
+                optimizer.has_modes or needs_closure(optimizer.user_optimizer)
+            ):
+                entry = f" for {each.text}" if optimize.has_optimizer_list else ""
+                got = f"{type(optimizer.user_optimizer).__name__}{entry}{of}"
                 expected = "optimizers that step from one gradient, and have one set of weights"
                 raise SettingError("optimizer", got, expected, "take another, Adam for example")
             metric = optimize.schedule_metric
@@ -233,7 +235,7 @@ class Phases:
             for own, _ in saved:
                 tensors |= own
             records[name] = saved[0][1]
-            if self.updates[name].optimize.has_several:
+            if self.updates[name].optimize.has_optimizer_list:
                 facts = self.updates[name].facts()["optimizers"]
                 several = [fact | kept for fact, (_, kept) in zip(facts, saved, strict=True)]
                 records[name] = _record(self._kind(name), optimizers=several)
@@ -276,7 +278,7 @@ class Phases:
         record: Mapping[str, Any],
         path: Path,
     ) -> list[LoadableOptimizer]:
-        several, saved = self.updates[phase].optimize.has_several, record.get("optimizers")
+        several, saved = self.updates[phase].optimize.has_optimizer_list, record.get("optimizers")
         if several != (saved is not None):
             was, now = ("a list of optimizers", "one function")[:: -1 if several else 1]
             fix = "use the same, or choose another run_dir"

@@ -39,8 +39,10 @@ class ScheduledOptimizer:
         clip_norm: float | None = None,
     ) -> None:
         self.optimizer, self.clip_norm = optimizer, clip_norm
-        groups = [_plain(values_of(group)) for group in optimizer.inner.param_groups]
-        self.scheduler = None if schedule is None else scheduler_of(schedule, optimizer.inner)
+        groups = [_plain(values_of(group)) for group in optimizer.param_groups]
+        self.scheduler = (
+            None if schedule is None else scheduler_of(schedule, optimizer.user_optimizer)
+        )
         self.metric = metric_of(self.scheduler, metric)  # followed by the schedule, if any
         # As set by the script: the schedule's first, then those of each group of parameters.
         self.hyperparameters = [

@@ -191,7 +191,7 @@ class Update:
         # 5. Clip, and step the optimizers.
         self._clip(mean)
         for each in self.scheduled:
-            if each.optimizer.flat and has_step_hooks(each.optimizer.inner):
+            if each.optimizer.uses_vectors and has_step_hooks(each.optimizer.user_optimizer):
                 result.remarks.append(LATE_HOOK)
             try:
                 with _on_cores(each.optimizer):
@@ -286,7 +286,7 @@ class Update:
                 with intra_op_threads(1):  # as in ``apply``
                     mean = self._mean(moved, ())
                 if not mean.is_finite:
-                    name = type(optimizer.inner).__name__
+                    name = type(optimizer.user_optimizer).__name__
                     raise NotFiniteError(
                         f"the loss or its gradient is not finite where {name} moved the "
                         f"parameters in update {n}",
@@ -308,7 +308,7 @@ class Update:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about updates that a checkpoint records, for a resume to compare."""
-        if not self.optimize.has_several:
+        if not self.optimize.has_optimizer_list:
             return self.scheduled[0].facts()
         several = [{"clip_norm": each.clip_norm, **each.facts()} for each in self.scheduled]
         return {"optimizers": several}
@@ -336,5 +336,5 @@ class Update:
 
 def _on_cores(*optimizers: FlatOptimizer) -> AbstractContextManager[None]:
     """Return a context with several cores, if optimizers work element by element."""
-    cores = min(each.cores if each.flat else 1 for each in optimizers)
+    cores = min(each.cores if each.uses_vectors else 1 for each in optimizers)
     return intra_op_threads(cores) if cores > 1 else _SAME_CORES

@@ -68,7 +68,12 @@ class PartedOptimizer(FlatOptimizer):
         Raises:
             ServerError: a process ended in the middle of the update.
         """
-        if not self.flat or closure is not None or gradient.segment is None or gradient.rows:
+        if (
+            not self.uses_vectors
+            or closure is not None
+            or gradient.segment is None
+            or gradient.rows
+        ):
             super().step(gradient, missing, closure)
             return
         self.require_same_groups()
@@ -85,7 +90,7 @@ class PartedOptimizer(FlatOptimizer):
         # it.
         for tensor in self._held:
             tensor.grad = None
-        self.inner.step()
+        self.user_optimizer.step()
 
     def close(self) -> None:
         """End the processes. All of the state is in this process."""
@@ -121,7 +126,7 @@ class PartedOptimizer(FlatOptimizer):
         """Return the message about the state of the tensors of a part."""
         assert self._memory is not None
         return [
-            self._memory.told(dict.get(self.inner.state, tensor, {}), tensor, names[0])
+            self._memory.told(dict.get(self.user_optimizer.state, tensor, {}), tensor, names[0])
             for tensor, names in self._of(part)
         ]
 
@@ -129,7 +134,7 @@ class PartedOptimizer(FlatOptimizer):
         """Apply the answer of a part: its state after an update."""
         assert self._memory is not None
         for (tensor, names), told in zip(self._of(part), said, strict=True):
-            mine = dict.setdefault(self.inner.state, tensor, {})
+            mine = dict.setdefault(self.user_optimizer.state, tensor, {})
             for entry, value in self._memory.entries(told, tensor, names[0]).items():
                 if isinstance(mine.get(entry), torch.Tensor) and isinstance(value, torch.Tensor):
                     if mine[entry].data_ptr() != value.data_ptr():
@@ -184,14 +189,14 @@ class PartedOptimizer(FlatOptimizer):
         said: list[Told],
     ) -> list[Told]:
         assert self._memory is not None
-        for group, values in zip(self.inner.param_groups, groups, strict=True):
+        for group, values in zip(self.param_groups, groups, strict=True):
             put_values(group, values)
         own = self._of(part)
         for (tensor, names), told in zip(own, said, strict=True):
-            dict.pop(self.inner.state, tensor, None)
+            dict.pop(self.user_optimizer.state, tensor, None)
             if told:
                 entries = self._memory.entries(told, tensor, names[0])
-                dict.__setitem__(self.inner.state, tensor, entries)
+                dict.__setitem__(self.user_optimizer.state, tensor, entries)
         super().step(gradient, {*missing, *others})
         return self._told(part)
 

@@ -45,15 +45,15 @@ class ServedOptimizer(SpreadOptimizer):
 
     def __init__(self, factory: OptimizerFactory, model: torch.nn.Module, parameters: Flat) -> None:
         super().__init__(factory, model, parameters)
-        if not self.flat:
+        if not self.uses_vectors:
             expected = "none: this optimizer does not work element by element, and so not in slices"
             fix = "leave servers out, or take one that does, torch.optim.AdamW for example"
-            raise SettingError("servers", type(self.inner).__name__, expected, fix)
+            raise SettingError("servers", type(self.user_optimizer).__name__, expected, fix)
         self._servers: Servers | None = None  # None: the coordinator has everything
         self._average: Average | None = None
         self._is_home = True  # whether the coordinator's parameters and averages are current
         self._added: list[dict[str, Any]] = []  # the servers' results for the newest sum
-        self.inner.state = LentStates(self._state_of, self.lend)
+        self.user_optimizer.state = LentStates(self._state_of, self.lend)
 
     # --- to the servers, and back -----------------------------------------------------------------
 
@@ -88,14 +88,14 @@ class ServedOptimizer(SpreadOptimizer):
                     "layout": layout.described(),
                     "server": [number, servers.count],
                     "ema_decay": None if average is None else average.decay,
-                    "optimizer": type(self.inner).__name__,
+                    "optimizer": type(self.user_optimizer).__name__,
                     "groups": groups,
                     "state": listing,
                 }
             )
         servers.renew(made, images)
         self._is_home, self.is_lent = True, False
-        dict.clear(self.inner.state)
+        dict.clear(self.user_optimizer.state)
 
     def show(self) -> None:
         """Let workers compute from the servers' parameters: no change was made here."""
@@ -197,7 +197,7 @@ class ServedOptimizer(SpreadOptimizer):
         groups = [*map(sent_values, self.param_groups)]
         step = {"kind": "step", "missing": sorted(missing), "groups": groups}
         self._servers.renew([{**step, "factor": gradient.factor}] * self._servers.count)
-        self.inner.step()  # no tensor has a gradient: only a schedule counts it
+        self.user_optimizer.step()  # no tensor has a gradient: only a schedule counts it
 
     def add_to_average(self, average: Average, n: int) -> None:
         """Let servers add update n to their averages. Blocks."""

@@ -75,13 +75,15 @@ class SlicedOptimizer(SpreadOptimizer):
         super().__init__(factory, model, parameters, names, prefix)
         self._exchange, self._ranks = exchange, exchange.ranks
         self.partition, self.owner = exchange.partition, exchange.ranks.rank
-        self.is_sharded = is_sharded and self.flat
-        self.slice: SliceState | None = None  # of this rank; None: all of the state is in ``inner``
+        self.is_sharded = is_sharded and self.uses_vectors
+        self.slice: SliceState | None = (
+            None  # of this rank; None: all of the state is in ``user_optimizer``
+        )
         self._is_alone = False
         self._noted: list[Any] = []
         self._unread: Path | None = None  # the file of loaded state that is still on "meta"
         if self.is_sharded:
-            self.inner.state = LentStates(self._state_of, self.lend)
+            self.user_optimizer.state = LentStates(self._state_of, self.lend)
             exchange.ranks.methods |= {
                 f"gather {prefix}": self.gather,
                 f"take_part {prefix}": self.take_part,
@@ -156,7 +158,7 @@ class SlicedOptimizer(SpreadOptimizer):
         else:
             self.require_same_groups()
             self._own().update(gradient, missing, map(sent_values, self.param_groups))
-            self.inner.step()  # no tensor has a gradient: only a schedule counts it
+            self.user_optimizer.step()  # no tensor has a gradient: only a schedule counts it
 
     def publish(self) -> None:
         """Send the parameters of this rank's slices to all ranks. All ranks call. Blocks."""
@@ -171,23 +173,23 @@ class SlicedOptimizer(SpreadOptimizer):
         return self.slice is not None and not self.is_lent
 
     def _own(self) -> SliceState:
-        """Return the state of this rank's slice, made from ``inner`` at the first call.
+        """Return the state of this rank's slice, made from ``user_optimizer`` at the first call.
 
-        State of ``inner`` is cut into pieces, and removed from ``inner``.
+        State of ``user_optimizer`` is cut into pieces, and removed from ``user_optimizer``.
         """
         if self.slice is None:
             rank, groups = self.owner, map(storable_values, self.param_groups)
             pieces = self._pieces_of(rank)
             values = self.partition.views(self.flat_parameters, rank)
             self.slice = SliceState(
-                type(self.inner),
+                type(self.user_optimizer),
                 zip(self.groups, groups, strict=True),
                 pieces,
                 Flat(self.partition.layout(rank), values),
                 self.elements,
             )
             self.slice.put(of_pieces(self.state(), pieces))
-            dict.clear(self.inner.state)
+            dict.clear(self.user_optimizer.state)
         return self.slice
 
     def _pieces_of(self, rank: int) -> list[Piece]:
@@ -258,7 +260,7 @@ class SlicedOptimizer(SpreadOptimizer):
                 rank 0, and the rows.
         """
         ranks, whole = self._ranks, self.state()
-        dict.clear(self.inner.state)
+        dict.clear(self.user_optimizer.state)
         self.slice = None
         own = self._own()
         part = outlined(listing, self.partition.whole.sections)
@@ -286,7 +288,7 @@ class SlicedOptimizer(SpreadOptimizer):
         try:
             yield
         finally:
-            dict.clear(self.inner.state)
+            dict.clear(self.user_optimizer.state)
 
     @property
     def is_large(self) -> bool:
@@ -327,7 +329,7 @@ class SlicedOptimizer(SpreadOptimizer):
 
     def note_state(self) -> None:
         """Note the state that each rank holds by itself, before user code runs."""
-        self._noted = [] if self.is_sharded else marks(self.inner.state)
+        self._noted = [] if self.is_sharded else marks(self.user_optimizer.state)
 
     def require_same_state(self) -> None:
         """Check that user code has not changed, on this rank alone, state held by every rank.
@@ -335,11 +337,14 @@ class SlicedOptimizer(SpreadOptimizer):
         Raises:
             UserError: user code has changed such state.
         """
-        if not self.is_sharded and not self._is_alone and marks(self.inner.state) != self._noted:
+        if (
+            not self.is_sharded
+            and not self._is_alone
+            and marks(self.user_optimizer.state) != self._noted
+        ):
             raise UserError(
                 "optimizer",
-                f"the state of {type(self.inner).__name__} was changed between updates, but each "
-                "rank holds "
-                "its own part of the state",
+                f"the state of {type(self.user_optimizer).__name__} was changed between updates, "
+                "but each rank holds its own part of the state",
                 fix="change the state in the optimizer's step(), or pass engine='processes'",
             )

@@ -56,7 +56,7 @@ class SpreadOptimizer(FlatOptimizer, ABC):
         try:
             yield
         finally:
-            dict.clear(self.inner.state)
+            dict.clear(self.user_optimizer.state)
 
     def lend(self) -> None:
         """Fetch the state when user code accesses the state between updates. Blocks."""

@@ -90,7 +90,7 @@ def _without_optimizer(state: State) -> str | None:
     others = {
         id(parameter)
         for each in optimizers
-        for inner in _optimizers_within(each.inner)
+        for inner in _optimizers_within(each.user_optimizer)
         for group in inner.param_groups
         for parameter in group["params"]
     }

@@ -1,7 +1,7 @@
 """A step of a loss over the whole batch: from representations of all shards to one gradient.
 
     main job     each shard: forward                                   Representing
-    here         all rows: the loss, its gradient by representations   Contrast
+    here         all rows: the loss, its gradient by representations   LocalBatchLoss
     inner job    each shard: forward again, backward of its part       BackThrough
     here         ordered sum, plus the loss's own gradient of parameters; then the usual update
 
@@ -29,19 +29,19 @@ from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.second_pass import ApplyParts, SecondPass, at_root
 from quorate.training.state import State
-from quorate.training.whole_batch.contrasted import Contrast, Contrasted
 from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
+from quorate.training.whole_batch.local_batch_loss import BatchLossResult, LocalBatchLoss
 from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")
 
 
 class BatchLoss(Protocol):
-    """Computes the loss over a batch: ``Contrast``, or ``ContrastOnRanks``."""
+    """Computes the loss over a batch: ``LocalBatchLoss``, or ``RankBatchLoss``."""
 
     def __call__(
         self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
-    ) -> Contrasted:
+    ) -> BatchLossResult:
         """Return the loss, with gradients for the shards that this process computes again."""
 
     def add_to(self, gradient: Flat, own: Tensors) -> None:
@@ -54,12 +54,12 @@ class UpdateOfWholeBatch:
 
     Args:
         plan: the plan of the loop.
-        contrast: computes the loss.
+        batch_loss: computes the loss.
         second_pass: computes shards again.
     """
 
     plan: Plan
-    contrast: BatchLoss
+    batch_loss: BatchLoss
     second_pass: SecondPass
 
     def __call__(self, ready: ReadyStep, update: ApplyParts[T]) -> T:
@@ -74,31 +74,31 @@ class UpdateOfWholeBatch:
         if leaves == 1:
             return update(ready.parts)
         shards = tree_sum(ready.parts, leaves, ShardSum.add).represented
-        contrasted = self.contrast(step, shards, rows, training=True)
+        result = self.batch_loss(step, shards, rows, training=True)
         made: list[T] = []
 
         def add(total: ShardSum) -> None:
-            made.append(update(at_root(self._with(total, contrasted), leaves)))
+            made.append(update(at_root(self._with(total, result), leaves)))
 
-        gradients = of_shards(contrasted, plan, step)
+        gradients = of_shards(result, plan, step)
         self.second_pass(BackThrough, step, add, gradients=gradients)
         return made[0]
 
-    def _with(self, total: ShardSum, contrasted: Contrasted) -> ShardSum:
+    def _with(self, total: ShardSum, result: BatchLossResult) -> ShardSum:
         """Return a step's sum with the loss of the whole batch, and its gradient by parameters."""
-        if contrasted.of_parameters:
+        if result.of_parameters:
             assert total.gradient is not None
             # After the ordered sum, once: the order of additions is the same on any workers. The
             # product is rounded before the addition: a kernel that does both at once may round
             # differently at the end of a vector, and vectors end at other places on ranks, which
             # have slices of them.
-            own = {name: g * total.weight for name, g in contrasted.of_parameters.items()}
+            own = {name: g * total.weight for name, g in result.of_parameters.items()}
             with torch.no_grad():
-                self.contrast.add_to(total.gradient, own)
-        return _with_loss(total, contrasted)
+                self.batch_loss.add_to(total.gradient, own)
+        return _with_loss(total, result)
 
 
-def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensors]:
+def of_shards(result: BatchLossResult, plan: Plan, step: int) -> dict[int, Tensors]:
     """Return the gradients to propagate back through each shard of a step.
 
     A shard is weighted by its rows, and the sum divided by all rows.
@@ -106,15 +106,15 @@ def of_shards(contrasted: Contrasted, plan: Plan, step: int) -> dict[int, Tensor
     rows = plan.batch_rows(step)
     return {
         shard: {n: g * (rows / len(plan.shard(step, shard))) for n, g in own.items()}
-        for shard, own in contrasted.gradients.items()
+        for shard, own in result.gradients.items()
     }
 
 
-def _with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
+def _with_loss(total: ShardSum, result: BatchLossResult) -> ShardSum:
     """Return a step's sum with the loss of the whole batch, instead of values from shards."""
-    outcome = contrasted.outcome
+    outcome = result.outcome
     if total.missing is not None:
-        total.missing -= contrasted.of_parameters.keys()
+        total.missing -= result.of_parameters.keys()
     total.metrics = replace(outcome, weight=total.weight).weighted()
     total.totals = outcome.totals
     if outcome.denominators is not None:
@@ -124,34 +124,34 @@ def _with_loss(total: ShardSum, contrasted: Contrasted) -> ShardSum:
     return total
 
 
-def kind_of_training(workers: WorkerGroup) -> type[Training]:
+def training_job_class(workers: WorkerGroup) -> type[Training]:
     """Return the kind of job that workers compute first for each shard."""
     return Training if workers.config.gather is None else Representing
 
 
-def kind_of_evaluation(workers: WorkerGroup) -> type[Evaluation]:
+def evaluation_job_class(workers: WorkerGroup) -> type[Evaluation]:
     """Return the kind of job that workers compute for each shard of an evaluation."""
     return Evaluation if workers.config.gather is None else RepresentingInEvaluation
 
 
-def contrast_of(workers: WorkerGroup, state: State, source: Source) -> Contrast | None:
+def batch_loss_of(workers: WorkerGroup, state: State, source: Source) -> LocalBatchLoss | None:
     """Return the computation of the loss over whole batches in training; None without such a loss.
 
     Raises:
         SettingError: the optimizer needs a step's gradient again.
     """
-    contrast = _contrast(workers, state, source, state.parameters)
-    if contrast is None:
+    batch_loss = _local_batch_loss(workers, state, source, state.parameters)
+    if batch_loss is None:
         return None
-    inner = state.optimizer.inner
-    if needs_closure(inner):
+    user_optimizer = state.optimizer.user_optimizer
+    if needs_closure(user_optimizer):
         raise SettingError(
             "optimizer",
-            type(inner).__name__,
+            type(user_optimizer).__name__,
             "one that steps from one gradient, as the loss is a Gather",
             "take one that needs no closure",
         )
-    return contrast
+    return batch_loss
 
 
 def made_whole(
@@ -162,29 +162,29 @@ def made_whole(
     Args:
         parameters: the parameters to evaluate.
     """
-    contrast = _contrast(workers, state, source, parameters)
-    if contrast is None:
+    batch_loss = _local_batch_loss(workers, state, source, parameters)
+    if batch_loss is None:
         return lambda _, total: total
 
     def whole(step: int, total: ShardSum) -> ShardSum:
         rows = source.plan.batch_rows(step)
-        outcome = contrast(step, total.represented, rows, training=False).outcome
+        outcome = batch_loss(step, total.represented, rows, training=False).outcome
         metrics, totals = outcome.weighted(), outcome.totals
         return ShardSum(outcome.weight, metrics, totals=totals, denominators=outcome.denominators)
 
     return whole
 
 
-def _contrast(
+def _local_batch_loss(
     workers: WorkerGroup, state: State, source: Source, parameters: Flat
-) -> Contrast | None:
+) -> LocalBatchLoss | None:
     gather, config = workers.config.gather, workers.config
     if gather is None:
         return None
     if kept := workers.replicas.totals.kept:
         got, expected = ", ".join(kept), "functions of counts, as the loss is a Gather"
         raise SettingError("totals", got, expected, "have contrast return them as metrics")
-    return Contrast(
+    return LocalBatchLoss(
         gather,
         state.model,
         parameters,

@@ -29,7 +29,7 @@ from quorate.replica.whole_batch.represented import Represented, Tensors, cut, j
 from quorate.training.replicas import ReplicaFactory
 
 
-class Contrasted(NamedTuple):
+class BatchLossResult(NamedTuple):
     """The loss over a batch, and its gradients."""
 
     outcome: LossResult
@@ -37,7 +37,7 @@ class Contrasted(NamedTuple):
     of_parameters: Tensors  # with respect to the model's parameters, where the loss uses them
 
 
-class Contrast:
+class LocalBatchLoss:
     """The computation of the loss of a batch.
 
     Args:
@@ -73,7 +73,7 @@ class Contrast:
 
     def __call__(
         self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
-    ) -> Contrasted:
+    ) -> BatchLossResult:
         """Return the loss of a batch, in training with its gradients.
 
         Args:
@@ -112,7 +112,7 @@ class Contrast:
             totals = self._replicas.totals.wanted
             outcome = read(returned, rows=rows, training=training, totals=totals)
             if not training:
-                return Contrasted(outcome, {}, {})
+                return BatchLossResult(outcome, {}, {})
             if outcome.weight == 0 or outcome.multiplier == 0:
                 raise LossError(
                     "weight",
@@ -131,7 +131,7 @@ class Contrast:
                 "no_grad()",
             )
         by_shard = dict(enumerate(cut(of_rows, shards)))
-        return Contrasted(outcome, by_shard, _named(own, found[len(wanted) :]))
+        return BatchLossResult(outcome, by_shard, _named(own, found[len(wanted) :]))
 
     @staticmethod
     def add_to(gradient: Flat, own: Tensors) -> None:

@@ -2,7 +2,7 @@
 
     each rank    forward of the rank's shards                      RankWorker._represented
     to rank 0    all representations
-    rank 0       loss of all rows, gradient by representations     Contrast
+    rank 0       loss of all rows, gradient by representations     LocalBatchLoss
     from rank 0  to each rank, the gradient by representations of the rank's shards;
                  to all ranks, the loss and the loss's own gradient by parameters
     each rank    forward again, backward from the received gradient; the usual exchange
@@ -28,28 +28,28 @@ from quorate.replica.loss_terms import Denominators
 from quorate.replica.whole_batch.represented import Represented, Tensors
 from quorate.training.optimizing.entries import in_memory_order
 from quorate.training.optimizing.not_finite import are_finite
-from quorate.training.whole_batch.contrasted import Contrast, Contrasted
+from quorate.training.whole_batch.local_batch_loss import BatchLossResult, LocalBatchLoss
 
 T = TypeVar("T")
 
 
-class ContrastOnRanks:
+class RankBatchLoss:
     """The computation of the loss of a batch on ranks: see ``BatchLoss``. All ranks call.
 
     Args:
-        contrast: computes the loss; called on rank 0 alone.
+        batch_loss: computes the loss; called on rank 0 alone.
         exchange: the exchange of gradients among the ranks.
         beside: runs user code in the thread that computes shards: ``RankWorker.beside``.
     """
 
     def __init__(
-        self, contrast: Contrast, exchange: GradientExchange, beside: Callable[..., Any]
+        self, batch_loss: LocalBatchLoss, exchange: GradientExchange, beside: Callable[..., Any]
     ) -> None:
-        self._contrast, self._exchange, self._beside = contrast, exchange, beside
+        self._batch_loss, self._exchange, self._beside = batch_loss, exchange, beside
 
     def __call__(
         self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
-    ) -> Contrasted:
+    ) -> BatchLossResult:
         """Return the loss of a batch, with the gradients of this rank's shards. Blocks.
 
         Args:
@@ -68,25 +68,25 @@ class ContrastOnRanks:
         outcome = LossResult(torch.tensor(metrics["loss"]), metrics, weight, totals)
         if denominators is not None:
             outcome.denominators = Denominators(*denominators)
-        return Contrasted(outcome, gradients, of_parameters)
+        return BatchLossResult(outcome, gradients, of_parameters)
 
     def _lead(
         self, step: int, shards: Sequence[Represented], rows: int, training: bool
     ) -> list[Any]:
         """Compute the loss from all representations, and return the message for each rank."""
         dealt = self._exchange.dealt(len(shards))
-        contrasted = or_error(
+        result = or_error(
             lambda: self._beside(
-                lambda _replica, _stream: self._contrast(step, shards, rows, training=training),
+                lambda _replica, _stream: self._batch_loss(step, shards, rows, training=training),
                 at=("forward", step, 0),  # for the status: user code may hang, as in a shard
             )
         )
-        if isinstance(contrasted, Exception):
-            return [contrasted] * len(dealt)
-        loss, gradients = contrasted.outcome, contrasted.gradients
+        if isinstance(result, Exception):
+            return [result] * len(dealt)
+        loss, gradients = result.outcome, result.gradients
         own = loss.denominators
         denominators = None if own is None else [own.weights, own.terms]
-        same = [loss.metrics, loss.weight, loss.totals, denominators, contrasted.of_parameters]
+        same = [loss.metrics, loss.weight, loss.totals, denominators, result.of_parameters]
         by_rank = [range(0) if node is None else leaves(node, len(shards)) for node in dealt]
         return [[*same, {shard: gradients[shard] for shard in numbers}] for numbers in by_rank]
 

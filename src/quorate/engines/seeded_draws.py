@@ -8,7 +8,7 @@ from quorate.coordination.plan import Plan
 from quorate.replica.streams import Stream
 
 
-class drawing:  # noqa: N801
+class seeded_draws:  # noqa: N801
     """Within the block this thread's draws from torch depend on the seed and the update count.
 
     Args:
