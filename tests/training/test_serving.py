@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from quorate.engines.partition import Partition
 from quorate.engines.servers import Answer, Image, RemoteGradient, Told, as_image
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
+from quorate.services.checkpoints.files import record_of
+from quorate.services.checkpoints.writer import write
 from quorate.training.optimizing.optimize import Optimize
+from quorate.training.owners import slice_files
 from quorate.training.owners.served_optimizer import ServedOptimizer
+from quorate.training.owners.server_saves import ServerSaves
 from quorate.training.owners.server_slice import Slice
+from quorate.training.saved_state import contents, load, loadable
 from quorate.training.state import State
 
 CPU = torch.device("cpu")
@@ -59,17 +66,22 @@ class ServersHere:
         return self._images
 
 
+def new_state(*, served: bool) -> State:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 700), nn.Linear(700, 300).double())  # four blocks each
+    model.append(nn.Conv2d(70, 80, 3)).to(memory_format=torch.channels_last)  # not row by row
+    optimize = Optimize(lambda own: torch.optim.Adam(own, lr=0.1), clip_norm=0.5, ema_decay=0.9)
+    options: dict[str, Any] = {"optimize": {None: optimize}, "served": served}
+    return State(model, CPU, shared=False, loss=lambda *_: None, **options)
+
+
 def trained(count: int) -> list[torch.Tensor]:
     """Return parameters, averages and momenta after an update by each shard, in a mixed order.
 
     Args:
         count: the number of servers; 0: none.
     """
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(300, 700), nn.Linear(700, 300).double())  # four blocks each
-    optimize = Optimize(lambda own: torch.optim.Adam(own, lr=0.1), clip_norm=0.5, ema_decay=0.9)
-    options: dict[str, Any] = {"optimize": {None: optimize}, "served": count > 0}
-    state = State(model, CPU, shared=False, loss=lambda *_: None, **options)
+    state = new_state(served=count > 0)
     servers, layout = ServersHere(count), state.parameters.layout
     gradients = [layout.new(CPU) for _ in range(SHARDS)]
     for vector in (vector for gradient in gradients for vector in gradient.vectors):
@@ -106,3 +118,49 @@ def trained(count: int) -> list[torch.Tensor]:
 def test_updates_by_shard_have_the_bits_of_updates_without_servers(count: int) -> None:
     for served, expected in zip(trained(count), trained(0), strict=True):
         assert torch.equal(served, expected)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
+    sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slice_files, "GATHERED_BYTES", 0)
+    if not sees:
+        monkeypatch.setattr(slice_files, "sign", lambda *_: "it does not see it")
+        monkeypatch.setattr(slice_files, "sees", lambda *_: False)
+    state, said = new_state(served=True), list[str]()
+    servers, optimizer = ServersHere(3), state.optimizer
+    assert isinstance(optimizer, ServedOptimizer)
+    optimizer.begin(servers, state.average)
+    gradient = state.parameters.layout.new(CPU)
+    for vector in gradient.vectors:
+        vector.normal_()
+    servers.take(0, gradient)
+    servers.keep(0, 0, 0, 1)
+    total = ShardSum(2.0, {"loss": 1.0}, RemoteGradient(0, 0), missing=frozenset())
+    assert state.update.apply([((0, 0), total)], shards=1, present=1).not_finite is None
+    facts = {"epoch": 0, "seed": 0, "shards": 1, "batch_size": 1, "rows": 9, "shuffle": False}
+    facts |= {"update": "sync", "account": state.account(), "ema_decay": 0.9}
+    state.saves = ServerSaves(optimizer, servers, said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "fetch", None)  # no value comes to the coordinator
+        path = write(tmp_path, contents(state, facts))
+    assert len(said) == (0 if sees else 3)
+    found = load_file(path / slice_files.OPTIMIZER)
+    optimizer.end()
+    expected = {f"{e}.{n}": v for n, own in optimizer.state().items() for e, v in own.items()}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    # Read by servers; then all of the state in this process.
+    for begins in (True, False):
+        later = new_state(served=True)
+        own = later.optimizer
+        load(loadable(path, record_of(path), later), later)
+        assert isinstance(own, ServedOptimizer)
+        assert own.unread is not None
+        if begins:
+            own.begin(ServersHere(2), later.average)
+            own.end()
+        with own.whole():
+            read = {f"{e}.{n}": v for n, each in own.state().items() for e, v in each.items()}
+        assert all(torch.equal(read[key], value) for key, value in expected.items())

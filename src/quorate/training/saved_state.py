@@ -184,8 +184,8 @@ def loadable(path: Path, record: dict[str, Any], state: State) -> ParsedCheckpoi
         except CheckpointError as error:
             raise MisfitError(path, error) from error
     beside, more = shared_values.read(path, record)
-    # Ranks read the large ones.
-    large = [each.is_by_element for each in state.phases.sharded if each.is_large]
+    # Owners read the large ones.
+    large = [each.is_by_element for each in state.phases.spread if each.is_large]
     moments = tensors(path, record, OPTIMIZER, lambda key: any(is_left(key) for is_left in large))
     return ParsedCheckpoint(
         saved,
@@ -204,7 +204,7 @@ def load(saved: ParsedCheckpoint, state: State) -> None:
     take_weights(saved.weights, state)
     state.phases.load(saved.optimizer)
     if saved.file is not None:
-        for optimizer in state.phases.sharded:
+        for optimizer in state.phases.spread:
             optimizer.leave_unread(saved.file)
     if (amendments := saved.record.get("amendments")) is not None:
         state.model_edits.load(amendments)

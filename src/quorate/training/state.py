@@ -23,7 +23,7 @@ from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.phases import Phases
-from quorate.training.owners.saves import Saves
+from quorate.training.owners.saves import RankSaves, Saves
 from quorate.training.owners.served_optimizer import ServedOptimizer
 
 
@@ -97,7 +97,7 @@ class State:
             parts=parts,
         )
         self.update = next(iter(self.phases.updates.values()))  # of the phase under way
-        self.saves: Saves | None = None  # of a loop whose ranks each have a part of the state
+        self.saves: Saves | None = None  # of a loop whose owners each have a part of the state
         self.model_edits = ModelEdits(model, self.parameters, mutable_frozen, notes)
 
     @property
@@ -145,7 +145,7 @@ class State:
             say: see ``Saves``.
         """
         if sharded := self.phases.sharded:
-            self.saves = Saves(ranks, sharded, say)
+            self.saves = RankSaves(ranks, sharded, say)
         return self.saves
 
     def leave_ranks(self) -> None:

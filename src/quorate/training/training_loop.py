@@ -117,7 +117,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
         )
         batch_loss = batch_loss_of(workers, state, source)
         update = StepUpdate(workers, state, source, second_pass, batch_loss)
-        server_sync = server_sync_of(state, unobserved)
+        server_sync = server_sync_of(state, unobserved, say)
         if server_sync is not None:
             stack.enter_context(closing(server_sync))
         channel = stack.enter_context(closing(transport.open(job)))

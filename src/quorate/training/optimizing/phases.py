@@ -36,6 +36,7 @@ from quorate.training.optimizing.update import Update
 from quorate.training.owners.parted_optimizer import PartedOptimizer
 from quorate.training.owners.served_optimizer import ServedOptimizer
 from quorate.training.owners.sliced_optimizer import SlicedOptimizer
+from quorate.training.owners.spread_optimizer import SpreadOptimizer
 
 
 class Phases:
@@ -159,6 +160,11 @@ class Phases:
     def optimizers(self) -> list[FlatOptimizer]:
         """The optimizers of all phases, in order."""
         return [each.optimizer for update in self.updates.values() for each in update.scheduled]
+
+    @property
+    def spread(self) -> list[SpreadOptimizer]:
+        """The optimizers whose state ranks or servers may have."""
+        return [each for each in self.optimizers if isinstance(each, SpreadOptimizer)]
 
     @property
     def of_ranks(self) -> list[SlicedOptimizer]:

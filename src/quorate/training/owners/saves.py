@@ -1,4 +1,6 @@
-"""Saves: a checkpoint of a state spread over all ranks, written by all ranks at once.
+"""Saves: a checkpoint of a state spread over ranks or servers, written by all of them at once.
+
+The leader is rank 0, or the coordinator of servers. With ranks:
 
 1. Rank 0 collects the descriptions of all entries, and creates the files at full size: see
    ``draft``.
@@ -9,6 +11,9 @@
 3. Training continues, and a thread of each rank flushes the file to disk. After all ranks have
    flushed, rank 0 reads the files for the checksums, writes the marker, and renames the checkpoint
    into place.
+
+Servers write in the same way, each when the coordinator asks for its part. The coordinator flushes
+the file for servers of its own host; any other server flushes the file before the answer.
 """
 
 from __future__ import annotations
@@ -19,12 +24,13 @@ import secrets
 import shutil
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from quorate.engines.collective.rank_control import RankControl
 from quorate.machine import this_host
@@ -35,45 +41,39 @@ from quorate.training.owners import slice_files
 from quorate.training.owners.slice_files import Row, Rows, StateFile
 from quorate.training.owners.slice_state import SliceState
 from quorate.training.owners.sliced_optimizer import SlicedOptimizer
+from quorate.training.owners.spread_optimizer import SpreadOptimizer
 
 Trouble = tuple[int, str]  # of a rank: errno and text
 
 
-class Saves:
-    """The part of this rank in saves. Every rank has one object.
+class Saves(ABC):
+    """The saves of a run whose state owners of slices have.
 
     Args:
-        ranks: the connections to all ranks.
-        optimizers: this rank's optimizers with a slice of their state.
-        say: shows a line to the user; used on rank 0.
+        optimizers: the optimizers with a state spread over the owners.
+        say: shows a line to the user; used by the leader.
     """
+
+    owner: ClassVar[str]  # the kind of the owners, for messages
+    leader: ClassVar[str]  # the process that fills the rest of the files, for messages
 
     def __init__(
         self,
-        ranks: RankControl,
-        optimizers: Sequence[SlicedOptimizer],
+        optimizers: Sequence[SpreadOptimizer],
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._ranks, self._optimizers = ranks, optimizers
-        self._say = say
-        self._writes: list[bool] | None = None  # whether each rank can write; None: not known yet
-        ranks.methods |= {
-            "describe": self._describe,
-            "sign": self._sign,
-            "fill": self._fill_part,
-        }
+        self._optimizers, self._say = optimizers, say
+        self._writes: list[bool] | None = None  # whether each owner can write; None: not known yet
 
     @property
     def are_by_all(self) -> bool:
-        """True if all ranks are to write the state together."""
+        """True if all owners are to write the state together."""
         return all(each.is_away and each.is_large for each in self._optimizers)
 
-    # --- rank 0 -----------------------------------------------------------------------------------
-
     def rehearse(self, run_dir: Path) -> None:
-        """Test which ranks can write checkpoints of a run. Blocks.
+        """Test which owners can write checkpoints of a run. Blocks.
 
-        An error of rank 0 itself is ignored: the first save raises the error.
+        An error of the leader itself is ignored: the first save raises the error.
         """
         folder = run_dir / "checkpoints"
         with suppress(OSError):
@@ -85,30 +85,28 @@ class Saves:
                 shutil.rmtree(own, ignore_errors=True)
 
     def _rehearse(self, folder: Path) -> list[bool]:
-        """Let each rank sign a new file; return by rank whether rank 0 sees the signature.
+        """Let each owner sign a new file; return by owner whether the leader sees the signature.
 
-        A rank reads a new random token from the file, and writes the token in reverse: a rank that
-        sees a different file finds no such token.
+        An owner reads a new random token from the file, and writes the token in reverse: an owner
+        that sees a different file finds no such token.
         """
         token, path = secrets.token_bytes(16), folder.resolve() / "token"
         with path.open("xb") as file:
             file.write(token)
             file.flush()
             os.fsync(file.fileno())
-        self._ranks.tell("sign", str(path), token)
-        answers = self._ranks.gather("")
-        writes = [True]
+        writes = []
+        answers = self._sign_all(str(path), token)
         with path.open("rb") as file:
-            for rank in range(1, self._ranks.size):
-                file.seek(rank * slice_files.BLOCK_BYTES)
-                why = answers[rank]
-                if not why and file.read(len(token)) != token[::-1]:
-                    why = f"rank 0 does not see what rank {rank} writes there"
+            for number, (place, why) in enumerate(answers):
+                file.seek(place * slice_files.BLOCK_BYTES)
+                if place and not why and file.read(len(token)) != token[::-1]:
+                    why = f"{self.leader} does not see what {self.owner} {number} writes there"
                 writes.append(not why)
                 if why:
                     self._say(
-                        f"{folder.parent}: {why}; rank 0 receives and writes the part of rank "
-                        f"{rank} in each checkpoint"
+                        f"{folder.parent}: {why}; {self.leader} receives and writes the part of "
+                        f"{self.owner} {number} in each checkpoint"
                     )
         path.unlink()
         self._writes = writes
@@ -116,12 +114,12 @@ class Saves:
 
     @contextmanager
     def outlined(self) -> Iterator[Callable[[CheckpointWriter], Callable[[Flush], None]]]:
-        """Put the state of all ranks into the optimizer inside the block; large entries on "meta".
+        """Put the state of all owners into the optimizer inside the block; values on "meta".
 
         Yields:
             A function to fill a draft with the state; see ``Contents.fill``.
         """
-        described = zip(*self._ranks.call("describe"), strict=True)  # by optimizer
+        described = zip(*self._describe_all(), strict=True)  # by optimizer
         with ExitStack() as stack:
             outlines = list[Listing]()
             for optimizer, listings in zip(self._optimizers, described, strict=True):
@@ -138,14 +136,85 @@ class Saves:
             slice_files.rows_of(listing, stored, optimizer.prefix)
             for optimizer, listing in zip(self._optimizers, listings, strict=True)
         ]
-        folder = draft.folder.resolve()
-        writes = self._writes or self._rehearse(folder)
-        self._ranks.tell("fill", str(folder), rows, writes)
+        return self._write(draft.folder, rows, self._writes or self._rehearse(draft.folder))
+
+    def _nbytes(self, rows: Sequence[Sequence[Row]]) -> int:
+        """Return the size of the rows of each optimizer, in bytes."""
+        return sum(
+            prod(optimizer.partition.whole.sections[row.name].shape) * row.itemsize
+            for of_one, optimizer in zip(rows, self._optimizers, strict=True)
+            for row in of_one
+        )
+
+    @abstractmethod
+    def _describe_all(self) -> list[list[Listing]]:
+        """Return the messages about the state of all owners, by owner and optimizer. Blocks."""
+
+    @abstractmethod
+    def _sign_all(self, path: str, token: bytes) -> list[tuple[int, str]]:
+        """Let all owners sign a file; return the place and the failure of each. Blocks.
+
+        The place is the number of a block. At place 0 is the leader, whose failures raise.
+        """
+
+    @abstractmethod
+    def _write(
+        self, folder: Path, rows: list[list[Row]], writes: list[bool]
+    ) -> Callable[[Flush], None]:
+        """Write the rows of each optimizer to files of full size. Blocks.
+
+        Returns:
+            A function that flushes the files of all owners; see ``Contents.fill``.
+
+        Raises:
+            OSError: an owner cannot write.
+        """
+
+
+class RankSaves(Saves):
+    """The part of this rank in saves. Every rank has one object.
+
+    Args:
+        ranks: the connections to all ranks.
+        optimizers: this rank's optimizers with a slice of their state.
+        say: see ``Saves``.
+    """
+
+    owner, leader = "rank", "rank 0"
+
+    def __init__(
+        self,
+        ranks: RankControl,
+        optimizers: Sequence[SlicedOptimizer],
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(optimizers, say)
+        self._ranks, self._sliced = ranks, optimizers
+        ranks.methods |= {
+            "describe": self._describe,
+            "sign": self._sign,
+            "fill": self._fill_part,
+        }
+
+    # --- rank 0 -----------------------------------------------------------------------------------
+
+    def _describe_all(self) -> list[list[Listing]]:
+        found: list[list[Listing]] = self._ranks.call("describe")
+        return found
+
+    def _sign_all(self, path: str, token: bytes) -> list[tuple[int, str]]:
+        self._ranks.tell("sign", path, token)
+        return [*enumerate(self._ranks.gather(""))]
+
+    def _write(
+        self, folder: Path, rows: list[list[Row]], writes: list[bool]
+    ) -> Callable[[Flush], None]:
+        self._ranks.tell("fill", str(folder.resolve()), rows, writes)
         with self._ranks.in_step():
             file, troubles = self._filled(folder, rows, writes)
         file.close()  # all files of the draft are flushed later
-        _require_done(troubles, draft.folder)
-        return partial(self._flush_all, draft.folder)
+        _require_done(troubles, folder)
+        return partial(self._flush_all, folder)
 
     def _flush_all(self, folder: Path, flush: Flush) -> None:
         """Flush the files of this process; return when all ranks have flushed. Blocks.
@@ -179,11 +248,9 @@ class Saves:
         Returns:
             The file, and the troubles of all ranks, the same on all ranks.
         """
-        file, nbytes = StateFile(folder / slice_files.OPTIMIZER, is_read=False), 0
+        file, nbytes = StateFile(folder / slice_files.OPTIMIZER, is_read=False), self._nbytes(rows)
         for own, of_one, optimizer in zip(self._own, rows, self._optimizers, strict=True):
             slice_files.move(self._ranks, own, Rows(of_one, optimizer.partition), file, writes)
-            sections = optimizer.partition.whole.sections
-            nbytes += sum(prod(sections[row.name].shape) * row.itemsize for row in of_one)
         found = self._ranks.gather([self._trouble(file.error), file.nbytes])
         troubles, written = [each for each, _ in found], sum(nbytes for _, nbytes in found)
         if written != nbytes and not any(troubles):
@@ -201,7 +268,7 @@ class Saves:
     @property
     def _own(self) -> list[SliceState]:
         """This rank's slice of each optimizer's state."""
-        return [each.slice for each in self._optimizers if each.slice is not None]
+        return [each.slice for each in self._sliced if each.slice is not None]
 
     def _describe(self) -> list[list[Listing]]:
         """Return the messages about the state of all ranks, by rank. All ranks call. Blocks."""
@@ -210,7 +277,8 @@ class Saves:
     # --- ranks other than 0 -----------------------------------------------------------------------
 
     def _sign(self, path: str, token: bytes) -> None:
-        self._ranks.gather(_signed(Path(path), token, self._ranks.rank))
+        rank = self._ranks.rank
+        self._ranks.gather(slice_files.sign(Path(path), token, f"rank {rank}", rank))
 
     def _fill_part(self, folder: str, rows: list[list[list[Any]]], writes: list[bool]) -> None:
         """Write this rank's part of a save, and flush the file in a thread. Blocks."""
@@ -240,20 +308,3 @@ def _require_done(troubles: Sequence[Trouble | None], path: Path) -> None:
     """
     for number, text in filter(None, troubles):
         raise OSError(number, text, str(path))
-
-
-def _signed(path: Path, token: bytes, rank: int) -> str:
-    """Sign the token file of rank 0 for this rank; return the reason for a failure, if any."""
-    who = f"rank {rank} on {this_host.name()}"
-    try:
-        with path.open("r+b", buffering=0) as file:
-            if file.read(len(token)) != token:
-                return f"{who} sees another file there"
-            file.seek(rank * slice_files.BLOCK_BYTES)
-            file.write(token[::-1])
-            os.fsync(file.fileno())
-    except FileNotFoundError:
-        return f"{who} does not see it"
-    except OSError as error:
-        return f"{who} cannot write there: {error.strerror}"
-    return ""

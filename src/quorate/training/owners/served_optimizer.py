@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from quorate.training.optimizing.entries import listed, of_pieces, vectors
 from quorate.training.optimizing.known_optimizers import sent_values, storable_values
 from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import OptimizerFactory
+from quorate.training.owners import server_files, slice_files
+from quorate.training.owners.slice_files import Rows, StateFile
 from quorate.training.owners.spread_optimizer import LentStates, SpreadOptimizer
 
 HANDLER = "quorate.training.owners.server_slice:Slice"  # the code of servers for a slice
@@ -81,7 +84,8 @@ class ServedOptimizer(SpreadOptimizer):
             listing = listed(own)
             flats = [self.flat_parameters, *([] if average is None else [average.shadow])]
             slices = [part for flat in flats for part in self.partition.views(flat, number)]
-            images.append(as_image([*slices, *vectors(own, listing)]))
+            values = vectors(own, listing) if self.unread is None else []
+            images.append(as_image([*slices, *values]))
             made.append(
                 {
                     "kind": "make",
@@ -94,7 +98,14 @@ class ServedOptimizer(SpreadOptimizer):
                 }
             )
         servers.renew(made, images)
-        self._is_home, self.is_lent = True, False
+        if self.unread is not None:
+            rows = Rows(
+                slice_files.rows_in(self.unread, listed(state), self.prefix), self.partition
+            )
+            with closing(StateFile(self.unread, is_read=True)) as file:
+                mark = slice_files.mark(self.unread)
+                server_files.move(servers, rows, file, first_mark=mark)
+        self._is_home, self.is_lent, self.unread = True, False, None
         dict.clear(self.user_optimizer.state)
 
     def show(self) -> None:
@@ -189,6 +200,7 @@ class ServedOptimizer(SpreadOptimizer):
             ServerError: a server is gone.
         """
         if not isinstance(gradient, RemoteGradient):
+            self.read_all()
             super().step(gradient, missing, closure)
             return
         self.require_same_groups()

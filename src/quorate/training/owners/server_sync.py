@@ -6,6 +6,7 @@ servers, before the next shard is dealt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from quorate.engines import Transport
@@ -14,13 +15,16 @@ from quorate.engines.servers import Servers
 from quorate.errors import ServerError
 from quorate.training.collective import share
 from quorate.training.owners.served_optimizer import ServedOptimizer
+from quorate.training.owners.server_saves import ServerSaves
 from quorate.training.state import State
 
 
-def server_sync_of(state: State, workers: Transport) -> ServerSync | None:
+def server_sync_of(
+    state: State, workers: Transport, say: Callable[[str], None]
+) -> ServerSync | None:
     """Return the sync of the state with the servers of a loop's workers; None without servers."""
     servers = servers_of(workers)
-    return None if servers is None else ServerSync(state, servers)
+    return None if servers is None else ServerSync(state, servers, say)
 
 
 class ServerSync:
@@ -29,12 +33,14 @@ class ServerSync:
     Args:
         state: the state; all of it is in this process.
         servers: servers that receive the state at the first ``end``.
+        say: shows a line to the user.
     """
 
-    def __init__(self, state: State, servers: Servers) -> None:
+    def __init__(self, state: State, servers: Servers, say: Callable[[str], None]) -> None:
         assert isinstance(state.optimizer, ServedOptimizer)
         self._state, self._optimizer = state, state.optimizer
         self._servers = servers
+        state.saves = ServerSaves(state.optimizer, servers, say)
         state.model_edits.watch_values(partial(share.values, state))
 
     def updated(self) -> None:
@@ -52,6 +58,7 @@ class ServerSync:
 
     def close(self) -> None:
         """Fetch everything: servers end with their loop."""
+        self._state.saves = None
         try:
             self._optimizer.end()
         except ServerError:

@@ -1,12 +1,12 @@
-"""The state of all ranks, moved between their slices and a whole: a file, or memory of rank 0.
+"""The state of all owners, moved between their slices and a whole: a file, or memory of rank 0.
 
-Slices are stretches of vectors, so a rank's part of an entry of a parameter is a stretch of the
-whole entry. In a file the exception is a parameter not stored row by row in memory (channels_last,
-for example).
+Owners are ranks or servers. Slices are stretches of vectors, so an owner's part of an entry of a
+parameter is a stretch of the whole entry. In a file the exception is a parameter not stored row by
+row in memory (channels_last, for example).
 
-1. Each rank that sees the file moves the whole blocks of its own stretches.
-2. Rank 0 moves the rest, and all stretches of ranks that do not see the file: ranks send rank 0
-   their values, or receive them, piece by piece.
+1. Each owner that sees the file moves the whole blocks of its own stretches.
+2. Rank 0, or the coordinator of servers, moves the rest, and all stretches of owners that do not
+   see the file: owners send their values, or receive them, piece by piece.
 
 Memory of rank 0 is seen by no other rank: values travel from and to their places in memory.
 """
@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain, zip_longest
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.partition import Partition, Piece
 from quorate.errors import CheckpointError
+from quorate.machine import this_host
 from quorate.machine.regular_file import open_regular
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Layout, Section
@@ -35,8 +37,6 @@ from quorate.services.checkpoints.tensor_bytes import read_at, write_at
 from quorate.services.checkpoints.tensor_file import Stored
 from quorate.training.optimizing.entries import Entries, Listing, in_memory_order
 from quorate.training.owners.slice_state import SliceState
-
-T = TypeVar("T")
 
 OPTIMIZER = "optimizer.safetensors"
 
@@ -50,7 +50,7 @@ GATHERED_BYTES = 64 << 20
 # page is larger than a block. So each block of the file has a single writer.
 BLOCK_BYTES = 1 << 16
 OTHERS = "start again, others may be sound"  # the cure for a damaged checkpoint
-PIECE_BYTES = 16 << 20  # size of a transfer; rank 0 has memory for a single transfer
+PIECE_BYTES = 4 << 20  # size of a transfer; the leader has memory for a transfer of each owner
 
 
 def is_large(layout: Layout) -> bool:
@@ -173,6 +173,19 @@ class Rows(NamedTuple):
                     length = (min(stop, at + PIECE_BYTES) - at) // size
                     yield Part(row, piece, (at - begin) // size, length, at)
 
+    def rest(self, owner: int, *, sees: bool) -> Iterator[Part]:
+        """Yield the parts that an owner does not move itself.
+
+        Args:
+            sees: whether the owner moves whole blocks of rows stored row by row.
+        """
+        yield from self.plain.parts(owner, blocks=not sees)
+        yield from self.strided_parts(owner)
+
+    def strided_parts(self, owner: int) -> Iterator[Part]:
+        """Yield the parts of rows that are not stored row by row."""
+        return self._replace(rows=self.strided).parts(owner)
+
 
 def chunks(of: Iterable[Part]) -> Iterator[list[Part]]:
     """Yield lists of parts to send together, of ``PIECE_BYTES`` at most in all."""
@@ -188,18 +201,6 @@ def chunks(of: Iterable[Part]) -> Iterator[list[Part]]:
         yield chunk
 
 
-def in_turns(of: Mapping[int, Iterator[T]]) -> Iterator[tuple[int, T]]:
-    """Yield an item of each rank in turn, until all items are yielded: no rank waits for long."""
-    left = {**of}
-    while left:
-        for rank in [*left]:
-            for item in left[rank]:
-                yield rank, item
-                break
-            else:
-                del left[rank]
-
-
 class StateFile:
     """A file of whole entries, opened with the first move. Close the object at the end.
 
@@ -211,6 +212,7 @@ class StateFile:
         is_read: whether values move from the file to memory.
 
     Attributes:
+        path, is_read: as passed.
         error: the first error of writing; None without an error.
         nbytes: bytes moved so far.
     """
@@ -218,8 +220,7 @@ class StateFile:
     def __init__(self, path: Path, *, is_read: bool) -> None:
         self.error: OSError | None = None
         self.nbytes = 0
-        self.is_read = is_read
-        self._path = path
+        self.path, self.is_read = path, is_read
         self._stack = ExitStack()
         self._descriptor: int | None = None
 
@@ -234,7 +235,7 @@ class StateFile:
         """
         at = part.at if isinstance(part, Part) else part.start
         if self.is_read:
-            with readable(self._path, OTHERS):
+            with readable(self.path, OTHERS):
                 read_at(self._opened(), values, at)
             return
         if self.error is not None:
@@ -247,8 +248,8 @@ class StateFile:
 
     def _opened(self) -> int:
         if self._descriptor is None:
-            opened = self._path.open("r+b", buffering=0) if not self.is_read else None
-            file = self._stack.enter_context(opened or open_regular(self._path))
+            opened = self.path.open("r+b", buffering=0) if not self.is_read else None
+            file = self._stack.enter_context(opened or open_regular(self.path))
             self._descriptor = file.fileno()
         return self._descriptor
 
@@ -306,44 +307,82 @@ def move(
     Raises:
         CheckpointError: the file cannot be read.
     """
-    entries, plain = own.state(), rows.plain
+    entries, me = own.state(), ranks.rank
     # 1. On each rank that sees the file: whole blocks; rank 0 also moves parts of blocks.
-    if sees[ranks.rank]:
-        for part in plain.parts(ranks.rank, beside=ranks.leads):
+    if sees[me]:
+        for part in rows.plain.parts(me, beside=ranks.leads):
             file.move(part.of(entries), part)
     ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
-    # 2. By rank 0: parts of blocks, and everything of ranks that do not see the file.
-    theirs = {
-        rank: chunks(plain.parts(rank, blocks=not sees[rank]))
-        for rank in (range(1, ranks.size) if ranks.leads else [ranks.rank])
-    }
-    sends = ranks.leads is file.is_read
-    for rank, chunk in in_turns(theirs):
-        sizes = [part.nbytes for part in chunk]
-        data = torch.empty(sum(sizes), dtype=torch.uint8, device=ranks.device)
-        addressed = [(rank if ranks.leads else 0, data)]
-        if not sends:
-            ranks.swap([], addressed)
-        for part, values in zip(chunk, torch.split(data, sizes), strict=True):
-            if ranks.leads:
-                file.move(values, part)
-            else:
-                _copy(values, flat_bytes(part.of(entries)), to_first=sends)
-        if sends:
-            ranks.swap(addressed, [])
-    # 3. By rank 0, by parameter: entries not stored row by row in memory.
+
+    def swap(rank: int, values: Iterable[torch.Tensor], *, sends: bool) -> None:
+        addressed = [(rank, flat_bytes(value)) for value in values]
+        ranks.swap(*((addressed, []) if sends else ([], addressed)))
+
+    def exchange(each: Sequence[Sequence[Part]], values: Sequence[Sequence[torch.Tensor]]) -> None:
+        for part, value in zip(each[0], values[0], strict=True):
+            _copy(part.of(entries), value, to_first=file.is_read)
+        for rank in range(1, ranks.size):
+            if values[rank]:
+                swap(rank, values[rank], sends=file.is_read)
+
+    # 2. By rank 0: the rest, sent or received by the other ranks.
+    if ranks.leads:
+        rest = (rows.rest(rank, sees=sees[rank]) for rank in range(1, ranks.size))
+        move_rest(rows, file, [rows.strided_parts(0), *rest], exchange, ranks.device)
+    else:
+        for chunk in chunks(rows.rest(me, sees=sees[me])):
+            swap(0, (part.of(entries) for part in chunk), sends=not file.is_read)
+    ranks.arrive()
+
+
+def move_rest(
+    rows: Rows,
+    file: StateFile,
+    rest: Iterable[Iterable[Part]],
+    exchange: Callable[[Sequence[Sequence[Part]], Sequence[Sequence[torch.Tensor]]], None],
+    device: torch.device,
+) -> None:
+    """Move parts that owners do not move themselves between a file and this process. Blocks.
+
+    Args:
+        rest: the parts, by owner; see ``Rows.rest``.
+        exchange: receives, in turn, some parts of each owner and memory for their values, by owner.
+            The function sends the values to the owners if the file is read, and fills the memory
+            if the file is written.
+        device: device of the values.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    # 1. Entries not stored row by row, which are whole here.
+    whole: Entries = {}
     for row in rows.strided:
         section, dtype = rows.partition.whole.sections[row.name], getattr(torch, row.dtype)
-        shape, stride = (section.shape, section.stride) if ranks.leads else ((0,), (1,))
-        by_rows = torch.empty(shape, dtype=dtype)
-        if ranks.leads and file.is_read:
+        by_rows = torch.empty(section.shape, dtype=dtype)
+        if file.is_read:
             file.move(by_rows, row)
-        strided = torch.empty_strided(shape, stride, dtype=dtype).copy_(by_rows).to(ranks.device)
-        whole = {row.name: {row.entry: strided}}
-        move_in_memory(ranks, own, rows._replace(rows=[row]), whole, is_read=file.is_read)
-        if ranks.leads and not file.is_read:
-            file.move(strided, row)
-    ranks.arrive()
+        strided = torch.empty_strided(section.shape, section.stride, dtype=dtype).copy_(by_rows)
+        whole.setdefault(row.name, {})[row.entry] = strided.to(device)
+    # 2. The parts, piece by piece.
+    for each in zip_longest(*map(chunks, rest), fillvalue=list[Part]()):
+        values = [[_place(part, whole, device) for part in own] for own in each]
+        pairs = zip(chain(*each), chain(*values), strict=True)
+        plain = [(value, part) for part, value in pairs if part.row.name not in whole]
+        for value, part in plain if file.is_read else ():
+            file.move(value, part)
+        exchange(each, values)
+        for value, part in () if file.is_read else plain:
+            file.move(value, part)
+    # 3. The whole entries.
+    for row in () if file.is_read else rows.strided:
+        file.move(whole[row.name][row.entry], row)
+
+
+def _place(part: Part, whole: Entries, device: torch.device) -> torch.Tensor:
+    """Return memory for the values of a part: its place in a whole entry, or new memory."""
+    if part.row.name in whole:
+        return part.of_whole(whole)
+    return torch.empty(part.length, dtype=getattr(torch, part.row.dtype), device=device)
 
 
 def _copy(first: torch.Tensor, second: torch.Tensor, *, to_first: bool) -> None:
@@ -381,3 +420,25 @@ def sees(path: Path, first_mark: str) -> bool:
         return mark(path) == first_mark
     except CheckpointError:
         return False
+
+
+def sign(path: Path, token: bytes, who: str, place: int) -> str:
+    """Sign the token file of the process that saves; return the reason for a failure, if any.
+
+    Args:
+        who: the owner in words.
+        place: number of the block for the signature.
+    """
+    who = f"{who} on {this_host.name()}"
+    try:
+        with path.open("r+b", buffering=0) as file:
+            if file.read(len(token)) != token:
+                return f"{who} sees another file there"
+            file.seek(place * BLOCK_BYTES)
+            file.write(token[::-1])
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        return f"{who} does not see it"
+    except OSError as error:
+        return f"{who} cannot write there: {error.strerror}"
+    return ""

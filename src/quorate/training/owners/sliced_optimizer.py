@@ -7,8 +7,8 @@ the same step on each.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,13 @@ from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.entries import (
-    Entries,
     Listing,
     listed,
     marks,
     of_pieces,
     outlined,
-    vectors,
 )
-from quorate.training.optimizing.known_optimizers import COUNTERS, sent_values, storable_values
+from quorate.training.optimizing.known_optimizers import sent_values, storable_values
 from quorate.training.optimizing.mean import (
     Addition,
     Mean,
@@ -81,7 +79,6 @@ class SlicedOptimizer(SpreadOptimizer):
         )
         self._is_alone = False
         self._noted: list[Any] = []
-        self._unread: Path | None = None  # the file of loaded state that is still on "meta"
         if self.is_sharded:
             self.user_optimizer.state = LentStates(self._state_of, self.lend)
             exchange.ranks.methods |= {
@@ -196,29 +193,21 @@ class SlicedOptimizer(SpreadOptimizer):
         """Return a rank's pieces of this optimizer's parameters."""
         return [p for p in self.partition.pieces(rank) if p.name in self.parameters]
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Gather the state of all ranks on rank 0 inside the block, as if there were one rank."""
-        self._read_all()
-        with super().whole():
-            yield
-
     def stay_alone(self) -> None:
         """Gather all state on rank 0, and go on there without further ranks."""
         if self.is_away:
             self.fetch()
-        self._read_all()
+        self.read_all()
         self.slice, self._is_alone, self.is_lent = None, True, False
         self.partition, self.owner = Partition.whole_in(self.partition.whole), 0
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Load the result of ``loadable``; at the next step, this rank keeps its own part alone."""
         super().load(loadable)
-        self._unread = self.slice = None
+        self.slice = None
 
     def lend(self) -> None:
         """Gather all of the state on rank 0 when user code reads the state between updates."""
-        self._read_all()
         if self._ranks.leads:
             super().lend()
 
@@ -242,12 +231,12 @@ class SlicedOptimizer(SpreadOptimizer):
 
         Each rank with access to the file reads the entries not read yet.
         """
-        path, listing, unread = self._unread, listed(self.state()), None
+        path, listing, unread = self.unread, listed(self.state()), None
         if path is not None:
             rows = slice_files.rows_in(path, listing, self.prefix)
             unread = [str(path), slice_files.mark(path), rows]
         self._ranks.call(f"take_part {self.prefix}", listing, unread)
-        self.is_lent, self._unread = False, None
+        self.is_lent, self.unread = False, None
 
     def take_part(self, listing: Listing, unread: list[Any] | None) -> None:
         """Receive this rank's part of the state from ``scatter``, and drop the present state.
@@ -275,55 +264,10 @@ class SlicedOptimizer(SpreadOptimizer):
         with closing(StateFile(Path(path), is_read=True)) as file:
             slice_files.move(ranks, own, rows, file, sees)
 
-    # --- the state in a file ----------------------------------------------------------------------
-
-    @contextmanager
-    def outlined(self, entries: Entries) -> Iterator[None]:
-        """Make ``state`` that of all ranks inside the block; values per element are on "meta".
-
-        Args:
-            entries: the joined messages of all ranks.
-        """
-        super().load(self.loadable(entries))
-        try:
-            yield
-        finally:
-            dict.clear(self.user_optimizer.state)
-
     @property
     def is_large(self) -> bool:
         """True if the state is too large to be held by a single rank."""
-        return self.is_sharded and slice_files.is_large(self.flat_parameters.layout)
-
-    def is_by_element(self, key: str) -> bool:
-        """Return whether a tensor of a checkpoint has a value per element of this optimizer."""
-        entry, _, name = key.removeprefix(self.prefix).partition(".")
-        return key.startswith(self.prefix) and entry not in COUNTERS and name in self.parameters
-
-    def leave_unread(self, path: Path) -> None:
-        """Note the file with the loaded state that is still on "meta", if there is any.
-
-        The file is read when all ranks receive their parts, or when all of the state is needed on
-        this rank.
-        """
-        entries = self.state()
-        if any(value.is_meta for value in vectors(entries, listed(entries))):
-            self._unread = path.resolve()
-
-    def _read_all(self) -> None:
-        """Read all entries that are not read yet."""
-        path, self._unread = self._unread, None
-        if path is None:
-            return
-        rows = slice_files.rows_in(path, listed(self.state()), self.prefix)
-        self.put(self.state())
-        whole = self.state()
-        with closing(StateFile(path, is_read=True)) as file:
-            for row in rows:
-                into = whole[row.name][row.entry]
-                values = torch.empty(into.shape, dtype=into.dtype)
-                file.move(values, row)
-                into.copy_(values)
+        return self.is_sharded and super().is_large
 
     # --- state that every rank holds --------------------------------------------------------------
 

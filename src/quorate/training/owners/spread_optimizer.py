@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from quorate.replica.sparse.found import Found, no_rows
-from quorate.training.optimizing.entries import Entries, Listing, outlined
-from quorate.training.optimizing.known_optimizers import States
+from quorate.training.optimizing.entries import Entries, Listing, listed, outlined, vectors
+from quorate.training.optimizing.known_optimizers import COUNTERS, States
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.owners import slice_files
+from quorate.training.owners.slice_files import StateFile
 
 
 class SpreadOptimizer(FlatOptimizer, ABC):
@@ -25,6 +30,7 @@ class SpreadOptimizer(FlatOptimizer, ABC):
     """
 
     refuses_rows: ClassVar[tuple[str, str]]  # setting and value that refuse gradients by rows
+    unread: Path | None = None  # the file of loaded state that is still on "meta"
     is_lent = False  # whether user code has received the state, and may have changed it
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
@@ -49,6 +55,7 @@ class SpreadOptimizer(FlatOptimizer, ABC):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Fetch the state of all parameters into ``state`` inside the block. Blocks."""
+        self.read_all()
         if not self.is_away:
             yield
             return
@@ -60,6 +67,7 @@ class SpreadOptimizer(FlatOptimizer, ABC):
 
     def lend(self) -> None:
         """Fetch the state when user code accesses the state between updates. Blocks."""
+        self.read_all()
         if self.is_away:
             self.fetch()
             self.is_lent = True
@@ -76,6 +84,61 @@ class SpreadOptimizer(FlatOptimizer, ABC):
             for key, *entry in listing
         ]
         return outlined(named, self.flat_parameters.layout.sections)
+
+    def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
+        """Load the result of ``loadable``; each owner receives its part at the next step."""
+        super().load(loadable)
+        self.unread = None
+
+    # --- the state in a file ----------------------------------------------------------------------
+
+    @contextmanager
+    def outlined(self, entries: Entries) -> Iterator[None]:
+        """Make ``state`` that of all owners inside the block; values per element are on "meta".
+
+        Args:
+            entries: the joined messages of all owners.
+        """
+        FlatOptimizer.load(self, self.loadable(entries))
+        try:
+            yield
+        finally:
+            dict.clear(self.user_optimizer.state)
+
+    @property
+    def is_large(self) -> bool:
+        """True if the state is too large to be held by a single process."""
+        return slice_files.is_large(self.flat_parameters.layout)
+
+    def is_by_element(self, key: str) -> bool:
+        """Return whether a tensor of a checkpoint has a value per element of this optimizer."""
+        entry, _, name = key.removeprefix(self.prefix).partition(".")
+        return key.startswith(self.prefix) and entry not in COUNTERS and name in self.parameters
+
+    def leave_unread(self, path: Path) -> None:
+        """Note the file with the loaded state that is still on "meta", if there is any.
+
+        The file is read when all owners receive their parts, or when all of the state is needed in
+        this process.
+        """
+        entries = self.state()
+        if any(value.is_meta for value in vectors(entries, listed(entries))):
+            self.unread = path.resolve()
+
+    def read_all(self) -> None:
+        """Read all entries that are not read yet."""
+        path, self.unread = self.unread, None
+        if path is None:
+            return
+        rows = slice_files.rows_in(path, listed(self.state()), self.prefix)
+        self.put(self.state())
+        whole = self.state()
+        with closing(StateFile(path, is_read=True)) as file:
+            for row in rows:
+                into = whole[row.name][row.entry]
+                values = torch.empty(into.shape, dtype=into.dtype)
+                file.move(values, row)
+                into.copy_(values)
 
 
 class LentStates(States):
