@@ -80,11 +80,11 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
         # A step computed again elsewhere; a whole batch's loss, with changes by callbacks.
         "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
         "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
-        "several": ("ranks.py", ("optimizer=several",), (), 2, 0),
+        # Several optimizers, with a term over some rows beside a term over all rows.
+        "several": ("ranks.py", ("optimizer=several", "loss=terms"), ("--shards", "5"), 2, 0),
         # A single worker's updates by shard are in order.
         "by shard": ("ranks.py", ("what=one", "then=halve"), ("--update", "async"), 1, 2),
         "batch": ("ranks.py", ("loss=gather", "then=change"), ("--shards", "5"), 2, 0),
-        "terms": ("ranks.py", ("loss=terms",), ("--shards", "5"), 2, 0),
         # Models in turns; state of user code beside the model.
         "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
         "beside": ("beside.py", (), (), 2, 0),
