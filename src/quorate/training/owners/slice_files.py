@@ -354,35 +354,55 @@ def move_rest(
     Raises:
         CheckpointError: the file cannot be read.
     """
-    # 1. Entries not stored row by row, which are whole here.
-    whole: Entries = {}
-    for row in rows.strided:
-        section, dtype = rows.partition.whole.sections[row.name], getattr(torch, row.dtype)
-        by_rows = torch.empty(section.shape, dtype=dtype)
-        if file.is_read:
-            file.move(by_rows, row)
-        strided = torch.empty_strided(section.shape, section.stride, dtype=dtype).copy_(by_rows)
-        whole.setdefault(row.name, {})[row.entry] = strided.to(device)
-    # 2. The parts, piece by piece.
+    strided = _StridedRows(rows, file, device)
     for each in zip_longest(*map(chunks, rest), fillvalue=list[Part]()):
-        values = [[_place(part, whole, device) for part in own] for own in each]
+        values = [[strided.place(part) for part in own] for own in each]
         pairs = zip(chain(*each), chain(*values), strict=True)
-        plain = [(value, part) for part, value in pairs if part.row.name not in whole]
+        plain = [(value, part) for part, value in pairs if not strided.has(part)]
         for value, part in plain if file.is_read else ():
             file.move(value, part)
         exchange(each, values)
         for value, part in () if file.is_read else plain:
             file.move(value, part)
-    # 3. The whole entries.
-    for row in () if file.is_read else rows.strided:
-        file.move(whole[row.name][row.entry], row)
+        for part in filter(strided.has, chain(*each)):
+            strided.end(part)
 
 
-def _place(part: Part, whole: Entries, device: torch.device) -> torch.Tensor:
-    """Return memory for the values of a part: its place in a whole entry, or new memory."""
-    if part.row.name in whole:
-        return part.of_whole(whole)
-    return torch.empty(part.length, dtype=getattr(torch, part.row.dtype), device=device)
+class _StridedRows:
+    """Entries not stored row by row: whole in memory from the first of their parts to the last."""
+
+    def __init__(self, rows: Rows, file: StateFile, device: torch.device) -> None:
+        self._sections, self._file, self._device = rows.partition.whole.sections, file, device
+        self._strided = {row.name for row in rows.strided}
+        self._whole: dict[Row, torch.Tensor] = {}
+        self._left: dict[Row, int] = {}  # elements whose parts have not been moved
+
+    def has(self, part: Part) -> bool:
+        """Return whether a part is of such an entry."""
+        return part.row.name in self._strided
+
+    def place(self, part: Part) -> torch.Tensor:
+        """Return memory for the values of a part: its place in a whole entry, or new memory."""
+        row, dtype = part.row, getattr(torch, part.row.dtype)
+        if not self.has(part):
+            return torch.empty(part.length, dtype=dtype, device=self._device)
+        if row not in self._whole:
+            shape, stride = self._sections[row.name].shape, self._sections[row.name].stride
+            by_rows = torch.empty(shape, dtype=dtype)
+            if self._file.is_read:
+                self._file.move(by_rows, row)
+            strided = torch.empty_strided(shape, stride, dtype=dtype).copy_(by_rows)
+            self._whole[row], self._left[row] = strided.to(self._device), prod(shape)
+        return part.of_whole({row.name: {row.entry: self._whole[row]}})
+
+    def end(self, part: Part) -> None:
+        """Note that a part has been moved. After the last part, the entry leaves memory."""
+        row = part.row
+        self._left[row] -= part.length
+        if self._left[row] == 0:
+            entry = self._whole.pop(row)
+            if not self._file.is_read:
+                self._file.move(entry, row)
 
 
 def _copy(first: torch.Tensor, second: torch.Tensor, *, to_first: bool) -> None:
