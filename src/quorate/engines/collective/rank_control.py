@@ -385,12 +385,10 @@ def _bound(place: RankPlace, address: str | None) -> str:
     at = address or gloo_interface() or "this machine's own address"
     if is_loopback(at):
         at += " (this machine alone)"
+    met = f"{place.size} rank{'s' if place.size > 1 else ''} met"
     if place.endpoint is None:
-        return f"{place.size} ranks met through a file; gloo listens on {at}"
-    return (
-        f"{place.size} ranks met at {place.where} (torchrun's store, on all interfaces); "
-        f"gloo listens on {at}"
-    )
+        return f"{met} through a file; gloo listens on {at}"
+    return f"{met} at {place.where} (torchrun's store, on all interfaces); gloo listens on {at}"
 
 
 def in_turn(begun: Iterable[Callable[[], None]]) -> None:
