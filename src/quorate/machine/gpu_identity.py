@@ -55,7 +55,9 @@ class Nvml:
         try:
             uuid = uuid_of(torch.device(name))
         except RuntimeError:
-            return None  # torch knows no such device; callers report the lack
+            uuid = None  # torch knows no such device
+        if uuid is None:
+            return None  # callers report the lack
         with self.unless_it_fails():
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             return Found(handle, Visible(nvml.nvmlDeviceGetIndex(handle), f"GPU-{uuid}"))
