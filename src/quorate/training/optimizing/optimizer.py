@@ -368,9 +368,8 @@ class FlatOptimizer:
         """
         state: dict[str, dict[str, Any]] = {}
         for tensor, names in self._held.items():
-            values = dict.get(
-                self.user_optimizer.state, tensor, {}
-            )  # fetches nothing: see ``LentStates``
+            # Fetches nothing: see ``LentStates``.
+            values = dict.get(self.user_optimizer.state, tensor, {})
             for name in names:
                 state[name] = {k: self._cut(k, v, names, name) for k, v in values.items()}
         return state

@@ -74,9 +74,8 @@ class SlicedOptimizer(SpreadOptimizer):
         self._exchange, self._ranks = exchange, exchange.ranks
         self.partition, self.owner = exchange.partition, exchange.ranks.rank
         self.is_sharded = is_sharded and self.uses_vectors
-        self.slice: SliceState | None = (
-            None  # of this rank; None: all of the state is in ``user_optimizer``
-        )
+        # Of this rank; None: all of the state is in ``user_optimizer``.
+        self.slice: SliceState | None = None
         self._is_alone = False
         self._noted: list[Any] = []
         if self.is_sharded:
