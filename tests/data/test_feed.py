@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.runs import soon
 from torch.utils.data import Dataset
 
 from quorate.coordination.plan import Plan
@@ -56,6 +57,24 @@ def test_who_waits_loads_what_follows_and_no_more() -> None:
             assert len(dataset.loaded) == before
         assert taken == dataset.loaded == [row for t in home for row in rows.plan.shard(*t)]
         assert told == [said for ticket in home for said in (ticket, None)]
+
+
+class Slow(Counted):
+    """Rows for a loading thread."""
+
+    def __getitem__(self, row: int) -> int:
+        time.sleep(0.002)
+        return super().__getitem__(row)
+
+
+def test_who_takes_a_shard_beyond_those_ahead_wakes_the_loading_thread() -> None:
+    rows = Source(Slow(), Plan(rows=40, batch_size=8, shards=4, seed=0))
+    far = TICKETS[9]
+    with ThreadPoolExecutor(1) as taker, closing(Feed(rows, TICKETS, ahead=2)) as feed:
+        soon(lambda: feed.following(TICKETS[0]) is not None)
+        time.sleep(0.05)  # the thread waits, with shards that nobody takes
+        taken = taker.submit(feed.take, far).result(timeout=30)
+    assert taken.rows.tolist() == rows.plan.shard(*far).tolist()
 
 
 def test_memory_that_cannot_be_page_locked_ends_no_prefetching(
