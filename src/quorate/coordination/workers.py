@@ -36,9 +36,7 @@ class Assignment:
     version: int
     since: float
     count: int = 1
-    typical_shard_s: float | None = (
-        None  # usual time of a shard on the worker, if known at the start
-    )
+    typical_shard_s: float | None = None  # of the worker, if known at the start
     # Whether the results are known to be in no update, and counted so. The worker may have received
     # ``Cancel``.
     is_unneeded: bool = False
@@ -57,9 +55,8 @@ class WorkerRecord:
     is_replaced: bool = False  # the worker is being ended: it may still report, and gets no shard
     silent_at: float = inf  # when an answer is overdue
     times_s: list[float] = field(default_factory=list)  # of the last ``RECENT`` shards
-    typical_shard_s: float | None = (
-        None  # median of ``times_s``; None before the first shard is done
-    )
+    # Median of ``times_s``; None before the first shard is done.
+    typical_shard_s: float | None = None
 
 
 class Workers:
