@@ -46,7 +46,7 @@ def test_a_worker_that_fails_is_waited_for_until_that_is_known() -> None:
     # Both; worker 0 both shards of two steps; both again, from 3.7 on: in the last step.
     assert times(run)[:2] == [1.0, 3.0]
     assert len(run.updates) == 4
-    assert None not in (run.coordinator.typical_shard_s(0), run.coordinator.typical_shard_s(1))
+    assert None not in (run.coordinator.usual_shard_s(0), run.coordinator.usual_shard_s(1))
     assert times(run)[3] == times(run)[2].expected + 1.0
     with expect_error(ProtocolError):  # gone for good
         played(1, 4, failures=[WorkerFailure(1.5, worker=0, away_s=float("inf"))])

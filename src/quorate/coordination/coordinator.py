@@ -176,10 +176,10 @@ class Coordinator:
         """The number of updates made, including those before ``first_step``."""
         return self._steps.applied
 
-    def typical_shard_s(self, worker: int) -> float | None:
+    def usual_shard_s(self, worker: int) -> float | None:
         """Return the usual time of a shard on a worker in seconds; None if not known yet."""
         record = self._workers.by_number.get(worker)
-        return None if record is None else record.typical_shard_s
+        return None if record is None else record.usual_shard_s
 
     # --- events -----------------------------------------------------------------------------------
 

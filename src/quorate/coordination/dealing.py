@@ -125,14 +125,12 @@ class Dealer:
         instead_of: int | None = None,
     ) -> Compute:
         """Assign the first shard of a run, or more of the run, to a worker."""
-        typical_shard_s = self.workers.by_number[worker].typical_shard_s
-        count = 1 if len(run) == 1 else self._count(step, typical_shard_s, run)
+        usual_shard_s = self.workers.by_number[worker].usual_shard_s
+        count = 1 if len(run) == 1 else self._count(step, usual_shard_s, run)
         # The version is that of now, not of the step's beginning: a shard that was lost with its
         # worker is computed afresh, from the parameters as they are.
         applied = self.steps.applied
-        assignment = Assignment(
-            worker, step.number, run.start, applied, now, count, typical_shard_s
-        )
+        assignment = Assignment(worker, step.number, run.start, applied, now, count, usual_shard_s)
         self.workers.assign(worker, assignment)
         self.steps.assign(assignment, forecast)
         compute = Compute(
@@ -150,21 +148,21 @@ class Dealer:
             compute.lost_with = next((w for w in lost_with if w is not None), None)
         return compute
 
-    def _count(self, step: OpenStep, typical_shard_s: float | None, run: range) -> int:
+    def _count(self, step: OpenStep, usual_shard_s: float | None, run: range) -> int:
         """Return how many shards of a run, from the first on, a worker receives at once.
 
         The run must be over before any worker would wait for a part of it. If the run is late, its
         shards are taken over singly.
 
         Args:
-            typical_shard_s: usual time of a shard on the worker, if known.
+            usual_shard_s: usual time of a shard on the worker, if known.
             run: unassigned home shards of the worker.
         """
         may_run = self.run_s > 0 and step.has_runs and step.needed == step.shards
         first = run.start
-        if not may_run or typical_shard_s is None or step.failed_on(first):
+        if not may_run or usual_shard_s is None or step.failed_on(first):
             return 1
-        most = min(int(self.run_s / max(typical_shard_s, 1e-9)), len(run))
+        most = min(int(self.run_s / max(usual_shard_s, 1e-9)), len(run))
         if step.failures:
             failed = (s - first for s in range(first + 1, first + most) if s in step.failures)
             most = next(failed, most)
@@ -177,10 +175,10 @@ class Dealer:
 
         The oldest step comes first: it is the next to be applied, and the first to become stale.
         """
-        typical_shard_s = self.workers.by_number[worker].typical_shard_s
+        usual_shard_s = self.workers.by_number[worker].usual_shard_s
         for step in self._steps_to_deal(worker, now):
             unassigned = step.unassigned
-            if not self._is_of_use(step, typical_shard_s, now):
+            if not self._is_of_use(step, usual_shard_s, now):
                 continue
             barred = [
                 s for s in step.failures if s in unassigned and self._is_barred(step, worker, s)
@@ -213,13 +211,13 @@ class Dealer:
         step = self._first_step()
         if step is None or step.needed == step.shards:
             return True
-        known = self.workers.idle_usual_s
+        known = self.workers.idle_usual_shard_s
         speeds: list[float | None] = [*known[:1], *known[-1:]]
         if len(known) < len(self.workers.idle):
             speeds.append(None)
-        return any(self._is_of_use(step, typical_shard_s, now) for typical_shard_s in speeds)
+        return any(self._is_of_use(step, usual_shard_s, now) for usual_shard_s in speeds)
 
-    def _is_of_use(self, step: OpenStep, typical_shard_s: float | None, now: float) -> bool:
+    def _is_of_use(self, step: OpenStep, usual_shard_s: float | None, now: float) -> bool:
         """Return whether a step may need a shard beyond those that are held and running.
 
         A quorum leaves shards over, and an idle worker could always begin one. At the beginning of
@@ -230,23 +228,23 @@ class Dealer:
         the worker, or the worker will be done before a shard that the quorum counts on.
 
         Args:
-            typical_shard_s: usual time of a shard on the worker, if known.
+            usual_shard_s: usual time of a shard on the worker, if known.
         """
         if step.wanting <= 0:
             return False
         # All shards are needed, or the step begins at this event.
         if step.needed == step.shards or step.begun_at == now:
             return True
-        if len(step.running) < step.wanting or typical_shard_s is None:
+        if len(step.running) < step.wanting or usual_shard_s is None:
             return True
         # A worker that abandons a shard is back a little after the step has begun. Without this
         # grace the worker would sit out every step after a step in which it was late.
-        if now <= step.begun_at + (self.patience - 1) * typical_shard_s:
+        if now <= step.begun_at + (self.patience - 1) * usual_shard_s:
             return True
         # Of the running shards, the last that the quorum waits for. A late shard is expected never:
         # a new shard is as good as a copy of the late shard, and either may be first.
         self.steps.running.advance(now)
-        return now + typical_shard_s <= self.steps.running.done_at(step.wanting)
+        return now + usual_shard_s <= self.steps.running.done_at(step.wanting)
 
     def _first_step(self) -> OpenStep | None:
         """Return the earliest begun of the open steps."""
@@ -288,21 +286,19 @@ class Dealer:
     def _may_copy(self, now: float) -> bool:
         """Return whether the fastest idle worker may be of help with a copy."""
         self.steps.running.advance(now)
-        typical_shard_s = next(iter(self.workers.idle_usual_s), inf)
-        if not self.steps.running.may_help(now + self.patience * typical_shard_s):
+        usual_shard_s = next(iter(self.workers.idle_usual_shard_s), inf)
+        if not self.steps.running.may_help(now + self.patience * usual_shard_s):
             return False
-        return next(self._copies(typical_shard_s, now), None) is not None
+        return next(self._copies(usual_shard_s, now), None) is not None
 
     def _choose_copy(self, worker: int, now: float) -> tuple[WorkerShard, str] | None:
         """Return a shard to compute a copy of, and the reason; None if no copy helps."""
-        for original, reason in self._copies(self.workers.by_number[worker].typical_shard_s, now):
+        for original, reason in self._copies(self.workers.by_number[worker].usual_shard_s, now):
             if worker not in self.steps.by_number[original.step].failed_on(original.shard):
                 return original, reason
         return None
 
-    def _copies(
-        self, typical_shard_s: float | None, now: float
-    ) -> Iterator[tuple[WorkerShard, str]]:
+    def _copies(self, usual_shard_s: float | None, now: float) -> Iterator[tuple[WorkerShard, str]]:
         """Yield shards of which a worker with this usual time should compute a copy, and reasons.
 
         First the shards that are late, the furthest behind first; then the shards that will be done
@@ -321,10 +317,10 @@ class Dealer:
             most_slow = max(0, min(step.wanting, on_time))
         for original in self.steps.running.late(most_late):
             yield original, f"worker {original.worker} is slow: far behind its usual time"
-        if typical_shard_s is None:
+        if usual_shard_s is None:
             return
         for done_at, original in self.steps.running.last_to_finish(most_slow):
-            if done_at <= now + self.patience * typical_shard_s:
+            if done_at <= now + self.patience * usual_shard_s:
                 return
             yield original, f"worker {original.worker} is slow"
 
@@ -333,13 +329,13 @@ class Dealer:
         step, slow = self.steps.by_number[original.step], original.worker
         run = range(original.shard, original.shard + 1)
         first = step.computing[original.shard]
-        typical_shard_s = (
-            self.workers.typical_shard_s_of_all
-            if first.typical_shard_s is None
-            else first.typical_shard_s
+        usual_shard_s = (
+            self.workers.usual_shard_s_of_all
+            if first.usual_shard_s is None
+            else first.usual_shard_s
         )
         starts = [
-            (first.since, typical_shard_s * first.count),
+            (first.since, usual_shard_s * first.count),
             (now, self.workers.expected_s(worker)),
         ]
         early, late = sorted(Forecast(at + self.patience * s, at + s) for at, s in starts)

@@ -58,7 +58,7 @@ class RunningShards:
     def __init__(self, workers: Workers, patience: float) -> None:
         self.is_in_use = False  # False: no copies are made, nobody asks, and nothing is noted
         self._workers, self._patience = workers, patience
-        self._typical_shard_s = inf  # of all workers
+        self._usual_shard_s = inf  # of all workers
         self._by_late: list[_ByLate] = []  # timed, not late
         self._by_done: list[_ByDone] = []  # the same shards
         self._late: list[_ByLate] = []  # timed, late
@@ -74,11 +74,11 @@ class RunningShards:
         if not self.is_in_use:
             return
         worker, step, since = assignment.worker, assignment.step, assignment.since
-        if assignment.typical_shard_s is None:
+        if assignment.usual_shard_s is None:
             self._insert(step, shards.start, (self._untimed, (since, worker, step, shards.start)))
             return
-        typical_shard_s = assignment.typical_shard_s * assignment.count
-        forecast = Forecast(since + self._patience * typical_shard_s, since + typical_shard_s)
+        usual_shard_s = assignment.usual_shard_s * assignment.count
+        forecast = Forecast(since + self._patience * usual_shard_s, since + usual_shard_s)
         self.add_timed(forecast, worker, step, shards.start, len(shards))
 
     def drop(self, step: int, shard: int) -> None:
@@ -114,7 +114,7 @@ class RunningShards:
                 self.add_timed(later, worker, step, shard, singles)
         self._untimed_late = 0
         if self._untimed:
-            self._typical_shard_s = self._workers.typical_shard_s_of_all
+            self._usual_shard_s = self._workers.usual_shard_s_of_all
             if self._forecast(self._untimed[0])[1] <= now:
                 self._untimed_late = bisect_right(
                     self._untimed, now, key=lambda entry: self._forecast(entry)[1]
@@ -131,7 +131,7 @@ class RunningShards:
             return True
         if not self._untimed:
             return False
-        return self._untimed_late > 0 or self._untimed[-1][0] + self._typical_shard_s > done_at
+        return self._untimed_late > 0 or self._untimed[-1][0] + self._usual_shard_s > done_at
 
     def done_at(self, count: int) -> float:
         """Return when ``count`` shards will be done; infinite if so many are not on time."""
@@ -171,8 +171,8 @@ class RunningShards:
 
     def _forecast(self, entry: _ByStart) -> _ByDone:
         since, worker, step, shard = entry
-        late_at = since + self._patience * self._typical_shard_s
-        return since + self._typical_shard_s, late_at, worker, step, shard, 1
+        late_at = since + self._patience * self._usual_shard_s
+        return since + self._usual_shard_s, late_at, worker, step, shard, 1
 
     def _last_of_first(self, count: int) -> Iterator[_ByDone]:
         """Yield the first ``count`` shards to be done, in reverse order."""

@@ -36,7 +36,7 @@ class Assignment:
     version: int
     since: float
     count: int = 1
-    typical_shard_s: float | None = None  # of the worker, if known at the start
+    usual_shard_s: float | None = None  # of the worker, if known at the start
     # Whether the results are known to be in no update, and counted so. The worker may have received
     # ``Cancel``.
     is_unneeded: bool = False
@@ -56,7 +56,7 @@ class WorkerRecord:
     silent_at: float = inf  # when an answer is overdue
     times_s: list[float] = field(default_factory=list)  # of the last ``RECENT`` shards
     # Median of ``times_s``; None before the first shard is done.
-    typical_shard_s: float | None = None
+    usual_shard_s: float | None = None
 
 
 class Workers:
@@ -70,8 +70,10 @@ class Workers:
     def __init__(self, timeout_s: float | None = None) -> None:
         self.by_number: dict[int, WorkerRecord] = {}
         self.idle: list[int] = []  # workers that can receive a shard, sorted
-        self.idle_usual_s: list[float] = []  # usual times of idle workers, where known, sorted
-        self._typical_shard_s: list[float] = []  # usual times of all workers, where known, sorted
+        self.idle_usual_shard_s: list[
+            float
+        ] = []  # usual times of idle workers, where known, sorted
+        self._usual_shard_s: list[float] = []  # usual times of all workers, where known, sorted
         self._timeout_s = timeout_s
         self._overdue: list[tuple[float, float]] = []  # (silent_at, worker) of busy workers, sorted
         self._sizes: Counter[str] = Counter()  # number of workers by place
@@ -89,8 +91,8 @@ class Workers:
         """Remove a worker, and return the worker's assignment. Ranks change."""
         record = self.by_number[worker]
         self._remove_idle_or_overdue(worker, record)
-        if record.typical_shard_s is not None:
-            remove(self._typical_shard_s, record.typical_shard_s)
+        if record.usual_shard_s is not None:
+            remove(self._usual_shard_s, record.usual_shard_s)
         remove(self._by_rank, self._rank_key(record.place, worker))
         del self.by_number[worker]
         self._resize(record.place, -1)
@@ -135,8 +137,8 @@ class Workers:
         self._remove_idle_or_overdue(worker, record)
         record.assignment = assignment
         if self._timeout_s is not None:
-            typical_shard_s = (record.typical_shard_s or 0.0) * assignment.count
-            record.silent_at = assignment.since + max(self._timeout_s, 3 * typical_shard_s)
+            usual_shard_s = (record.usual_shard_s or 0.0) * assignment.count
+            record.silent_at = assignment.since + max(self._timeout_s, 3 * usual_shard_s)
             insort(self._overdue, (record.silent_at, worker))
 
     def finish(self, worker: int, took_s: float | None = None) -> None:
@@ -149,10 +151,10 @@ class Workers:
         if took_s is not None:
             record.times_s.append(took_s)
             del record.times_s[:-RECENT]
-            if record.typical_shard_s is not None:
-                remove(self._typical_shard_s, record.typical_shard_s)
-            record.typical_shard_s = _median(sorted(record.times_s))
-            insort(self._typical_shard_s, record.typical_shard_s)
+            if record.usual_shard_s is not None:
+                remove(self._usual_shard_s, record.usual_shard_s)
+            record.usual_shard_s = _median(sorted(record.times_s))
+            insort(self._usual_shard_s, record.usual_shard_s)
         self._remove_idle_or_overdue(worker, record)
         record.assignment = None
         if not record.is_replaced:
@@ -160,8 +162,8 @@ class Workers:
 
     def _add_idle(self, worker: int, record: WorkerRecord) -> None:
         insort(self.idle, worker)
-        if record.typical_shard_s is not None:
-            insort(self.idle_usual_s, record.typical_shard_s)
+        if record.usual_shard_s is not None:
+            insort(self.idle_usual_shard_s, record.usual_shard_s)
 
     def _remove_idle_or_overdue(self, worker: int, record: WorkerRecord) -> None:
         if record.silent_at < inf:
@@ -169,20 +171,20 @@ class Workers:
             record.silent_at = inf
         elif record.assignment is None and not record.is_replaced:
             remove(self.idle, worker)
-            if record.typical_shard_s is not None:
-                remove(self.idle_usual_s, record.typical_shard_s)
+            if record.usual_shard_s is not None:
+                remove(self.idle_usual_shard_s, record.usual_shard_s)
 
     # --- times ------------------------------------------------------------------------------------
 
     @property
-    def typical_shard_s_of_all(self) -> float:
+    def usual_shard_s_of_all(self) -> float:
         """The median of the workers' usual times; infinite before any is known."""
-        return _median(self._typical_shard_s) if self._typical_shard_s else inf
+        return _median(self._usual_shard_s) if self._usual_shard_s else inf
 
     def expected_s(self, worker: int) -> float:
         """Return how long a shard takes a worker; before its first, as long as on all workers."""
-        own_s = self.by_number[worker].typical_shard_s
-        return self.typical_shard_s_of_all if own_s is None else own_s
+        own_s = self.by_number[worker].usual_shard_s
+        return self.usual_shard_s_of_all if own_s is None else own_s
 
     @property
     def silent_at(self) -> float:

@@ -75,7 +75,7 @@ def _stragglers(runs: Sequence[Measured]) -> list[Finding]:
     listed = []
     late = slow(times)
     known = {w: t.shard_s for w, t in times.items() if t.shard_s}
-    usual = known | {straggler.worker: straggler.typical_shard_s for straggler in late}
+    usual = known | {straggler.worker: straggler.usual_shard_s for straggler in late}
     speed, without = (sum(1 / s for s in shard_s.values()) for shard_s in (known, usual))
     for straggler in late:
         words = f"straggler: {described(straggler, devices[straggler.worker])}"

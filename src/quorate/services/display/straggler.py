@@ -37,7 +37,7 @@ class Slow(NamedTuple):
     worker: int
     compared: tuple[int, ...]  # the workers whose median is the usual time
     shard_s: float
-    typical_shard_s: float
+    usual_shard_s: float
     phase: str  # the phase with the greatest loss of time
     phase_s: float
     usual_phase_s: float
@@ -45,7 +45,7 @@ class Slow(NamedTuple):
     @property
     def factor(self) -> float:
         """The worker's shard time over the usual shard time."""
-        return self.shard_s / self.typical_shard_s
+        return self.shard_s / self.usual_shard_s
 
 
 def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
@@ -57,14 +57,14 @@ def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
     slow_workers = []
     for worker, shard_s in known.items():
         compared = tuple(w for w in known if len(known) > 2 or w != worker)
-        typical_shard_s = median(known[w] for w in compared) if compared else inf
-        if not 0 < FACTOR * typical_shard_s <= shard_s:
+        usual_shard_s = median(known[w] for w in compared) if compared else inf
+        if not 0 < FACTOR * usual_shard_s <= shard_s:
             continue
         own = times[worker].phases_s
         usual = {phase: median(times[w].phases_s[phase] for w in compared) for phase in WORK}
         phase = max(WORK, key=lambda name: own[name] - usual[name])
         slow_workers.append(
-            Slow(worker, compared, shard_s, typical_shard_s, phase, own[phase], usual[phase])
+            Slow(worker, compared, shard_s, usual_shard_s, phase, own[phase], usual[phase])
         )
     return sorted(slow_workers, key=lambda worker: -worker.shard_s)
 
@@ -191,19 +191,19 @@ class CopiedShards:
         self._copies: dict[int, Counter[str]] = {}  # worker -> job -> number of shards
         self._copies_s = 0.0  # the usual time of the copied shards, in seconds
 
-    def count(self, task: Compute, typical_shard_s: float | None, job: str) -> None:
+    def count(self, task: Compute, usual_shard_s: float | None, job: str) -> None:
         """Note a task assigned to a worker.
 
         Args:
-            typical_shard_s: for a copy, the usual shard time of the slow worker in seconds; None:
+            usual_shard_s: for a copy, the usual shard time of the slow worker in seconds; None:
                 the slow worker has not computed a shard yet, and is warming up.
             job: the purpose of the shard: "training", "validation".
         """
         if task.instead_of is None:
             self._shards += task.count
-        elif typical_shard_s is not None:
+        elif usual_shard_s is not None:
             self._copies.setdefault(task.instead_of, Counter())[job] += task.count
-            self._copies_s += typical_shard_s * task.count
+            self._copies_s += usual_shard_s * task.count
 
     def found(self) -> dict[int, tuple[int, str]]:
         """Return the number of each worker's shards computed twice, and a description."""
@@ -258,9 +258,9 @@ def _copied(copies: Counter[str]) -> str:
 
 def described(worker: Slow, device: str) -> str:
     """Return "worker 1 (cpu) is slow: 31 ms a shard, 2.0 times worker 0's; in forward: ..."."""
-    usual = f"the median of {duration(worker.typical_shard_s)}"
+    usual = f"the median of {duration(worker.usual_shard_s)}"
     if len(worker.compared) == 1:
-        usual = f"worker {worker.compared[0]}'s {duration(worker.typical_shard_s)}"
+        usual = f"worker {worker.compared[0]}'s {duration(worker.usual_shard_s)}"
     return (
         f"worker {worker.worker} ({device}) is slow: {duration(worker.shard_s)} a shard, "
         f"{worker.factor:.1f} times {usual}; in {worker.phase}: "
