@@ -107,7 +107,8 @@ def compare(
             found, last = differences(base, current), current.codes[-1]
             failed += not found and last != 0
             state = "DIFFERENT" if found else "equal" if last == 0 else f"equal, exit code {last}"
-            if options.devices and current.codes == [2] and TWO_RANKS_ON_ONE in current.said:
+            is_one = bool(options.devices) and "," not in options.devices
+            if is_one and current.codes == [2] and TWO_RANKS_ON_ONE in current.said:
                 found, state, refused = [], "refused", refused + 1
             print(f"{count:3} {time.monotonic() - start:6.1f} s  {state:20} {line}", flush=True)
             if found:

@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from quorate.engines.messages import pack, unpack
 from quorate.engines.partition import Partition
 from quorate.engines.servers import Answer, Image, RemoteGradient, Told, as_image
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.checkpoints.files import record_of
 from quorate.services.checkpoints.writer import write
+from quorate.training.optimizing.known_optimizers import put_values, sent_values
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.owners import slice_files
 from quorate.training.owners.served_optimizer import ServedOptimizer
@@ -120,16 +122,16 @@ def test_updates_by_shard_have_the_bits_of_updates_without_servers(count: int) -
         assert torch.equal(served, expected)
 
 
-@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize(("sees", "count"), [(True, 3), (False, 3), (True, 1)])
 def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
-    sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sees: bool, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slice_files, "GATHERED_BYTES", 0)
     if not sees:
         monkeypatch.setattr(slice_files, "sign", lambda *_: "it does not see it")
         monkeypatch.setattr(slice_files, "sees", lambda *_: False)
     state, said = new_state(served=True), list[str]()
-    servers, optimizer = ServersHere(3), state.optimizer
+    servers, optimizer = ServersHere(count), state.optimizer
     assert isinstance(optimizer, ServedOptimizer)
     optimizer.begin(servers, state.average)
     gradient = state.parameters.layout.new(CPU)
@@ -164,3 +166,15 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         with own.whole():
             read = {f"{e}.{n}": v for n, each in own.state().items() for e, v in each.items()}
         assert all(torch.equal(read[key], value) for key, value in expected.items())
+
+
+def test_values_of_a_group_arrive_in_the_tensors_tuples_and_lists_of_an_owner() -> None:
+    """Fill tensors of the owner in place: betas of Adam may be tensors."""
+    sent = sent_values({"params": [], "lr": torch.tensor(0.5), "betas": (torch.tensor(0.25), 0.75)})
+    assert sent == {"lr": 0.5, "betas": (0.25, 0.75)}
+    lr, beta = torch.tensor(1.0), torch.tensor(1.0)
+    own = {"lr": lr, "betas": (beta, 0.5), "kept": [1]}
+    put_values(own, unpack(pack({**sent, "kept": [2, 3]})))
+    assert (lr, beta) == (0.5, 0.25)
+    assert own == {"lr": lr, "betas": (beta, 0.75), "kept": [2, 3]}
+    assert sent_values({"call": print, "many": torch.zeros(2), "pair": (torch.zeros(2), 1)}) == {}

@@ -130,10 +130,8 @@ def drive(
                                 say(_taken_over(effect, called))
                             last_takeover = takeover
                         late = effect.instead_of
-                        typical_shard_s = (
-                            None if late is None else coordinator.typical_shard_s(late)
-                        )
-                        copied_shards.count(effect, typical_shard_s, called)
+                        usual_shard_s = None if late is None else coordinator.usual_shard_s(late)
+                        copied_shards.count(effect, usual_shard_s, called)
                         before_shard()
                     channel.send(effect)
 

@@ -38,6 +38,7 @@ FUSED: frozenset[type[Optimizer]] = frozenset(
 # to tell: the moments of a parameter without dimensions are scalars too.
 COUNTERS = frozenset(("step", "eta", "mu", "mu_product"))
 _PLAIN = (bool, int, float, str, type(None))  # values of groups that any message can hold
+_NOT_SENT = object()
 
 
 class States(defaultdict[Any, Any]):
@@ -79,29 +80,35 @@ def storable_values(group: Mapping[str, Any]) -> dict[str, Any]:
 def sent_values(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a group that owners of slices receive before an update.
 
-    Sent are numbers, texts, tuples of numbers, and tensors of one element as numbers.
+    Sent are numbers, texts, tensors of one element as numbers, and tuples of these.
     """
-    found: dict[str, Any] = {}
-    for key, value in values_of(group).items():
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            found[key] = value.item()
-        elif isinstance(value, _PLAIN):
-            found[key] = value
-        elif isinstance(value, (tuple, list)) and all(isinstance(each, _PLAIN) for each in value):
-            found[key] = (*value,)
-    return found
+    sent = {key: _sent(value) for key, value in values_of(group).items()}
+    return {key: value for key, value in sent.items() if value is not _NOT_SENT}
+
+
+def _sent(value: object) -> Any:
+    """Return a value as messages have it; ``_NOT_SENT`` if no message can have it."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, (tuple, list)):
+        sent = tuple(_sent(each) for each in value)
+        return _NOT_SENT if _NOT_SENT in sent else sent
+    return value if isinstance(value, _PLAIN) else _NOT_SENT
 
 
 def put_values(group: dict[str, Any], sent: Mapping[str, Any]) -> None:
     """Set the values of ``sent_values`` in a group; tensors and lists of the group stay such."""
-    for key, value in sent.items():
-        there = group.get(key)
-        if isinstance(there, torch.Tensor):
-            there.fill_(value)
-        elif isinstance(value, (tuple, list)):  # messages turn tuples into lists
-            group[key] = [*value] if isinstance(there, list) else (*value,)
-        else:
-            group[key] = value
+    group.update({key: _put(group.get(key), value) for key, value in sent.items()})
+
+
+def _put(there: Any, value: Any) -> Any:
+    """Return a sent value for the place of ``there``."""
+    if isinstance(there, torch.Tensor):
+        return there.fill_(value)
+    if not isinstance(value, (tuple, list)):  # messages turn tuples into lists
+        return value
+    known = there if isinstance(there, (tuple, list)) and len(there) == len(value) else value
+    return (list if isinstance(there, list) else tuple)(map(_put, known, value))
 
 
 def is_by_element(entry: str, value: object) -> bool:
