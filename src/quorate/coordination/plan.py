@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -121,7 +122,8 @@ class Plan:
         self.steps_per_epoch = self._round.updates(self.batches_per_epoch)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
-        self._last_size = (-1, 0, 0, 0)  # of ``_size``, which is asked a dozen times for each step
+        # Several threads ask, a dozen times for each step.
+        self._size = lru_cache(maxsize=8)(self._new_size)
         if self.round is not None:
             for name in self.round.phases:
                 if self.updates_of(name) == 0:
@@ -147,7 +149,7 @@ class Plan:
 
     def phase(self, step: int) -> str | None:
         """Return the phase of step t; None where there are none."""
-        return self._round.at(step % self.steps_per_epoch)[0] or None
+        return self._size(step)[3]
 
     def updates_of(self, phase: str | None) -> int:
         """Return how many steps of an epoch are of a phase; None: all of them.
@@ -170,16 +172,16 @@ class Plan:
 
     def batch_rows(self, step: int) -> int:
         """Return B of step t: ``batch_size``, or the size of the last batch of an epoch."""
-        _, start, stop, _ = self._size(step)
+        start, stop, _, _ = self._size(step)
         return stop - start
 
     def shards_of(self, step: int) -> int:
         """Return V of step t: the smaller of ``shards`` and B."""
-        return self._size(step)[3]
+        return self._size(step)[2]
 
     def batch(self, step: int) -> Rows:
         """Return the rows of step t in order, (B,) int64."""
-        _, start, stop, _ = self._size(step)
+        start, stop, _, _ = self._size(step)
         return self._order(self.epoch(step))[start:stop]
 
     def shard(self, step: int, shard: int) -> Rows:
@@ -196,7 +198,7 @@ class Plan:
         """Return how often each row of a shard was dealt before in the same epoch; None: never."""
         if self.sampling is None or not self.sampling.replacement:
             return None
-        epoch, (_, start, stop, _) = self.epoch(step), self._size(step)
+        epoch, (start, stop, _, _) = self.epoch(step), self._size(step)
         times = self._repeats.get(epoch)
         if times is None:
             times = repeats(self._order(epoch))
@@ -229,13 +231,11 @@ class Plan:
                         return step, shard
         return None
 
-    def _size(self, step: int) -> tuple[int, int, int, int]:
-        """Return a step, begin and end of the step's rows in the order of the epoch, and V."""
-        size = self._last_size  # one tuple, as several threads ask
-        if size[0] != step:
-            start, stop = self._bounds(step)
-            self._last_size = size = (step, start, stop, min(self.shards, stop - start))
-        return size
+    def _new_size(self, step: int) -> tuple[int, int, int, str | None]:
+        """Return begin and end of the rows of step t in the epoch's order, V, and the phase."""
+        start, stop = self._bounds(step)
+        phase, _ = self._round.at(step % self.steps_per_epoch)
+        return start, stop, min(self.shards, stop - start), phase or None
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return begin and end of the rows of step t in the order of the epoch."""

@@ -25,9 +25,10 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
+
+import msgspec
 
 from quorate.coordination import protocol
 from quorate.coordination.plan import Plan
@@ -41,8 +42,7 @@ from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.snapshots import Snapshot, Snapshots
 
 
-@dataclass(slots=True)
-class _Result:
+class _Result(msgspec.Struct, eq=False):
     """The result of a shard, or of all shards below a node, until the coordinator's decisions."""
 
     node: Node
@@ -115,8 +115,8 @@ class StepSums:
 
     @property
     def has_kept(self) -> bool:
-        """True if kept results wait for ``add_next``."""
-        return bool(self._kept)
+        """True if kept results wait for ``add_next``; a single one has nothing to be added to."""
+        return len(self._kept) > 1 or bool(self._kept and self._sums)
 
     def add_next(self) -> bool:
         """Add one kept result to the sum of its step; return False if there is none."""
@@ -164,8 +164,7 @@ class StepSums:
         return left
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """Consecutive shards of a step, from the request to a worker until the worker's answer."""
 
     step: int
@@ -174,9 +173,7 @@ class Request:
     snapshot: Snapshot | None  # the parameters to compute from; None: the current parameters
     is_cancelled: bool = False
     ticket: int = 0  # names the request in messages to worker processes
-    slots: list[int | None] = field(
-        default_factory=list
-    )  # by shard: where a worker process writes the result
+    slots: list[int | None] = []  # by shard: where a worker process writes the result
 
 
 class JobChannel(Channel):

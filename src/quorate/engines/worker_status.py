@@ -117,7 +117,8 @@ class Timesheet:
             step: of the shard. Default: as before.
             shard: number of the shard. Default: as before.
         """
-        version, (was, old_step, old_shard, since, before, shards, _) = self._newest()
+        version, entry = self._last if self._copies is None else self._newest()
+        was, old_step, old_shard, since, before, shards, _ = entry
         step = old_step if step is None else step
         shard = old_shard if shard is None else shard
         if phase == was and step == old_step and shard == old_shard and since:

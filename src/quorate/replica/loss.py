@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+import msgspec
 import torch
 
 from quorate.coordination.plan import Plan, Rows
@@ -85,15 +86,14 @@ class Called:
         )
 
 
-@dataclass(slots=True)
-class LossResult:
+class LossResult(msgspec.Struct, eq=False):
     """A loss function's result, checked."""
 
     loss: torch.Tensor  # ()
     metrics: dict[str, float]  # means; "loss" first
     weight: float
-    totals: Counts = field(default_factory=dict)
-    outputs: dict[str, Any] = field(default_factory=dict)  # collected outputs by name, on the host
+    totals: Counts = {}
+    outputs: dict[str, Any] = {}  # collected outputs by name, on the host
     denominators: Denominators | None = None  # None: ``weight`` is the denominator of all means
     terms_multiplier: float | None = None  # of the gradient of terms; None: no terms
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import call
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +105,9 @@ Settings = tuple[Any, ...]
 
 
 def settings() -> Settings:
-    """Return the positions of all switches: 2 us."""
+    """Return the positions of all switches: 1 us."""
     try:
-        return tuple([read() for read in _READERS])
+        return tuple(map(call, _READERS))
     except RuntimeError:
         return tuple([_read(read) for read in _READERS])
 

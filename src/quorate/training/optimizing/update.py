@@ -16,9 +16,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from quorate.coordination.tree import tree_sum
@@ -51,8 +51,7 @@ LATE_HOOK = (
 )
 
 
-@dataclass(slots=True)
-class UpdateResult:
+class UpdateResult(msgspec.Struct, eq=False):
     """The result of an update, made or left out because of a non-finite gradient."""
 
     metrics: dict[str, float]  # weighted means over all shards, "loss" first
@@ -62,11 +61,11 @@ class UpdateResult:
     missing: frozenset[str]  # parameters without a gradient
     shares: list[Share]  # loss and weight of each shard
     totals: Counts  # over all shards
-    remarks: list[str] = field(default_factory=list)  # messages for the user
-    buffer_doubts: list[str] = field(default_factory=list)  # reasons why buffers may be wrong
+    remarks: list[str] = []  # messages for the user
+    buffer_doubts: list[str] = []  # reasons why buffers may be wrong
     # None: the update was made. Else: names of the parameters with a non-finite gradient.
     not_finite: list[str] | None = None
-    denominators: dict[str, float] = field(default_factory=dict)  # by metric, if not ``weight``
+    denominators: dict[str, float] = {}  # by metric, if not ``weight``
 
     def worker_losses(self) -> dict[int, tuple[float, float]]:
         """Return worker -> (weighted sum of the loss, weight) over its shards."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
+from msgspec import structs
 
 from quorate.coordination.plan import Plan
 from quorate.coordination.tree import tree_sum
@@ -115,7 +116,7 @@ def _with_loss(total: ShardSum, result: BatchLossResult) -> ShardSum:
     outcome = result.outcome
     if total.missing is not None:
         total.missing -= result.of_parameters.keys()
-    total.metrics = replace(outcome, weight=total.weight).weighted()
+    total.metrics = structs.replace(outcome, weight=total.weight).weighted()
     total.totals = outcome.totals
     if outcome.denominators is not None:
         total.denominators = replace(outcome.denominators, divisor=total.weight)
