@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 
 .PHONY: train test test-all check docs bench clean
 
+# With the variable, as in many containers, each process of a test would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 train: $(VENV)/stamp
 	$(BIN)/quorate run examples/fashion_mnist.py
 

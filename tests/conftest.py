@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import chain, groupby, islice
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,10 @@ def _shared_memory() -> set[str]:
     return {entry.name for entry in folder.iterdir() if entry.name.startswith(ours)}
 
 
-# Files with most waiting come first, in one process, while other processes do the rest.
-LONGEST = ("test_ray.py", "test_hosts.py")
+# Slow files that come first, the longest before all. The first process has FIRST alone, which wait
+# most of the time; other processes have the rest in turn, and no file is cut in two.
+FIRST = ("test_ray.py", "test_hosts.py")
+LONGEST = (*FIRST, "test_scenarios.py", "test_device.py", "test_collective.py", "test_examples.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,9 +71,29 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Messages(config, Path(__file__).parent), "messages")
 
 
+def _in_order(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
+    """Return the tests in the order of equal shares of processes, in each the slow tests first.
+
+    With ``--dist worksteal`` a process begins with such a share, and a process with nothing left to
+    do takes the last tests of another share: at the end of a test run, short tests are left.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    slow.sort(key=lambda item: [*LONGEST, item.path.name].index(item.path.name))
+    short = iter([item for item in items if item.get_closest_marker("slow") is None])
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    for number, (path, of_file) in enumerate(groupby(slow, lambda item: item.path)):
+        turn = 0 if path.name in FIRST else -1 - number % max(1, processes - 1)
+        shares[turn].extend(of_file)
+    left = len(items)
+    for number, share in enumerate(shares):
+        share.extend(islice(short, max(0, left // (processes - number) - len(share))))
+        left -= len(share)
+    return [*chain.from_iterable(shares), *short]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; skip tests of a GPU without a GPU, and say why."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Put slow tests first; skip tests of a GPU without a GPU, and say why."""
+    items[:] = _in_order(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     wanting = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not wanting or torch.cuda.is_available() or hasattr(torch, "sim"):
         return

@@ -77,14 +77,16 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     phases = "model=phases options=ema+schedule data=short"
     runs = {
         "everything": ("everything.py", (), ("--shards", "5"), 3, 3),
-        # A step computed again elsewhere; a whole batch's loss, with changes by callbacks.
-        "again": ("ranks.py", ("optimizer=wolfe",), (), 2, 0),
-        "served": ("ranks.py", ("what=one", "then=halve"), (), 2, 2),
-        # Several optimizers, with a term over some rows beside a term over all rows.
-        "several": ("ranks.py", ("optimizer=several", "loss=terms"), ("--shards", "5"), 2, 0),
+        # A step computed again elsewhere, with a term over some rows beside a term over all rows.
+        "again": ("ranks.py", ("optimizer=wolfe", "loss=terms"), ("--shards", "5"), 2, 0),
         # A single worker's updates by shard are in order.
         "by shard": ("ranks.py", ("what=one", "then=halve"), ("--update", "async"), 1, 2),
-        "batch": ("ranks.py", ("loss=gather", "then=change"), ("--shards", "5"), 2, 0),
+        # A whole batch's loss, with several optimizers and changes by callbacks.
+        "batch": (
+            "ranks.py",
+            ("loss=gather", "optimizer=several", "then=change"),
+            *(("--shards", "5"), 2, 0),
+        ),
         # Models in turns; state of user code beside the model.
         "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
         "beside": ("beside.py", (), (), 2, 0),
@@ -102,7 +104,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
         assert inspected(tmp_path / name)["doubts"] == expected.facts["doubts"], name
     assert inspected(tmp_path / "everything")["workers"] == 3
     servers_at = r"server 0 on .*\(node (\w+)\), server 1 on .*\(node (\w+)\)"
-    placed = re.search(servers_at, ended["served"].said)
+    placed = re.search(servers_at, ended["by shard"].said)
     assert placed is not None
     assert placed[1] != placed[2]  # each on a separate node
     nothing_is_left_on(cluster)
@@ -197,9 +199,9 @@ def test_a_server_that_is_lost_ends_the_run_in_a_line_and_the_next_goes_on(
 ) -> None:
     run_dir = tmp_path / "run"
     saves = ("--save-every-steps", "2", "--run-dir", str(run_dir))
-    words = ("what=one", "pause=0.3", "then=tells")
+    script = ("ranks.py", "what=one", "then=tells,halve")
     options = (*cluster.options(2), *saves, "--servers", "2")
-    with heard(command("ranks.py", *words, options=options), cluster.env) as said:
+    with heard(command(*script, "pause=0.3", options=options), cluster.env) as said:
         said.wait_for("made step 3")
         server, *_ = cluster.processes(r"^ray::Server|^ray::quorate server")
         os.kill(server, signal.SIGKILL)
@@ -209,9 +211,9 @@ def test_a_server_that_is_lost_ends_the_run_in_a_line_and_the_next_goes_on(
     assert "is lost, and its slice of the parameters with it; run the same command" in line
     # Nothing was saved of a half-returned update.
     assert inspected(run_dir)["global_step"] in (2, 4, 6)
-    rest = run(command("ranks.py", "what=one", options=(*TOWER, *saves)))
+    rest = run(command(*script, options=(*TOWER, *saves)))
     assert rest.code == 0, rest.said
-    assert digests(run_dir) == references.on_a_tower("ranks.py", "what=one").digests
+    assert digests(run_dir) == references.on_a_tower("ranks.py", "what=one", "then=halve").digests
 
 
 def test_wrong_set_ups_are_one_line_each(
