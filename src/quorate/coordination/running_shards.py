@@ -1,7 +1,7 @@
 """Running shards: computed by a worker or two, held by none; in the orders needed for dealing.
 
 Which shard is furthest behind the usual time of its worker, which shard will be done last, and when
-will k shards be done? Each answer takes O(log N) on plain sorted lists.
+will k shards be done? Each answer takes O(log N) on plain sorted lists and heaps.
 
 A *timed* shard was dealt to a worker of known usual time. An *untimed* shard is measured by the
 usual time of all workers. Every answer changes the latter, but not the order of untimed shards by
@@ -15,13 +15,13 @@ Legend: N workers, w worker, t step, s shard. Times are in seconds of one monoto
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
-from quorate.coordination.workers import Assignment, Workers, remove
+from quorate.coordination.workers import Assignment, Deadlines, Workers, remove
 
 
 class WorkerShard(NamedTuple):
@@ -42,8 +42,9 @@ class Forecast(NamedTuple):
 
 # Entries are tuples of numbers: the garbage collector does not follow them. ``singles`` is the
 # number of single shards from ``shard`` on; 0: the shard of a pair.
-_ByLate = tuple[float, int, int, int, int, Forecast | None]
-_ByDone = tuple[float, float, int, int, int, int]  # done_at, late_at, worker, step, shard, singles
+_ByLate = tuple[float, int, int, int, int]  # late_at, worker, step, shard, singles
+# done_at, late_at, worker, step, shard, singles, later
+_ByDone = tuple[float, float, int, int, int, int, Forecast | None]
 _ByStart = tuple[float, int, int, int]  # since, worker, step, shard
 
 
@@ -59,13 +60,14 @@ class RunningShards:
         self.is_in_use = False  # False: no copies are made, nobody asks, and nothing is noted
         self._workers, self._patience = workers, patience
         self._usual_shard_s = inf  # of all workers
-        self._by_late: list[_ByLate] = []  # timed, not late
-        self._by_done: list[_ByDone] = []  # the same shards
+        self._by_done: list[_ByDone] = []  # timed, not late
+        # When the same shards become late.
+        self._singles, self._pairs = Deadlines[tuple[int, int]](), Deadlines[tuple[int, int]]()
         self._late: list[_ByLate] = []  # timed, late
         self._untimed: list[_ByStart] = []
         self._untimed_late = 0  # number of ``_untimed``, from the first on, that are late
-        # By (step, first shard): the lists with an entry of the shard, and the entries.
-        self._entries: dict[tuple[int, int], Sequence[tuple[list[Any], Any]]] = {}
+        # By (step, first shard): the list with an entry of the shard, and the entry.
+        self._entries: dict[tuple[int, int], tuple[list[Any], Any]] = {}
 
     # --- changes ----------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class RunningShards:
             return
         worker, step, since = assignment.worker, assignment.step, assignment.since
         if assignment.usual_shard_s is None:
-            self._insert(step, shards.start, (self._untimed, (since, worker, step, shards.start)))
+            self._insert(self._untimed, (since, worker, step, shards.start), step, shards.start)
             return
         usual_shard_s = assignment.usual_shard_s * assignment.count
         forecast = Forecast(since + self._patience * usual_shard_s, since + usual_shard_s)
@@ -83,35 +85,36 @@ class RunningShards:
 
     def drop(self, step: int, shard: int) -> None:
         """Remove a shard, or the run from the shard on, if present."""
-        for ordered, entry in self._entries.pop((step, shard), ()):
-            remove(ordered, entry)
+        if (place := self._entries.pop((step, shard), None)) is not None:
+            remove(*place)
+            self._singles.drop((step, shard))
+            self._pairs.drop((step, shard))
 
     def add_timed(
         self, forecast: Forecast, worker: int, step: int, shard: int, singles: int = 0
     ) -> None:
         """Add single shards, or, without singles, a shard of a pair with the lower worker."""
         late_at, done_at, later = forecast
-        by_late = (late_at, worker, step, shard, singles, later)
-        by_done = (done_at, late_at, worker, step, shard, singles)
-        self._insert(step, shard, (self._by_late, by_late), (self._by_done, by_done))
+        entry = (done_at, late_at, worker, step, shard, singles, later)
+        self._insert(self._by_done, entry, step, shard)
+        (self._singles if singles else self._pairs).set((step, shard), late_at)
 
-    def _insert(self, step: int, shard: int, *entries: tuple[list[Any], Any]) -> None:
-        self._entries[step, shard] = entries
-        for ordered, entry in entries:
-            insort(ordered, entry)
+    def _insert(self, ordered: list[Any], entry: Any, step: int, shard: int) -> None:
+        self._entries[step, shard] = ordered, entry
+        insort(ordered, entry)
 
     # --- questions --------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Note the time."""
-        while self._by_late and self._by_late[0][0] <= now:
-            entry = self._by_late[0]
-            _, worker, step, shard, singles, later = entry
-            self.drop(step, shard)
-            if later is None:
-                self._insert(step, shard, (self._late, entry))
-            else:
-                self.add_timed(later, worker, step, shard, singles)
+        for deadlines in (self._singles, self._pairs):
+            for key in deadlines.pop_due(now):
+                _, late_at, worker, step, shard, singles, later = self._entries[key][1]
+                self.drop(step, shard)
+                if later is None:
+                    self._insert(self._late, (late_at, worker, step, shard, singles), step, shard)
+                else:
+                    self.add_timed(later, worker, step, shard, singles)
         self._untimed_late = 0
         if self._untimed:
             self._usual_shard_s = self._workers.usual_shard_s_of_all
@@ -144,10 +147,10 @@ class RunningShards:
             most: the number of late shards, pairs included, to look at. None: all.
         """
         untimed = (
-            (self._forecast(entry)[1], *entry[1:], 1, None)
+            (self._forecast(entry)[1], *entry[1:], 1)
             for entry in islice(self._untimed, self._untimed_late)
         )
-        for _, worker, step, first, singles, _ in islice(merge(self._late, untimed), most):
+        for _, worker, step, first, singles in islice(merge(self._late, untimed), most):
             for shard in range(first, first + singles):
                 yield WorkerShard(worker, step, shard)
 
@@ -158,13 +161,13 @@ class RunningShards:
             most: the number of shards, the first to be done, to look at, pairs included. None: all.
         """
         count = self.on_time if most is None else min(most, self.on_time)
-        for done_at, _, worker, step, first, singles in self._last_of_first(count):
+        for done_at, _, worker, step, first, singles, _ in self._last_of_first(count):
             for shard in reversed(range(first, first + singles)):
                 yield done_at, WorkerShard(worker, step, shard)
 
     def next_late_at(self) -> float:
         """Return when the next single shard becomes late, or infinity."""
-        timed_at = next((entry[0] for entry in self._by_late if entry[4]), inf)
+        timed_at = self._singles.first_at
         if self._untimed_late == len(self._untimed):
             return timed_at
         return min(timed_at, self._forecast(self._untimed[self._untimed_late])[1])
@@ -172,7 +175,7 @@ class RunningShards:
     def _forecast(self, entry: _ByStart) -> _ByDone:
         since, worker, step, shard = entry
         late_at = since + self._patience * self._usual_shard_s
-        return since + self._usual_shard_s, late_at, worker, step, shard, 1
+        return since + self._usual_shard_s, late_at, worker, step, shard, 1, None
 
     def _last_of_first(self, count: int) -> Iterator[_ByDone]:
         """Yield the first ``count`` shards to be done, in reverse order."""

@@ -1,8 +1,8 @@
 """Workers of a run: their ranks, their assignments, and the usual time of a shard on each of them.
 
-All orders are plain sorted lists: workers by rank, idle workers, usual times, and deadlines of
-answers. Finding an entry takes O(log N). An insertion moves
-the entries behind the new entry, a few microseconds among ten thousand.
+Orders are plain sorted lists: workers by rank, idle workers, usual times. Finding an entry takes
+O(log N). An insertion moves the entries behind the new entry, a few microseconds among ten
+thousand. Deadlines of answers, of which only the first is read, are a heap.
 
 Legend: N workers, w worker, t step, s shard; a version is the number of updates made when a shard
 was dealt. Times are in seconds of one monotonic clock.
@@ -10,11 +10,15 @@ was dealt. Times are in seconds of one monotonic clock.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K", int, tuple[int, int])
 
 RECENT = 15  # shards whose median is the usual time of a worker
 
@@ -24,6 +28,41 @@ _RankKey = tuple[bool, int, str, int]  # see ``Workers._rank_key``
 def remove(ordered: list[Any], entry: Any) -> None:
     """Remove an entry from a sorted list."""
     del ordered[bisect_left(ordered, entry)]
+
+
+class Deadlines(Generic[K]):
+    """Times of keys, of which the first is read: a heap, and the present time of each key."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, K]] = []  # with times that keys no longer have
+        self._at: dict[K, float] = {}
+
+    def set(self, key: K, at: float) -> None:
+        """Add a key that is not present."""
+        self._at[key] = at
+        heappush(self._heap, (at, key))
+        if len(self._heap) > 2 * len(self._at) + 32:
+            self._heap = [(at, key) for key, at in self._at.items()]
+            heapify(self._heap)
+
+    def drop(self, key: K) -> None:
+        """Remove a key, if present."""
+        self._at.pop(key, None)
+
+    @property
+    def first_at(self) -> float:
+        """The first time of a key; infinite if there is none."""
+        heap = self._heap
+        while heap and self._at.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else inf
+
+    def pop_due(self, now: float) -> Iterator[K]:
+        """Remove and yield the keys whose time has come, in order of time."""
+        while self.first_at <= now:
+            key = heappop(self._heap)[1]
+            del self._at[key]
+            yield key
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +92,6 @@ class WorkerRecord:
     place: str = ""  # workers of one place are neighbors; "" is the place of the coordinator
     assignment: Assignment | None = None
     is_replaced: bool = False  # the worker is being ended: it may still report, and gets no shard
-    silent_at: float = inf  # when an answer is overdue
     times_s: list[float] = field(default_factory=list)  # of the last ``RECENT`` shards
     # Median of ``times_s``; None before the first shard is done.
     usual_shard_s: float | None = None
@@ -70,12 +108,13 @@ class Workers:
     def __init__(self, timeout_s: float | None = None) -> None:
         self.by_number: dict[int, WorkerRecord] = {}
         self.idle: list[int] = []  # workers that can receive a shard, sorted
-        self.idle_usual_shard_s: list[
-            float
-        ] = []  # usual times of idle workers, where known, sorted
-        self._usual_shard_s: list[float] = []  # usual times of all workers, where known, sorted
+        # Usual times of idle workers, where known, sorted.
+        self.idle_usual_shard_s: list[float] = []
+        self._unknown = 0  # number of workers of unknown usual time
+        # Known usual times of all workers, sorted; None: unused since all were known.
+        self._usual_shard_s: list[float] | None = None
         self._timeout_s = timeout_s
-        self._overdue: list[tuple[float, float]] = []  # (silent_at, worker) of busy workers, sorted
+        self._overdue: Deadlines[int] = Deadlines()  # of busy workers: when an answer is overdue
         self._sizes: Counter[str] = Counter()  # number of workers by place
         self._by_rank: list[_RankKey] = []  # sorted
         self._ranks: dict[int, tuple[int, int]] = {}  # results of ``rank_of`` until ranks change
@@ -83,16 +122,18 @@ class Workers:
     def join(self, worker: int, place: str = "") -> None:
         """Add an idle worker. Ranks change."""
         self._resize(place, 1)
-        self.by_number[worker] = record = WorkerRecord(place)
+        self.by_number[worker] = WorkerRecord(place)
         insort(self._by_rank, self._rank_key(place, worker))
-        self._add_idle(worker, record)
+        self._unknown += 1
+        insort(self.idle, worker)
 
     def leave(self, worker: int) -> Assignment | None:
         """Remove a worker, and return the worker's assignment. Ranks change."""
         record = self.by_number[worker]
-        self._remove_idle_or_overdue(worker, record)
-        if record.usual_shard_s is not None:
-            remove(self._usual_shard_s, record.usual_shard_s)
+        if record.assignment is None:
+            self._remove_idle(worker, record)
+        self._overdue.drop(worker)
+        self._count_usual(record.usual_shard_s, None)
         remove(self._by_rank, self._rank_key(record.place, worker))
         del self.by_number[worker]
         self._resize(record.place, -1)
@@ -134,12 +175,12 @@ class Workers:
     def assign(self, worker: int, assignment: Assignment) -> None:
         """Record the assignment of an idle worker."""
         record = self.by_number[worker]
-        self._remove_idle_or_overdue(worker, record)
+        self._remove_idle(worker, record)
         record.assignment = assignment
         if self._timeout_s is not None:
             usual_shard_s = (record.usual_shard_s or 0.0) * assignment.count
-            record.silent_at = assignment.since + max(self._timeout_s, 3 * usual_shard_s)
-            insort(self._overdue, (record.silent_at, worker))
+            silent_at = assignment.since + max(self._timeout_s, 3 * usual_shard_s)
+            self._overdue.set(worker, silent_at)
 
     def finish(self, worker: int, took_s: float | None = None) -> None:
         """Make a worker idle after an answer.
@@ -151,25 +192,17 @@ class Workers:
         if took_s is not None:
             record.times_s.append(took_s)
             del record.times_s[:-RECENT]
-            if record.usual_shard_s is not None:
-                remove(self._usual_shard_s, record.usual_shard_s)
-            record.usual_shard_s = _median(sorted(record.times_s))
-            insort(self._usual_shard_s, record.usual_shard_s)
-        self._remove_idle_or_overdue(worker, record)
+            before_s, record.usual_shard_s = record.usual_shard_s, _median(sorted(record.times_s))
+            self._count_usual(before_s, record.usual_shard_s)
+        self._overdue.drop(worker)
         record.assignment = None
         if not record.is_replaced:
-            self._add_idle(worker, record)
+            insort(self.idle, worker)
+            if record.usual_shard_s is not None:
+                insort(self.idle_usual_shard_s, record.usual_shard_s)
 
-    def _add_idle(self, worker: int, record: WorkerRecord) -> None:
-        insort(self.idle, worker)
-        if record.usual_shard_s is not None:
-            insort(self.idle_usual_shard_s, record.usual_shard_s)
-
-    def _remove_idle_or_overdue(self, worker: int, record: WorkerRecord) -> None:
-        if record.silent_at < inf:
-            remove(self._overdue, (record.silent_at, worker))
-            record.silent_at = inf
-        elif record.assignment is None and not record.is_replaced:
+    def _remove_idle(self, worker: int, record: WorkerRecord) -> None:
+        if not record.is_replaced:
             remove(self.idle, worker)
             if record.usual_shard_s is not None:
                 remove(self.idle_usual_shard_s, record.usual_shard_s)
@@ -179,7 +212,21 @@ class Workers:
     @property
     def usual_shard_s_of_all(self) -> float:
         """The median of the workers' usual times; infinite before any is known."""
+        if self._usual_shard_s is None:
+            known = [record.usual_shard_s for record in self.by_number.values()]
+            self._usual_shard_s = sorted(usual_s for usual_s in known if usual_s is not None)
         return _median(self._usual_shard_s) if self._usual_shard_s else inf
+
+    def _count_usual(self, before_s: float | None, after_s: float | None) -> None:
+        """Replace a usual time among those of all workers; None: unknown, or the worker left."""
+        self._unknown -= before_s is None
+        if not self._unknown:  # the times of all workers stand in for unknown times alone
+            self._usual_shard_s = None
+        if self._usual_shard_s is not None:
+            if before_s is not None:
+                remove(self._usual_shard_s, before_s)
+            if after_s is not None:
+                insort(self._usual_shard_s, after_s)
 
     def expected_s(self, worker: int) -> float:
         """Return how long a shard takes a worker; before its first, as long as on all workers."""
@@ -189,15 +236,13 @@ class Workers:
     @property
     def silent_at(self) -> float:
         """The time at which the next worker will have been silent for too long; infinite: never."""
-        return self._overdue[0][0] if self._overdue else inf
+        return self._overdue.first_at
 
     def replace_silent(self, now: float) -> list[Assignment]:
         """Mark workers silent for too long as replaced, and return their assignments by worker."""
-        overdue = self._overdue[: bisect_right(self._overdue, (now, inf))]
         silent = []
-        for worker in sorted(int(worker) for _, worker in overdue):
+        for worker in sorted(self._overdue.pop_due(now)):
             record = self.by_number[worker]
-            self._remove_idle_or_overdue(worker, record)
             record.is_replaced = True
             assert record.assignment is not None
             silent.append(record.assignment)

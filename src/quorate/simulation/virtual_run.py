@@ -47,14 +47,25 @@ class UpdateRecord(NamedTuple):
     vectors: int  # that reached the coordinator
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
+class _Life:
+    """A life of a worker, until it fails, is replaced, or receives a cancellation."""
+
+    is_over: bool = False
+
+    def goes_on(self) -> bool:
+        """Return whether the reports of the life are valid."""
+        return not self.is_over
+
+
+@dataclass(eq=False, slots=True)
 class _Computation:
     """The shard that a worker computes."""
 
-    step: int
-    shard: int
-    work: ShardWork
-    begun_at: float
+    done: protocol.Done
+    rest_s: float  # from the end of the computation to the arrival of the result
+    pulled_at: float
+    pushing_s: float
     due_at: float = inf  # arrival of the result; infinite while the worker shares cores
 
 
@@ -135,9 +146,7 @@ class VirtualRun:
         self._places = places
         self._queue: EventQueue[protocol.Event | WorkerFailure] = EventQueue()
         self._wake_at = inf
-        # Reports of an earlier life of a worker are void: the worker has failed since then, or
-        # has received a cancellation.
-        self._lives = [0] * len(places)
+        self._lives = [_Life() for _ in places]
         self._is_away = [False] * len(places)
         self._computations: dict[int, _Computation] = {}  # by worker: the last
         for worker, place in enumerate(places):
@@ -158,7 +167,6 @@ class VirtualRun:
     def advance(self) -> protocol.Event | None:
         """Let the next event happen, and return the event; None: a failure that nobody knows of."""
         self._end_jobs_on_cores()
-        due_at = self._queue.next_at
         event = self._queue.next(self._wake_at)
         if isinstance(event, WorkerFailure):
             self._fail(event)
@@ -170,7 +178,7 @@ class VirtualRun:
         if isinstance(event, protocol.Joined):
             self._is_away[event.worker] = False
         elif isinstance(event, protocol.Done):
-            self.queued_s += self.now - due_at
+            self.queued_s += self.now - self._computations[event.worker].due_at
         self.events += 1
         effects = deque(self.coordinator.handle(event, self.now))
         self._wake_at = inf
@@ -184,13 +192,12 @@ class VirtualRun:
         self, at: float, event: protocol.Joined | protocol.Left | protocol.Done | protocol.Cancelled
     ) -> None:
         """Let a worker report at a time, unless the worker's present life ends before."""
-        lives, worker = self._lives, event.worker
-        life = lives[worker]
-        self._queue.post(at, event, lambda: lives[worker] == life)
+        self._queue.post(at, event, self._lives[event.worker].goes_on)
 
     def _end_life(self, worker: int) -> None:
         """Void the reports of a worker so far, and free the worker's share of cores."""
-        self._lives[worker] += 1
+        self._lives[worker].is_over = True
+        self._lives[worker] = _Life()
         if self._cores is not None:
             self._cores.leave_off(self.now, worker)
 
@@ -204,9 +211,9 @@ class VirtualRun:
 
     def _computed(self, at: float, worker: int) -> None:
         """Let a worker that has computed a shard report the result."""
-        done = self._computations[worker]
-        done.due_at = at + (sum(done.work[1:]) + 2 * self._latency_s)
-        self._post(done.due_at, protocol.Done(worker, done.step, done.shard))
+        computed = self._computations[worker]
+        computed.due_at = at + computed.rest_s
+        self._post(computed.due_at, computed.done)
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = failure.worker
@@ -250,8 +257,8 @@ class VirtualRun:
             case protocol.Keep(worker, step, shard, count):
                 held = self._held.setdefault(step, {})
                 held |= dict.fromkeys(range(shard, shard + count), worker)
-            case protocol.Cancel(worker):
-                self._cancel(worker)
+            case protocol.Cancel():
+                self._cancel(effect)
             case protocol.Replace(worker):
                 self._end_life(worker)
                 self._is_away[worker] = True
@@ -267,21 +274,26 @@ class VirtualRun:
             return  # the worker has failed, and the coordinator does not know yet
         takes = self._shard_s(worker, step, shard)
         work = takes if isinstance(takes, ShardWork) else ShardWork(takes)
-        self._computations[worker] = _Computation(step, shard, work, self.now)
+        self._computations[worker] = _Computation(
+            protocol.Done(worker, step, shard),
+            rest_s=sum(work[1:]) + 2 * self._latency_s,
+            pulled_at=self.now + self._latency_s + work.pulling_s,
+            pushing_s=work.pushing_s,
+        )
         if self._cores is not None and work.computing_s:
             self._cores.begin(self.now, worker, work.computing_s)
         else:
             self._computed(self.now + work.computing_s, worker)
 
-    def _cancel(self, worker: int) -> None:
-        computed, latency_s = self._computations[worker], self._latency_s
+    def _cancel(self, effect: protocol.Cancel) -> None:
+        worker, latency_s = effect.worker, self._latency_s
+        computed = self._computations[worker]
         # A gradient on the way counts as an answer.
         told_at = self.now + latency_s
-        sent_at = computed.due_at - latency_s - computed.work.pushing_s
+        sent_at = computed.due_at - latency_s - computed.pushing_s
         if self._is_away[worker] or sent_at <= told_at:
             return
         self._end_life(worker)
-        pulled_at = computed.begun_at + latency_s + computed.work.pulling_s
-        leaves_at = max(told_at, pulled_at) + self._leaves_off_s(worker) + latency_s
-        cancelled = protocol.Cancelled(worker, computed.step, computed.shard)
+        leaves_at = max(told_at, computed.pulled_at) + self._leaves_off_s(worker) + latency_s
+        cancelled = protocol.Cancelled(worker, effect.step, effect.shard)
         self._post(min(computed.due_at, leaves_at), cancelled)
