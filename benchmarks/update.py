@@ -32,6 +32,7 @@ from quorate.training.optimizing.mean import make_mean, squares
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.owners import Owners
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 from quorate.training.optimizing.update import Update
 
@@ -57,6 +58,7 @@ def main() -> None:
     kind = getattr(torch.optim, options.optimizer)
     optimizer = FlatOptimizer(lambda params: kind(params, lr=1e-6), model, parameters)
     update = Update(
+        Owners(parameters),
         [ScheduledOptimizer(optimizer, None, None)],
         Buffers(model),
         Optimize(kind, clip_norm=CLIP_NORM if options.clip else None),

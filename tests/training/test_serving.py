@@ -21,10 +21,12 @@ from quorate.services.checkpoints.files import record_of
 from quorate.services.checkpoints.writer import write
 from quorate.training.optimizing.known_optimizers import put_values, sent_values
 from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
-from quorate.training.owners.served_optimizer import ServedOptimizer
-from quorate.training.owners.server_saves import ServerSaves
+from quorate.training.owners.server_owners import ServedOwners
 from quorate.training.owners.server_slice import Slice
+from quorate.training.owners.server_sync import ServerSync
+from quorate.training.owners.spread_optimizer import SpreadOptimizer
 from quorate.training.saved_state import contents, load, loadable
 from quorate.training.state import State
 
@@ -73,7 +75,8 @@ def new_state(*, served: bool) -> State:
     model = nn.Sequential(nn.Linear(300, 700), nn.Linear(700, 300).double())  # four blocks each
     model.append(nn.Conv2d(70, 80, 3)).to(memory_format=torch.channels_last)  # not row by row
     optimize = Optimize(lambda own: torch.optim.Adam(own, lr=0.1), clip_norm=0.5, ema_decay=0.9)
-    options: dict[str, Any] = {"optimize": {None: optimize}, "served": served}
+    owners = ServedOwners if served else Owners
+    options: dict[str, Any] = {"optimize": {None: optimize}, "owners": owners}
     return State(model, CPU, shared=False, loss=lambda *_: None, **options)
 
 
@@ -89,8 +92,9 @@ def trained(count: int) -> list[torch.Tensor]:
     for vector in (vector for gradient in gradients for vector in gradient.vectors):
         vector.normal_()
     gradients[SPOILT].vectors[-1][-1] = float("inf")  # on the last server alone
-    if isinstance(state.optimizer, ServedOptimizer):
-        state.optimizer.begin(servers, state.average)
+    sync = ServerSync(state, servers, print) if count else None
+    if sync is not None:
+        sync.end()
     # Shard s has ticket s. A copy of shard s has ticket 100 + s; all copies are dropped.
     arrivals, decisions = [*range(SHARDS), *range(100, 100 + SHARDS)], [*range(SHARDS)]
     for tickets in (arrivals, decisions):
@@ -108,8 +112,8 @@ def trained(count: int) -> list[torch.Tensor]:
             if state.update.apply([((0, 0), total)], shards=1, present=1).not_finite is not None:
                 assert shard == SPOILT
                 state.update.skip()
-    if isinstance(state.optimizer, ServedOptimizer):
-        state.optimizer.end()
+    if sync is not None:
+        sync.close()
     assert state.update.updates == SHARDS
     assert state.average is not None
     entries = [entry for own in state.optimizer.state().values() for entry in own.values()]
@@ -132,8 +136,8 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         monkeypatch.setattr(slice_files, "sees", lambda *_: False)
     state, said = new_state(served=True), list[str]()
     servers, optimizer = ServersHere(count), state.optimizer
-    assert isinstance(optimizer, ServedOptimizer)
-    optimizer.begin(servers, state.average)
+    sync = ServerSync(state, servers, said.append)
+    sync.end()
     gradient = state.parameters.layout.new(CPU)
     for vector in gradient.vectors:
         vector.normal_()
@@ -143,13 +147,12 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
     assert state.update.apply([((0, 0), total)], shards=1, present=1).not_finite is None
     facts = {"epoch": 0, "seed": 0, "shards": 1, "batch_size": 1, "rows": 9, "shuffle": False}
     facts |= {"update": "sync", "account": state.account(), "ema_decay": 0.9}
-    state.saves = ServerSaves(optimizer, servers, said.append)
     with monkeypatch.context() as patch:
         patch.setattr(optimizer, "fetch", None)  # no value comes to the coordinator
         path = write(tmp_path, contents(state, facts))
     assert len(said) == (0 if sees else 3)
     found = load_file(path / slice_files.OPTIMIZER)
-    optimizer.end()
+    sync.close()
     expected = {f"{e}.{n}": v for n, own in optimizer.state().items() for e, v in own.items()}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
@@ -158,11 +161,12 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         later = new_state(served=True)
         own = later.optimizer
         load(loadable(path, record_of(path), later), later)
-        assert isinstance(own, ServedOptimizer)
+        assert isinstance(own, SpreadOptimizer)
         assert own.unread is not None
         if begins:
-            own.begin(ServersHere(2), later.average)
-            own.end()
+            sync = ServerSync(later, ServersHere(2), print)
+            sync.end()
+            sync.close()
         with own.whole():
             read = {f"{e}.{n}": v for n, each in own.state().items() for e, v in each.items()}
         assert all(torch.equal(read[key], value) for key, value in expected.items())

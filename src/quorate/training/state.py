@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 from quorate.coordination.tally import Tally
-from quorate.engines.collective.exchange import GradientExchange
-from quorate.engines.collective.rank_control import RankControl
 from quorate.errors import SettingError, UserError
 from quorate.replica.buffers import Buffers
 from quorate.replica.compiling import as_given
@@ -22,9 +20,10 @@ from quorate.training.model_edits import ModelEdits
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.owners import Owners
 from quorate.training.optimizing.phases import Phases
-from quorate.training.owners.saves import RankSaves, Saves
-from quorate.training.owners.served_optimizer import ServedOptimizer
+from quorate.training.owners.saves import Saves
+from quorate.training.owners.server_owners import ServedOwners
 
 
 class State:
@@ -40,9 +39,7 @@ class State:
         optimize: how the updates of each phase are made; see ``Phases``.
         loss: the loss, or the losses of the phases.
         notes: messages for the user.
-        exchanging: returns the exchange of vectors of a layout, if ranks make updates together.
-        served: whether servers make updates, in slices.
-        parts: number of processes that make updates, each of its part of the parameters.
+        owners: returns the owners of parameters; by default, this process alone.
     """
 
     def __init__(
@@ -57,9 +54,7 @@ class State:
         optimize: Mapping[str | None, Optimize],
         loss: Loss,
         notes: Notes | None = None,
-        exchanging: Callable[[Layout], GradientExchange] | None = None,
-        served: bool = False,
-        parts: int = 1,
+        owners: Callable[[Flat], Owners] = Owners,
     ) -> None:
         self.model = model.to(device)
         self.global_step = 0  # updates applied so far
@@ -82,20 +77,15 @@ class State:
             follow()
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
-        self.exchange = None if exchanging is None else exchanging(layout)
-        if served and written:
+        made = owners(self.parameters)
+        if isinstance(made, ServedOwners) and written:
             name = min(written)
             expected = f"none, as the forward pass writes parameters: {name!r}"
             raise SettingError("servers", "some", expected, "leave them out")
         self.notes = notes = notes or Notes()
         decays = [each.ema_decay for each in optimize.values() if each.ema_decay is not None]
         self.average = Average(max(decays), self.parameters) if decays else None
-        self.phases = Phases(
-            *(optimize, loss, model, self.parameters, self.buffers, self.average, notes),
-            self.exchange,
-            served=served,
-            parts=parts,
-        )
+        self.phases = Phases(*(optimize, loss, model, made, self.buffers, self.average, notes))
         self.update = next(iter(self.phases.updates.values()))  # of the phase under way
         self.saves: Saves | None = None  # of a loop whose owners each have a part of the state
         self.model_edits = ModelEdits(model, self.parameters, mutable_frozen, notes)
@@ -104,6 +94,16 @@ class State:
     def optimizer(self) -> FlatOptimizer:
         """The optimizer; the first, if there are several."""
         return self.phases.optimizers[0]
+
+    @property
+    def owners(self) -> Owners:
+        """The owners of the parameters, who make the updates."""
+        return self.update.owners
+
+    @owners.setter
+    def owners(self, owners: Owners) -> None:
+        for update in self.phases.updates.values():
+            update.owners = owners
 
     def begin_phase(self, phase: str | None) -> None:
         """Select the phase of the next update; None without phases."""
@@ -128,30 +128,18 @@ class State:
         Raises:
             ServerError: a server is gone.
         """
-        if isinstance(self.optimizer, ServedOptimizer):
-            self.optimizer.fetch_parameters()
+        self.owners.fetch_parameters()
 
     def end_parts(self) -> None:
         """End the processes that make updates, if there are some. The whole state is here."""
         for optimizer in self.phases.optimizers:
             optimizer.close()
 
-    def save_with(
-        self, ranks: RankControl, say: Callable[[str], None] = lambda _: None
-    ) -> Saves | None:
-        """Let all ranks save this state together, if each has a part. All ranks call the method.
-
-        Args:
-            say: see ``Saves``.
-        """
-        if sharded := self.phases.sharded:
-            self.saves = RankSaves(ranks, sharded, say)
-        return self.saves
-
     def leave_ranks(self) -> None:
         """Gather all of the state here, and go on without the other ranks. Blocks."""
-        for optimizer in self.phases.of_ranks:
-            optimizer.stay_alone()
+        for optimizer in self.phases.spread:
+            optimizer.leave_owners()
+        self.owners = Owners(self.parameters)
 
     def tensors(self, parameters: Flat | None = None) -> dict[str, torch.Tensor]:
         """Return the tensors of the model's state dict, in its order, by the user's names.

@@ -34,12 +34,16 @@ from quorate.machine.limits import COMPILE_S
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
 from quorate.machine.surroundings import require_surroundings
 from quorate.replica.compiling import as_given
+from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.witness.places import reads_of_shards
 from quorate.services.display.straggler import Stragglers
 from quorate.training.config import DatasetConfig, TrainerConfig
 from quorate.training.notices import once
-from quorate.training.owners.served_optimizer import HANDLER, ServedOptimizer
+from quorate.training.optimizing.owners import Owners
+from quorate.training.owners.parted_optimizer import PartedOptimizer
+from quorate.training.owners.rank_owners import RankOwners
+from quorate.training.owners.server_owners import HANDLER, ServedOwners
 from quorate.training.replicas import ReplicaFactory
 from quorate.training.state import State
 
@@ -202,11 +206,19 @@ class WorkerGroup:
             optimize=self.config.optimize,
             loss=self.config.loss,
             notes=self.replicas.notes,
-            exchanging=None if self.rank_group is None else self.rank_group.exchanging,
-            served=self.config.workers.servers is not None,
-            # Processes that make an update together: one per device of a replica.
-            parts=len(self.groups[0]) if self.replicas.are_in_stages else 1,
+            owners=self._owners,
         )
+
+    def _owners(self, parameters: Flat) -> Owners:
+        """Return the owners of parameters."""
+        exchanging = None if self.rank_group is None else self.rank_group.exchanging
+        if exchanging is not None:
+            return RankOwners(parameters, exchanging(parameters.layout))
+        if self.config.workers.servers is not None:
+            return ServedOwners(parameters)
+        if self.replicas.are_in_stages and len(self.groups[0]) > 1:
+            return Owners(parameters, partial(PartedOptimizer, parts=len(self.groups[0])))
+        return Owners(parameters)
 
     def evaluation_source(
         self, data: DatasetConfig, shards: int, kind: type[Plan] = Plan
@@ -366,7 +378,7 @@ class WorkerGroup:
             decided=self.replicas.computing.decided,
             timeout_s=self.timeout_s,
             notes=self.replicas.notes,
-            handler=HANDLER if isinstance(state.optimizer, ServedOptimizer) else None,
+            handler=None if self.config.workers.servers is None else HANDLER,
         )
 
     def spot_checks(self, state: State, source: Source, ask: Ask) -> SpotChecks | None:

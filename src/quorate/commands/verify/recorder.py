@@ -317,7 +317,7 @@ class _Recorder:
             UpdateRecord(
                 number=self._updates,
                 step=self._step,
-                lr=state.update.optimizer.lr,
+                lr=state.update.scheduled[0].optimizer.lr,
                 tensors={name: tensor_text(t) for name, t in state.tensors().items()},
                 computed_by=self._computed_by,
             ),

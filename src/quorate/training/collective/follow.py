@@ -144,7 +144,6 @@ class _Follower:
         ranks.monitor.sheet = worker.sheet
         worker.take_values(values)
         ranks.gather(identity(worker, self._source, workers))
-        self._state.save_with(ranks)
         if (process := here()) is not None:
             for line in warnings_of_script():
                 workers.replicas.notes.add(line)

@@ -26,6 +26,8 @@ from quorate.training.collective.rank_worker import RankWorker
 from quorate.training.drive import ReadyStep, drive
 from quorate.training.optimizing.known_optimizers import sent_values
 from quorate.training.optimizing.update import UpdateResult
+from quorate.training.owners.rank_owners import RankOwners
+from quorate.training.owners.saves import Saves
 from quorate.training.stop import Stops
 from quorate.training.training_loop import StartedWorkers, TrainingLoop
 
@@ -54,9 +56,10 @@ def start_rank_loop(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             ranks.monitor.on_lost = partial(_lost, stops, worker)
             identities = ranks.gather(identity(worker, source, workers))
             rank_group.have_met()
-            saves = state.save_with(ranks, say)
-            if setup.run_dir is not None and saves is not None and saves.are_by_all:
-                saves.rehearse(setup.run_dir)
+            if spread := state.phases.spread:
+                state.saves = Saves(worker.owners, spread, say)
+                if setup.run_dir is not None and state.saves.are_by_all:
+                    state.saves.rehearse(setup.run_dir)
         places: list[str] = []
         if rank_group.is_of_torchrun:
             places = place_doubts(state.model, workers.config.loss)
@@ -96,8 +99,9 @@ def _opened(loop: TrainingLoop, ranks: RankControl) -> RankWorker:
     if misfits := [text for text in ranks.gather("") if text]:
         raise UserError(misfits[0])
     share.send(ranks, state)
-    for optimizer in state.phases.sharded:
-        optimizer.scatter()
+    assert isinstance(state.owners, RankOwners)
+    for optimizer in state.phases.spread:
+        optimizer.send(state.owners)
     values = share.news_of_values(state, NO_VALUES)
     ranks.tell("join", steps, values)
     worker = RankWorker(ranks, workers, state, loop.source, range(*steps))
@@ -159,7 +163,7 @@ class _Lead:
         self._is_in_step = False  # True while the other ranks make an update
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         state.model_edits.watch_values(partial(share.values, state))
-        self._note_state()
+        worker.owners.note_state()
         self._sent_changes = state.model_edits.model_changes.number
 
     def updates(self) -> Iterator[Update]:
@@ -204,13 +208,12 @@ class _Lead:
 
     def _sums(self, step: int) -> list[Part]:
         """Let all other ranks make an update, and return the parts of the step's sum."""
-        for optimizer in self._state.phases.of_ranks:
-            optimizer.require_same_state()
+        self._worker.owners.require_same_state()
         news = self._news()
         self._is_in_step = True
-        for optimizer in self._state.phases.sharded:
+        for optimizer in self._state.phases.spread:
             if optimizer.is_lent:
-                optimizer.scatter()  # user code may have changed the state
+                optimizer.send(self._worker.owners)  # user code may have changed the state
         self._ranks.tell("update", step, *news)
         return self._worker.sums(step, *news)
 
@@ -222,12 +225,8 @@ class _Lead:
             self._state.tally.applied(each.worker, 0)
         self._loop.record_update(ready, applied)
         self._state.model_edits.updated()
-        self._note_state()
+        self._worker.owners.note_state()
         return ready, applied
-
-    def _note_state(self) -> None:
-        for optimizer in self._state.phases.of_ranks:
-            optimizer.note_state()
 
     def _news(self) -> tuple[Any, ...]:
         """Return the arguments of the next update besides the step: changes since the last one."""

@@ -47,6 +47,7 @@ from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import UpdateResult
+from quorate.training.owners.rank_owners import RankOwners
 from quorate.training.second_pass import Take, summed_denominators
 from quorate.training.state import State
 from quorate.training.step_update import StepUpdate
@@ -83,8 +84,9 @@ class RankWorker:
         source: Source,
         steps: range,
     ) -> None:
-        assert state.exchange is not None
-        self.ranks, self.state, self.exchange = ranks, state, state.exchange
+        assert isinstance(state.owners, RankOwners)
+        self.ranks, self.state, self.owners = ranks, state, state.owners
+        self.exchange = state.owners.exchange
         self.values = NO_VALUES
         self._source, self._workers, self._notes = (
             source,
@@ -102,7 +104,7 @@ class RankWorker:
         self._keep_buffers()
         # Ranks write the slices of all owners if forward writes parameters, or if each rank has the
         # whole state of the optimizer.
-        by_owners = all(each.is_sharded for each in state.phases.of_ranks) and not state.written
+        by_owners = all(each.is_spread for each in state.phases.optimizers) and not state.written
         self.exchange.open(state.parameters, by_owners=by_owners)
         self._written = writes.layout(state.parameters.views, state.written)
         threads = workers.config.workers.threads

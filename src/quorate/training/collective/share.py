@@ -38,9 +38,9 @@ def send(ranks: RankControl, state: State) -> None:
     """Send the state of rank 0 to all ranks, by calls of ``take`` and ``spread``. Blocks.
 
     Of entries of the optimizer with a value per element, each rank receives only its own part: see
-    ``SlicedOptimizer.scatter``.
+    ``SpreadOptimizer.send``.
     """
-    tensors, kept = state.phases.save(with_sharded=False)
+    tensors, kept = state.phases.save(with_spread=False)
     ranks.tell(
         "take",
         {key: [_dtype(value), list(value.shape)] for key, value in tensors.items()},
@@ -86,8 +86,7 @@ def values(state: State) -> list[torch.Tensor]:
 
     The tensors are parameters and buffers, without parameters shared by all ranks in memory.
     """
-    is_one = state.exchange is not None and state.exchange.has_one_copy
-    vectors = [] if is_one else state.parameters.vectors
+    vectors = [] if state.owners.has_one_copy else state.parameters.vectors
     named = [*state.model_edits.frozen().values(), *vectors]
     return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
 

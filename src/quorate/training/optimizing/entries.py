@@ -1,8 +1,8 @@
 """Entries of an optimizer's state, by parameter or by piece, and as owners of pieces are told them.
 
 An entry of an element-wise optimizer has a value for each element, or one value for a parameter. A
-message lists all entries with their single values; the values per element travel as vectors, in the
-order of the list.
+message lists all entries with their single values; the values per element travel by themselves, see
+``slice_files.py``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def of_pieces(entries: Mapping[str, Mapping[str, Any]], pieces: Iterable[Piece])
 
 
 def listed(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
-    """Return the message about entries, without values per element; see ``vectors``."""
+    """Return the message about entries, without values per element."""
     return [
         [name, entry, str(value.dtype).removeprefix("torch."), None]
         if is_by_element(entry, value)
@@ -49,11 +49,6 @@ def listed(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
         for name, of_one in entries.items()
         for entry, value in of_one.items()
     ]
-
-
-def vectors(entries: Mapping[str, Mapping[str, Any]], listing: Listing) -> list[torch.Tensor]:
-    """Return the values per element in the order of a message, as views of the entries."""
-    return [in_memory_order(entries[name][entry]) for name, entry, dtype, _ in listing if dtype]
 
 
 def outlined(listing: Listing, sections: Mapping[str, Section]) -> Entries:

@@ -21,13 +21,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from quorate.engines.partition import Partition
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
-from quorate.replica.shard_sum import ShardSum
 from quorate.replica.sparse.found import Found
-from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.bare_step import bare_step
 from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
@@ -46,14 +43,6 @@ from quorate.training.optimizing.known_optimizers import (
     piece_of_state,
     require_state_of,
 )
-from quorate.training.optimizing.mean import (
-    Addition,
-    Mean,
-    clip_scale,
-    mean_of_sum,
-    squares_on_cores,
-)
-from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.row_optimizers import kept_by_rows
 
 OptimizerFactory = (
@@ -88,15 +77,13 @@ class FlatOptimizer:
         user_optimizer: the optimizer that the function returned.
         uses_vectors: whether ``user_optimizer`` has stretches of the flat vectors in its groups; if
             not, it has the model's parameters.
-        is_sharded: whether each rank of a collective has a slice of the state.
-        partition: the partition of the gradient among the processes that have parts.
-        owner: the number of this process among them.
+        is_spread: whether each owner has a slice of the state.
 
     Raises:
         SettingError: the factory does not return an optimizer, or the optimizer cannot work.
     """
 
-    is_sharded = False
+    is_spread = False
 
     def __init__(
         self,
@@ -123,7 +110,6 @@ class FlatOptimizer:
         self.groups = [[self._name(p) for p in g["params"]] for g in self.param_groups]
         self._given = [dict(group) for group in self.param_groups]  # before any is fused
         self.flat_parameters = parameters
-        self.partition, self.owner = Partition.whole_in(parameters.layout.gradients), 0
         layout, ours = parameters.layout, () if names is None else named
         # P, over all dtypes: the number of elements of this optimizer's parameters.
         self.elements = sum(layout.sections[name].span for name in ours) or sum(layout.sizes)
@@ -134,7 +120,6 @@ class FlatOptimizer:
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
         self.bring_home()
-        self._clipped = frozenset(named)
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
         # Per optimizer tensor: the names of its parameters, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
@@ -205,11 +190,6 @@ class FlatOptimizer:
         return not self._is_of_some and takes_closure(self.user_optimizer)
 
     @property
-    def device(self) -> torch.device:
-        """The device of the parameters."""
-        return self.flat_parameters.device
-
-    @property
     def lr(self) -> float:
         """The learning rate of the first group."""
         return float(self.param_groups[0]["lr"])
@@ -218,43 +198,6 @@ class FlatOptimizer:
     def cores(self) -> int:
         """The number of cores for operations on the vectors of all parameters."""
         return cores_for(self.elements)
-
-    def mean(self, total: ShardSum, additions: Sequence[Addition], *, wants_norm: bool) -> Mean:
-        """Make the mean gradient of a sum; see ``mean_of_sum``."""
-        return mean_of_sum(total, additions, self.device, wants_norm=wants_norm, cores=self.cores)
-
-    def not_finite(self, gradient: Flat) -> list[str]:
-        """Return the names of the parameters whose gradient has a non-finite element."""
-        return not_finite(gradient)
-
-    def clip(self, gradient: Flat, most: float) -> None:
-        """Scale the mean gradient of this optimizer's own parameters down to a norm. Blocks.
-
-        Args:
-            gradient: the ranges of this owner.
-        """
-        names, ranges = self._clipped, gradient.vectors
-        blocks = self.partition.blocks(self.owner, names)
-        own = [ranges[block.number][block.at.start : block.at.stop] for block in blocks]
-        rows = gradient.rows.items()
-        own += [each.values.view(-1) for name, each in rows if name in names]
-        squares = squares_on_cores(own, self.cores)
-        of_all = self.from_all_owners(squares[: len(blocks)])
-        scale = clip_scale(most, self.partition.norm(of_all, names, squares[len(blocks) :]))
-        for stretch in own if scale < 1 else ():
-            stretch.mul_(scale)
-
-    def from_all_owners(self, own: list[float]) -> list[list[float]]:
-        """Return the values of all owners of gradients, by owner: here of one owner. Blocks."""
-        return [own]
-
-    def add_to_average(self, average: Average, n: int) -> None:
-        """Add the parameters after update n (from 1) to an average."""
-        average.update(n)
-
-    def whole_of(self, gradient: Flat) -> Flat:
-        """Return a copy of a gradient of all parameters: the memory of a sum is reused."""
-        return gradient.copied()
 
     def step(
         self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
@@ -281,9 +224,6 @@ class FlatOptimizer:
         elif step_flat(self.user_optimizer, self.elements):
             return  # torch's own step has no access to the user's parameters
         self.bring_home()
-
-    def publish(self) -> None:
-        """Do nothing after the steps of an update: this process has all parameters."""
 
     def bring_home(self) -> None:
         """Copy values from memory chosen by the optimizer to the flat parameters.

@@ -77,13 +77,13 @@ class OptimizerState:
 
     # --- saving -----------------------------------------------------------------------------------
 
-    def save(self, *, with_sharded: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def save(self, *, with_spread: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return tensors by name, shared with the optimizer, and entries of the record.
 
         The name of a tensor begins with the prefix of the optimizer.
 
         Args:
-            with_sharded: whether to return the state per parameter, if ranks have slices of it.
+            with_spread: whether to return the state per parameter, if owners have slices of it.
 
         Raises:
             CheckpointError: the optimizer holds state that cannot be saved.
@@ -92,7 +92,7 @@ class OptimizerState:
         own: Any = None
         numbers: dict[str, dict[str, Any]] = {}
         if self._optimizer.uses_vectors:
-            is_left_out = self._optimizer.is_sharded and not with_sharded
+            is_left_out = self._optimizer.is_spread and not with_spread
             state = {} if is_left_out else self._optimizer.state()
             for name, entries in state.items():
                 for entry, value in entries.items():

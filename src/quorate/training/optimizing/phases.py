@@ -15,27 +15,24 @@ from typing import Any
 
 import torch
 
-from quorate.engines.collective.exchange import GradientExchange
 from quorate.errors import MisfitError, SettingError
 from quorate.machine.text import printable
 from quorate.replica.buffers import Buffers
-from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.model import trainable
 from quorate.replica.notes import Notes
 from quorate.replica.phases.losses import PhaseLosses
-from quorate.replica.sparse.found import Found
+from quorate.replica.sparse.found import Found, no_rows
 from quorate.training.optimizing.assignments import assign
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.optimize import Optimize
-from quorate.training.optimizing.optimizer import FlatOptimizer, OptimizerFactory
+from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
+from quorate.training.optimizing.owners import Owners
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer
 from quorate.training.optimizing.update import Update
 from quorate.training.owners.parted_optimizer import PartedOptimizer
-from quorate.training.owners.served_optimizer import ServedOptimizer
-from quorate.training.owners.sliced_optimizer import SlicedOptimizer
 from quorate.training.owners.spread_optimizer import SpreadOptimizer
 
 
@@ -45,14 +42,11 @@ class Phases:
     Args:
         optimize: how the updates of each phase are made, by name; of a plain run, by None.
         loss: the loss; of a run with phases, the losses of the phases.
-        model: the model; its trainable parameters are views of ``parameters``.
-        parameters: the parameters.
+        model: the model; its trainable parameters are views of the owners' ``parameters``.
+        owners: the owners of the parameters.
         buffers: the buffers of the model.
         average: the average of the parameters, if some phase averages its parameters.
         notes: messages for the user.
-        exchange: the exchange of ranks, if they make updates together.
-        served: whether servers make updates.
-        parts: processes making an update, each of a part; parameters are shared if > 1.
 
     Raises:
         SettingError: an optimizer cannot work at all, or not in a phase.
@@ -63,17 +57,12 @@ class Phases:
         optimize: Mapping[str | None, Optimize],
         loss: Loss,
         model: torch.nn.Module,
-        parameters: Flat,
+        owners: Owners,
         buffers: Buffers,
         average: Average | None,
         notes: Notes,
-        exchange: GradientExchange | None,
-        *,
-        served: bool,
-        parts: int,
     ) -> None:
-        self._over, self._exchange = (model, parameters), exchange
-        self._served, self._parts = served, parts
+        self._model, self._owners = model, owners
         self.updates: dict[str | None, Update] = {}
         self._states: dict[str | None, list[OptimizerState]] = {}
         for name, choice in optimize.items():
@@ -95,7 +84,7 @@ class Phases:
             if average is not None and names is not None:
                 # With a decay of 0 the shadow equals the parameters.
                 own = average.of(names, choice.ema_decay or 0.0)
-            self.updates[name] = Update(scheduled, buffers, choice, own)
+            self.updates[name] = Update(owners, scheduled, buffers, choice, own)
             self._states[name] = [OptimizerState(each, model, notes) for each in scheduled]
 
     def _made(
@@ -113,14 +102,15 @@ class Phases:
         assignments, made = optimize.assignments, list[ScheduledOptimizer]()
         own: Sequence[Collection[str] | None] = [names]
         if optimize.has_optimizer_list:
-            parameters = trainable(self._over[0])
+            parameters = trainable(self._model)
             trained = {n: p for n, p in parameters.items() if names is None or n in names}
             own = assign(assignments, trained, of)
         for number, (each, names) in enumerate(zip(assignments, own, strict=True)):
             prefix = "" if phase is None else f"{phase}/"
             prefix += f"{number}/" if optimize.has_optimizer_list else ""
-            shards = optimize.shard_optimizer
-            optimizer = self._optimizer(each.optimizer, names, prefix, is_sharded=shards)
+            over = each.optimizer, self._model, self._owners.parameters
+            optimizer = self._owners.new_optimizer(*over, names, prefix)
+            self._owners.add(optimizer, shards=optimize.shard_optimizer)
             if names is not None and (
                 optimizer.has_modes or needs_closure(optimizer.user_optimizer)
             ):
@@ -132,30 +122,6 @@ class Phases:
             made.append(ScheduledOptimizer(optimizer, each.schedule, metric, each.clip_norm))
         return made
 
-    def _optimizer(
-        self,
-        factory: OptimizerFactory,
-        names: Collection[str] | None,
-        prefix: str,
-        *,
-        is_sharded: bool,
-    ) -> FlatOptimizer:
-        """Return an optimizer of the class for whoever makes the updates.
-
-        Args:
-            names: names of the parameters of the optimizer; None for all.
-            prefix: prefix of the optimizer's tensors in checkpoints.
-        """
-        over = (factory, *self._over)
-        own: dict[str, Any] = {"names": names, "prefix": prefix}
-        if self._exchange is not None:
-            return SlicedOptimizer(*over, exchange=self._exchange, is_sharded=is_sharded, **own)
-        if self._served:
-            return ServedOptimizer(*over)
-        if self._parts > 1:
-            return PartedOptimizer(*over, parts=self._parts, **own)
-        return FlatOptimizer(*over, **own)
-
     @property
     def optimizers(self) -> list[FlatOptimizer]:
         """The optimizers of all phases, in order."""
@@ -163,18 +129,9 @@ class Phases:
 
     @property
     def spread(self) -> list[SpreadOptimizer]:
-        """The optimizers whose state ranks or servers may have."""
-        return [each for each in self.optimizers if isinstance(each, SpreadOptimizer)]
-
-    @property
-    def of_ranks(self) -> list[SlicedOptimizer]:
-        """The optimizers of all phases, where the ranks of a collective make updates together."""
-        return [each for each in self.optimizers if isinstance(each, SlicedOptimizer)]
-
-    @property
-    def sharded(self) -> list[SlicedOptimizer]:
-        """The optimizers whose state each rank has for its slices alone."""
-        return [each for each in self.of_ranks if each.is_sharded]
+        """The optimizers whose state owners of slices may have."""
+        made = (each for each in self.optimizers if isinstance(each, SpreadOptimizer))
+        return [each for each in made if each.is_spread]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -190,8 +147,15 @@ class Phases:
         return [group for each in self.optimizers for group in each.param_groups]
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return the parameters with gradients by rows in all phases; see ``FlatOptimizer``."""
+        """Return the parameters with gradients by rows in all phases; see ``FlatOptimizer``.
+
+        Raises:
+            SettingError: an optimizer takes such a gradient, and the owners have slices of vectors.
+        """
         kept = [(each.parameters, each.kept_by_rows(found)) for each in self.optimizers]
+        refused, by_rows = self._owners.refuses_rows, [name for _, own in kept for name in own]
+        if refused is not None and by_rows:
+            raise no_rows(*refused, min(by_rows))
         dense = {name for ours, by_rows in kept for name in ours if name not in by_rows}
         return found.by_rows - dense
 
@@ -222,7 +186,7 @@ class Phases:
     def _kind(self, phase: str | None) -> str:
         return " + ".join(state.kind for state in self._states[phase])
 
-    def save(self, *, with_sharded: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    def save(self, *, with_spread: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return tensors by name, shared with the optimizers, and entries of the record.
 
         In the record, the states of phases form a list in the order of the phases, and the states
@@ -230,14 +194,14 @@ class Phases:
         phase and the number of its optimizer, each with a slash.
 
         Args:
-            with_sharded: whether to return the states per parameter that ranks have slices of.
+            with_spread: whether to return the states per parameter that owners have slices of.
 
         Raises:
             CheckpointError: an optimizer holds state that cannot be saved.
         """
         tensors, records = dict[str, torch.Tensor](), dict[str | None, dict[str, Any]]()
         for name, states in self._states.items():
-            saved = [state.save(with_sharded=with_sharded) for state in states]
+            saved = [state.save(with_spread=with_spread) for state in states]
             for own, _ in saved:
                 tensors |= own
             records[name] = saved[0][1]

@@ -36,6 +36,7 @@ from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.mean import Addition, Mean, clip_scale
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.owners import Owners
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer, require_used
 
 # Computes the shards of a step once more, at the current parameters, and calls the argument with
@@ -79,17 +80,15 @@ class UpdateResult(msgspec.Struct, eq=False):
 class Update:
     """Makes the updates of a phase; a run without phases has one. No other code makes updates.
 
-    Owners of parameters differ in their optimizers: a ``FlatOptimizer`` steps in this process, the
-    subclasses on ranks, on servers and in the processes of stages.
-
     Args:
+        owners: carry out the decisions of the update: this process, ranks, or servers.
         scheduled: the optimizers over the coordinator's flat parameters, with their schedules.
         buffers: the buffers of the coordinator's model.
         optimize: clipping, and what to do with non-finite gradients.
         average: the average of the parameters; None without averaged weights.
 
     Attributes:
-        optimizer: the first optimizer; handles vectors of all parameters too.
+        owners: as passed; other owners may take over between two updates.
         updates: number of updates so far, made or skipped.
         mean_s: duration of the last mean gradient in seconds, with the additions of parts.
         is_half_made: True during an update, and after an interrupted update: some parameters are
@@ -101,20 +100,18 @@ class Update:
 
     def __init__(
         self,
+        owners: Owners,
         scheduled: Sequence[ScheduledOptimizer],
         buffers: Buffers,
         optimize: Optimize,
         average: Average | None = None,
     ) -> None:
         require_used(optimize.schedule_metric, (each.metric for each in scheduled))
-        self.scheduled, self.optimizer = scheduled, scheduled[0].optimizer
+        self.owners, self.scheduled = owners, scheduled
         self.optimize, self.average = optimize, average
         self.updates = 0
         self._buffers = buffers
         self._optimizers = [each.optimizer for each in scheduled]
-        sharded = (each for each in self._optimizers if each.is_sharded)
-        # Passes new parameters of all optimizers on: each owner has a slice of them.
-        self._publisher = next(sharded, self.optimizer)
         self.mean_s = 0.0
         self.is_half_made = False
 
@@ -180,7 +177,7 @@ class Update:
         )
         # 3. Leave the update out if a value is not finite.
         if not mean.is_finite:
-            result.not_finite = self.optimizer.not_finite(mean.gradient)
+            result.not_finite = self.owners.not_finite(mean.gradient)
             return result
         if total.denominators is not None:
             result.denominators = total.denominators.weights
@@ -195,7 +192,7 @@ class Update:
             try:
                 with _on_cores(each.optimizer):
                     if recompute is None:
-                        each.optimizer.step(mean.gradient, total.missing or ())
+                        self.owners.step(each.optimizer, mean.gradient, total.missing or ())
                     else:
                         self._step_with_closure(mean.gradient, total, n, present, recompute)
             except UserError:
@@ -206,11 +203,11 @@ class Update:
                 raise
         # A step with a closure is made for all parameters in each process: nothing to pass on.
         if recompute is None:
-            self._publisher.publish()
+            self.owners.publish(self._optimizers)
         # 6. Average the new parameters, and step the schedules.
         if self.average is not None:
             with _on_cores(*self._optimizers):
-                self.optimizer.add_to_average(self.average, n)
+                self.owners.add_to_average(self.average, n)
         for each in self.scheduled:
             each.count(result.metrics)
         self.is_half_made = False
@@ -218,7 +215,7 @@ class Update:
 
     def _mean(self, total: ShardSum, additions: Sequence[Addition]) -> Mean:
         wants_norm = self.optimize.clip_norm is not None
-        return self.optimizer.mean(total, additions, wants_norm=wants_norm)
+        return self.owners.mean(total, additions, wants_norm=wants_norm)
 
     def _apply_writes(self, total: ShardSum, present: int) -> list[str]:
         """Write the buffers, and the parameters written by forward passes, to the model.
@@ -239,7 +236,7 @@ class Update:
             for name in self._buffers.take(total.buffers, total.integer_buffers, present)
         ]
         if total.written is not None:
-            writes.put(total.written, self.optimizer.flat_parameters)
+            writes.put(total.written, self.owners.parameters)
         return doubts
 
     def _clip(self, mean: Mean) -> None:
@@ -252,7 +249,7 @@ class Update:
                     mean.gradient.mul_(scale)
         for each in self.scheduled:
             if each.clip_norm is not None:
-                each.optimizer.clip(mean.gradient, each.clip_norm)
+                self.owners.clip(each.optimizer, mean.gradient, each.clip_norm)
 
     def _step_with_closure(
         self, gradient: Flat, total: ShardSum, n: int, present: int, recompute: Recompute
@@ -269,8 +266,8 @@ class Update:
             NotFiniteError: the gradient is not finite at the parameters that the optimizer moved
                 to.
         """
-        optimizer, missing = self.optimizer, total.missing or ()
-        gradient = optimizer.whole_of(gradient)  # on ranks: all slices
+        optimizer, missing = self._optimizers[0], total.missing or ()
+        gradient = self.owners.whole_of(gradient)
         loss = total.means()["loss"]
 
         def set_known_gradient() -> float:
@@ -293,7 +290,7 @@ class Update:
                     )
                 self._apply_writes(moved, present)
                 self._clip(mean)
-                optimizer.take(optimizer.whole_of(mean.gradient), moved.missing or ())
+                optimizer.take(self.owners.whole_of(mean.gradient), moved.missing or ())
                 losses.append(moved.means()["loss"])
 
             recompute(set_gradient)

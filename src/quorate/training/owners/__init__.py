@@ -1,7 +1,7 @@
 """Owners: who has the optimizer's state and makes the updates, besides the main process alone.
 
-    ranks               each rank of a collective, for its slice: ``sliced_optimizer``
-    servers             processes on a cluster, each for its slice: ``served_optimizer``
+    ranks               each rank of a collective, for its slice: ``rank_owners``
+    servers             processes on a cluster, each for its slice: ``server_owners``
     stage processes     forks, each for a part of the parameters: ``parted_optimizer``
 
 An element-wise optimizer treats an element of a slice as in a whole vector, sums follow the same

@@ -37,8 +37,8 @@ class PartedOptimizer(FlatOptimizer):
         factory: the user's function from a list of parameters to an optimizer.
         model: the model whose trainable parameters are views of ``parameters``.
         parameters: parameters in a shared segment.
-        parts: number of parts.
         names, prefix: see ``FlatOptimizer``.
+        parts: number of parts.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class PartedOptimizer(FlatOptimizer):
         factory: OptimizerFactory,
         model: torch.nn.Module,
         parameters: Flat,
-        parts: int,
         names: Collection[str] | None,
         prefix: str,
+        parts: int,
     ) -> None:
         super().__init__(factory, model, parameters, names, prefix)
         assert parameters.segment is not None

@@ -29,7 +29,7 @@ from quorate.machine import this_host
 from quorate.replica.flat import Flat, Layout
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
-from quorate.training.optimizing.entries import listed, outlined, vectors
+from quorate.training.optimizing.entries import listed
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
@@ -110,16 +110,12 @@ class Slice(SliceHandler):
             case "put rest":
                 read_image(image, self._next_rest())
                 return {}, NO_IMAGE
-            case "state":
-                entries = self._optimizer.state()
-                listing = listed(entries)
-                return {"state": listing}, as_image(vectors(entries, listing))
         raise ValueError(f"a server was asked for {told['kind']!r}")
 
     # --- state ------------------------------------------------------------------------------------
 
     def _make(self, made: Mapping[str, Any], image: Image) -> None:
-        """Receive a slice of everything: parameters, averages, the optimizer and its state."""
+        """Receive a slice of parameters and averages, and make the optimizer, with zeros."""
         number, count = made["server"]
         self._number: int = number
         partition = self._partition = Partition.among(Layout.of(made["layout"]), count)
@@ -132,18 +128,18 @@ class Slice(SliceHandler):
         image = read_image(image, self._parameters.vectors)
         if made["ema_decay"] is not None:
             self._average = Average(made["ema_decay"], self._parameters)
-            image = read_image(image, self._average.shadow.vectors)
+            read_image(image, self._average.shadow.vectors)
         kind = {known.__name__: known for known in ELEMENTWISE}[made["optimizer"]]
         self._optimizer = SliceState(kind, made["groups"], self._pieces, self._parameters, elements)
-        self._optimizer.put(outlined(made["state"], layout.sections))
-        if len(image):  # else the values per element are in a file
-            read_image(image, vectors(self._optimizer.state(), made["state"]))
+        self._optimizer.put_zeros(made["state"], partition.whole.sections)
 
     def _move(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Move whole blocks between the slice and a file; see ``server_files.move``."""
-        path, mark, sees = Path(told["path"]), told["mark"], told["sees"]
+        """Move whole blocks between the slice and a file; see ``ServerOwners.move``."""
+        path, mark = Path(told["path"]), told["mark"]
         rows = Rows([Row(*row) for row in told["rows"]], self._partition)
-        sees = slice_files.sees(path, mark) if sees is None else sees
+        sees = mark is not None and slice_files.sees(path, mark)
+        if told["sees"] is not None:
+            sees = told["sees"][self._number]
         entries, error = self._optimizer.state(), None
         with closing(StateFile(path, is_read=told["is_read"])) as file:
             try:

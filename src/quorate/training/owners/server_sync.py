@@ -14,8 +14,9 @@ from quorate.engines.processes.transport import servers_of
 from quorate.engines.servers import Servers
 from quorate.errors import ServerError
 from quorate.training.collective import share
-from quorate.training.owners.served_optimizer import ServedOptimizer
-from quorate.training.owners.server_saves import ServerSaves
+from quorate.training.owners.saves import Saves
+from quorate.training.owners.server_owners import ServedOwners, ServerOwners
+from quorate.training.owners.spread_optimizer import SpreadOptimizer
 from quorate.training.state import State
 
 
@@ -37,29 +38,34 @@ class ServerSync:
     """
 
     def __init__(self, state: State, servers: Servers, say: Callable[[str], None]) -> None:
-        assert isinstance(state.optimizer, ServedOptimizer)
+        assert isinstance(state.optimizer, SpreadOptimizer)
         self._state, self._optimizer = state, state.optimizer
-        self._servers = servers
-        state.saves = ServerSaves(state.optimizer, servers, say)
+        self._owners = ServerOwners(state.parameters, servers, state.average)
+        state.saves = Saves(self._owners, [state.optimizer], say)
         state.model_edits.watch_values(partial(share.values, state))
 
     def updated(self) -> None:
         """Note an update: its parameters are fetched before user code runs."""
-        self._state.model_edits.updated(self._optimizer.fetch_parameters)
+        self._state.model_edits.updated(self._owners.fetch_parameters)
 
     def end(self) -> None:
         """Send user code's changes to the servers; the whole state at the first call. Blocks."""
-        if not self._optimizer.is_on or self._optimizer.is_lent:
-            self._optimizer.begin(self._servers, self._state.average)
+        if self._state.owners is not self._owners or self._optimizer.is_lent:
+            self._optimizer.send(self._owners)
+            self._state.owners = self._owners
         elif self._state.model_edits.have_values_changed():
-            self._optimizer.set()
+            self._owners.send_parameters()
         else:
-            self._optimizer.show()
+            self._owners.show_parameters()
 
     def close(self) -> None:
         """Fetch everything: servers end with their loop."""
-        self._state.saves = None
+        state = self._state
+        state.saves = None
         try:
-            self._optimizer.end()
+            self._owners.fetch_parameters()
+            self._optimizer.leave_owners()
         except ServerError:
-            self._state.update.is_half_made = True  # a part of the state is lost
+            state.update.is_half_made = True  # a part of the state is lost
+            self._optimizer.is_away = False
+        state.owners = ServedOwners(state.parameters)

@@ -8,7 +8,7 @@ row in memory (channels_last, for example).
 2. Rank 0, or the coordinator of servers, moves the rest, and all stretches of owners that do not
    see the file: owners send their values, or receive them, piece by piece.
 
-Memory of rank 0 is seen by no other rank: values travel from and to their places in memory.
+Memory of this process is seen by no owner: values travel from and to their places in memory.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from contextlib import ExitStack
 from itertools import chain, zip_longest
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
-from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.partition import Partition, Piece
 from quorate.errors import CheckpointError
 from quorate.machine import this_host
 from quorate.machine.regular_file import open_regular
-from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Layout, Section
 from quorate.services.checkpoints import tensor_file
 from quorate.services.checkpoints.files import readable
 from quorate.services.checkpoints.tensor_bytes import read_at, write_at
 from quorate.services.checkpoints.tensor_file import Stored
 from quorate.training.optimizing.entries import Entries, Listing, in_memory_order
-from quorate.training.owners.slice_state import SliceState
 
+CPU = torch.device("cpu")
 OPTIMIZER = "optimizer.safetensors"
 
 # Bytes of parameters above which the state is not gathered on rank 0. With Adam, gathering takes
@@ -147,6 +146,12 @@ class Rows(NamedTuple):
         sections = self.partition.whole.sections
         return [row for row in self.rows if not is_by_rows(sections[row.name])]
 
+    @property
+    def nbytes(self) -> int:
+        """The size of all rows, in bytes."""
+        sections = self.partition.whole.sections
+        return sum(prod(sections[row.name].shape) * row.itemsize for row in self.rows)
+
     def parts(self, rank: int, *, blocks: bool = True, beside: bool = True) -> Iterator[Part]:
         """Yield a rank's parts.
 
@@ -201,14 +206,36 @@ def chunks(of: Iterable[Part]) -> Iterator[list[Part]]:
         yield chunk
 
 
+class StateInMemory(NamedTuple):
+    """All entries of an optimizer, in memory of this process: parts are moved in place."""
+
+    entries: Entries
+    is_read: bool  # whether values move from here to the owners
+    path: None = None
+    error: None = None
+    nbytes: int = 0
+
+    def begin(self, part: Part) -> torch.Tensor:
+        """Return the place of a part: a view."""
+        return part.of_whole(self.entries)
+
+    def end(self, part: Part, values: torch.Tensor) -> None:
+        """Do nothing: the values are in place."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class StateFile:
-    """A file of whole entries, opened with the first move. Close the object at the end.
+    """A file of all entries, opened with the first move. Close the object at the end.
 
     All ranks wait for tensors from each other, so a rank reports an error only after all exchanges:
     after the first error nothing more is written. Reading raises at once.
 
     Args:
         path: of the file; the file exists at full size.
+        sections: places of the parameters, for ``begin`` and ``end``.
+        device: of the values, for ``begin``.
         is_read: whether values move from the file to memory.
 
     Attributes:
@@ -217,10 +244,21 @@ class StateFile:
         nbytes: bytes moved so far.
     """
 
-    def __init__(self, path: Path, *, is_read: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sections: Mapping[str, Section] = MappingProxyType({}),
+        device: torch.device = CPU,
+        *,
+        is_read: bool,
+    ) -> None:
         self.error: OSError | None = None
         self.nbytes = 0
         self.path, self.is_read = path, is_read
+        self._sections, self._device = sections, device
+        # Entries not stored row by row: whole in memory from the first of their parts to the last.
+        self._strided: dict[Row, torch.Tensor] = {}
+        self._left: dict[Row, int] = {}  # elements whose parts have not been moved
         self._stack = ExitStack()
         self._descriptor: int | None = None
 
@@ -246,6 +284,38 @@ class StateFile:
         except OSError as error:
             self.error = error
 
+    def begin(self, part: Part) -> torch.Tensor:
+        """Return memory for the values of a part; with its values, if values are read.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        row, section = part.row, self._sections[part.row.name]
+        dtype = getattr(torch, row.dtype)
+        if is_by_rows(section):
+            values = torch.empty(part.length, dtype=dtype, device=self._device)
+            if self.is_read:
+                self.move(values, part)
+            return values
+        if row not in self._strided:
+            by_rows = torch.empty(section.shape, dtype=dtype)
+            if self.is_read:
+                self.move(by_rows, row)
+            strided = torch.empty_strided(section.shape, section.stride, dtype=dtype).copy_(by_rows)
+            self._strided[row], self._left[row] = strided.to(self._device), prod(section.shape)
+        return part.of_whole({row.name: {row.entry: self._strided[row]}})
+
+    def end(self, part: Part, values: torch.Tensor) -> None:
+        """Write a part, if values are written; an entry with strides after its last part."""
+        row, moved = part.row, values
+        if row in self._strided:
+            self._left[row] -= part.length
+            if self._left[row]:
+                return
+            moved = self._strided.pop(row)
+        if not self.is_read:
+            self.move(moved, part if moved is values else row)
+
     def _opened(self) -> int:
         if self._descriptor is None:
             opened = self.path.open("r+b", buffering=0) if not self.is_read else None
@@ -268,146 +338,31 @@ class StateFile:
         self._stack.close()
 
 
-def move_in_memory(
-    ranks: RankControl, own: SliceState, rows: Rows, whole: Entries, *, is_read: bool
-) -> None:
-    """Move all ranks' parts of some rows between slices and memory of rank 0. Blocks.
-
-    All ranks call.
-
-    Args:
-        own: the state of this rank's slice.
-        rows: the rows to move.
-        whole: the entries of whole parameters on rank 0.
-        is_read: whether values move from the whole entries to the slices.
-    """
-    entries, addressed = own.state(), list[tuple[int, torch.Tensor]]()
-    for rank in range(ranks.size) if ranks.leads else [ranks.rank]:
-        for part in rows.parts(rank):
-            if rank == 0:
-                _copy(part.of(entries), part.of_whole(whole), to_first=is_read)
-            elif ranks.leads:
-                addressed.append((rank, flat_bytes(part.of_whole(whole))))
-            else:
-                addressed.append((0, flat_bytes(part.of(entries))))
-    ranks.swap(*((addressed, []) if ranks.leads is is_read else ([], addressed)))
-
-
-def move(
-    ranks: RankControl, own: SliceState, rows: Rows, file: StateFile, sees: Sequence[bool]
-) -> None:
-    """Move all ranks' parts of some rows between slices and a file. All ranks call. Blocks.
-
-    Args:
-        own: the state of this rank's slice.
-        rows: the rows to move.
-        file: the file as this rank sees the file.
-        sees: whether each rank reads or writes the file itself, by rank.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    entries, me = own.state(), ranks.rank
-    # 1. On each rank that sees the file: whole blocks; rank 0 also moves parts of blocks.
-    if sees[me]:
-        for part in rows.plain.parts(me, beside=ranks.leads):
-            file.move(part.of(entries), part)
-    ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
-
-    def swap(rank: int, values: Iterable[torch.Tensor], *, sends: bool) -> None:
-        addressed = [(rank, flat_bytes(value)) for value in values]
-        ranks.swap(*((addressed, []) if sends else ([], addressed)))
-
-    def exchange(each: Sequence[Sequence[Part]], values: Sequence[Sequence[torch.Tensor]]) -> None:
-        for part, value in zip(each[0], values[0], strict=True):
-            _copy(part.of(entries), value, to_first=file.is_read)
-        for rank in range(1, ranks.size):
-            if values[rank]:
-                swap(rank, values[rank], sends=file.is_read)
-
-    # 2. By rank 0: the rest, sent or received by the other ranks.
-    if ranks.leads:
-        rest = (rows.rest(rank, sees=sees[rank]) for rank in range(1, ranks.size))
-        move_rest(rows, file, [rows.strided_parts(0), *rest], exchange, ranks.device)
-    else:
-        for chunk in chunks(rows.rest(me, sees=sees[me])):
-            swap(0, (part.of(entries) for part in chunk), sends=not file.is_read)
-    ranks.arrive()
+WholeState = StateFile | StateInMemory
+Sees = Sequence[bool] | None  # whether each owner moves blocks of a file itself
+Chunks = Sequence[Sequence[Part]]  # by owner
+Values = Sequence[Sequence[torch.Tensor]]  # of the parts of chunks
 
 
 def move_rest(
-    rows: Rows,
-    file: StateFile,
-    rest: Iterable[Iterable[Part]],
-    exchange: Callable[[Sequence[Sequence[Part]], Sequence[Sequence[torch.Tensor]]], None],
-    device: torch.device,
+    rest: Iterable[Iterable[Part]], whole: WholeState, exchange: Callable[[Chunks, Values], None]
 ) -> None:
-    """Move parts that owners do not move themselves between a file and this process. Blocks.
+    """Move parts that owners do not move themselves between a whole and this process. Blocks.
 
     Args:
         rest: the parts, by owner; see ``Rows.rest``.
         exchange: receives, in turn, some parts of each owner and memory for their values, by owner.
-            The function sends the values to the owners if the file is read, and fills the memory
-            if the file is written.
-        device: device of the values.
+            The function sends the values to the owners if the whole is read, and fills the memory
+            if the whole is written.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
-    strided = _StridedRows(rows, file, device)
     for each in zip_longest(*map(chunks, rest), fillvalue=list[Part]()):
-        values = [[strided.place(part) for part in own] for own in each]
-        pairs = zip(chain(*each), chain(*values), strict=True)
-        plain = [(value, part) for part, value in pairs if not strided.has(part)]
-        for value, part in plain if file.is_read else ():
-            file.move(value, part)
+        values = [[whole.begin(part) for part in own] for own in each]
         exchange(each, values)
-        for value, part in () if file.is_read else plain:
-            file.move(value, part)
-        for part in filter(strided.has, chain(*each)):
-            strided.end(part)
-
-
-class _StridedRows:
-    """Entries not stored row by row: whole in memory from the first of their parts to the last."""
-
-    def __init__(self, rows: Rows, file: StateFile, device: torch.device) -> None:
-        self._sections, self._file, self._device = rows.partition.whole.sections, file, device
-        self._strided = {row.name for row in rows.strided}
-        self._whole: dict[Row, torch.Tensor] = {}
-        self._left: dict[Row, int] = {}  # elements whose parts have not been moved
-
-    def has(self, part: Part) -> bool:
-        """Return whether a part is of such an entry."""
-        return part.row.name in self._strided
-
-    def place(self, part: Part) -> torch.Tensor:
-        """Return memory for the values of a part: its place in a whole entry, or new memory."""
-        row, dtype = part.row, getattr(torch, part.row.dtype)
-        if not self.has(part):
-            return torch.empty(part.length, dtype=dtype, device=self._device)
-        if row not in self._whole:
-            shape, stride = self._sections[row.name].shape, self._sections[row.name].stride
-            by_rows = torch.empty(shape, dtype=dtype)
-            if self._file.is_read:
-                self._file.move(by_rows, row)
-            strided = torch.empty_strided(shape, stride, dtype=dtype).copy_(by_rows)
-            self._whole[row], self._left[row] = strided.to(self._device), prod(shape)
-        return part.of_whole({row.name: {row.entry: self._whole[row]}})
-
-    def end(self, part: Part) -> None:
-        """Note that a part has been moved. After the last part, the entry leaves memory."""
-        row = part.row
-        self._left[row] -= part.length
-        if self._left[row] == 0:
-            entry = self._whole.pop(row)
-            if not self._file.is_read:
-                self._file.move(entry, row)
-
-
-def _copy(first: torch.Tensor, second: torch.Tensor, *, to_first: bool) -> None:
-    target, source = (first, second) if to_first else (second, first)
-    target.copy_(source)
+        for part, value in zip(chain(*each), chain(*values), strict=True):
+            whole.end(part, value)
 
 
 def rows_in(path: Path, listing: Listing, prefix: str) -> list[Row]:

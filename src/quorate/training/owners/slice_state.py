@@ -14,7 +14,8 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.engines.partition import Piece
-from quorate.replica.flat import Flat
+from quorate.replica.flat import Flat, Section
+from quorate.training.optimizing.entries import Listing, of_pieces, outlined
 from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
@@ -39,6 +40,7 @@ class SliceState(FlatOptimizer):
         elements: int,
     ) -> None:
         named = {key: torch.nn.Parameter(view) for key, view in parameters.views.items()}
+        self._own_pieces = pieces
         self._keys: defaultdict[str, list[str]] = defaultdict(list)  # by parameter
         for piece in pieces:
             self._keys[piece.name].append(piece.key)
@@ -49,6 +51,15 @@ class SliceState(FlatOptimizer):
         made = kind(own)  # type: ignore[call-arg]
         super().__init__(lambda _: made, torch.nn.ParameterDict(named), parameters)
         self.elements = elements
+
+    def put_zeros(self, listing: Listing, sections: Mapping[str, Section]) -> None:
+        """Replace the state by the part of this owner, with zeros for values per element.
+
+        Args:
+            listing: the entries of whole parameters.
+            sections: places of the whole parameters.
+        """
+        self.put(of_pieces(outlined(listing, sections), self._own_pieces))
 
     def update(
         self, mean: Flat, missing: Collection[str], groups: Iterable[Mapping[str, Any]]

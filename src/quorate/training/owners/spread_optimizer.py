@@ -7,7 +7,7 @@ momenta finds all of them, as in a loop of plain torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -15,42 +15,135 @@ from typing import Any, ClassVar
 
 import torch
 
-from quorate.replica.sparse.found import Found, no_rows
-from quorate.training.optimizing.entries import Entries, Listing, listed, outlined, vectors
+from quorate.replica.flat import Flat
+from quorate.services.checkpoints.writer import Flush
+from quorate.training.optimizing.closure import Closure
+from quorate.training.optimizing.entries import Entries, Listing, listed, outlined
 from quorate.training.optimizing.known_optimizers import COUNTERS, States
 from quorate.training.optimizing.optimizer import FlatOptimizer
+from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import StateFile
+from quorate.training.owners.slice_files import Row, Sees, StateFile, StateInMemory, WholeState
 
 
-class SpreadOptimizer(FlatOptimizer, ABC):
-    """The user's optimizer over whole parameters; a ``SliceState`` of each owner makes the steps.
+class SliceOwners(Owners, ABC):
+    """Owners that each have a slice of the parameters, and the state of the slice.
 
-    Args: see ``FlatOptimizer``.
+    The process that leads calls the methods: rank 0, or the coordinator of servers.
     """
 
-    refuses_rows: ClassVar[tuple[str, str]]  # setting and value that refuse gradients by rows
-    unread: Path | None = None  # the file of loaded state that is still on "meta"
-    is_lent = False  # whether user code has received the state, and may have changed it
+    kind: ClassVar[str]  # of an owner, for messages
+    leader: ClassVar[str]  # for messages
 
-    def kept_by_rows(self, found: Found) -> frozenset[str]:
-        """Return no names: owners have slices of vectors.
+    @abstractmethod
+    def make(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
+        """Have each owner make its part of an optimizer's state, with zeros per element. Blocks.
+
+        Args:
+            listing: all entries of the state.
+        """
+
+    @abstractmethod
+    def describe(self, prefix: str) -> list[Listing]:
+        """Return the message of each owner about the entries of its pieces. Blocks.
+
+        Args:
+            prefix: of the optimizer, as for the further methods.
 
         Raises:
-            SettingError: the optimizer takes some parameter's gradient by rows.
+            RankError, ServerError: an owner is gone.
         """
-        if kept := super().kept_by_rows(found):
-            raise no_rows(*self.refuses_rows, min(kept))
-        return kept
-
-    @property
-    @abstractmethod
-    def is_away(self) -> bool:
-        """True if the owners have the newest state, and this process has none."""
 
     @abstractmethod
+    def move(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
+        """Move all parts of some rows between the owners' slices and a whole. Blocks.
+
+        Args:
+            sees: whether each owner moves blocks of the file itself. None: each owner that sees
+                the file does.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+            OSError: an owner cannot write.
+            RankError, ServerError: an owner is gone.
+        """
+
+    @abstractmethod
+    def sign(self, path: str, token: bytes) -> list[tuple[int, str]]:
+        """Let all owners sign a file; return the place and the failure of each. Blocks.
+
+        The place is the number of a block. At place 0 is the leader, whose failures raise.
+        """
+
+    def flush(self, folder: Path) -> Callable[[Flush], None]:  # noqa: ARG002
+        """Begin to flush the files written by all owners.
+
+        Args:
+            folder: of the files.
+
+        Returns:
+            A function that flushes the files of this process, and returns when all owners have
+            flushed; see ``Contents.fill``.
+        """
+        return lambda flush: flush()
+
+
+class SpreadOptimizer(FlatOptimizer):
+    """The user's optimizer over whole parameters; a ``SliceState`` of each owner makes the steps.
+
+    Before and after the loop of its owners, all of the state is in this process.
+
+    Args:
+        factory, model, parameters, names, prefix: see ``FlatOptimizer``.
+    """
+
+    unread: Path | None = None  # the file of loaded state that is still on "meta"
+    is_away = False  # whether the owners have the newest state, and this process has none
+    is_lent = False  # whether user code has received the state, and may have changed it
+    _owners: SliceOwners  # that received the state last
+
+    def __init__(self, *over: Any) -> None:
+        super().__init__(*over)
+        self.is_spread = self.uses_vectors
+        if self.is_spread:
+            self.user_optimizer.state = LentStates(self._state_of, self.lend)
+
+    def step(
+        self, gradient: Flat, missing: Collection[str] = (), closure: Closure | None = None
+    ) -> None:
+        """Update the parameters in this process: owners have not taken over, or have ended."""
+        self.read_all()
+        super().step(gradient, missing, closure)
+
+    # --- to the owners, and back ------------------------------------------------------------------
+
+    def send(self, owners: SliceOwners) -> None:
+        """Send each owner its part of the state, from the whole state in this process. Blocks.
+
+        Owners with access to the file read the entries not read yet.
+        """
+        for tensor in self._held:
+            tensor.grad = None  # gradients of steps made in this process
+        entries, path = self.state(), self.unread
+        listing = listed(entries)
+        owners.make(self, listing)
+        whole: WholeState = StateInMemory(entries, is_read=True)
+        rows = slice_files.rows_of(listing)
+        if path is not None:
+            whole = StateFile(path, self.flat_parameters.layout.sections, is_read=True)
+            rows = slice_files.rows_in(path, listing, self.prefix)
+        with closing(whole):
+            owners.move(self.prefix, rows, whole, None)
+        dict.clear(self.user_optimizer.state)
+        self._owners, self.unread = owners, None
+        self.is_away, self.is_lent = True, False
+
     def fetch(self) -> None:
         """Fetch the state of all owners to this process. Blocks."""
+        self.put(self.joined(self._owners.describe(self.prefix)))
+        entries = self.state()
+        rows = slice_files.rows_of(listed(entries))
+        self._owners.move(self.prefix, rows, StateInMemory(entries, is_read=False), None)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -70,23 +163,31 @@ class SpreadOptimizer(FlatOptimizer, ABC):
         self.read_all()
         if self.is_away:
             self.fetch()
-            self.is_lent = True
+            self.is_away, self.is_lent = False, True
+
+    def leave_owners(self) -> None:
+        """Fetch the state, and go on in this process alone. Blocks."""
+        if self.is_away:
+            self.fetch()
+        self.read_all()
+        self.is_away = self.is_lent = False
 
     def joined(self, listings: Sequence[Listing]) -> Entries:
         """Return the entries of all parameters; values per element are on "meta".
 
         Args:
-            listings: message of each owner about the entries of its pieces; see ``entries``.
+            listings: see ``SliceOwners.describe``.
         """
+        pieces = self._owners.partition.pieces
         named = [
-            [self.partition.pieces(owner)[int(key)].name, *entry]
+            [pieces(owner)[int(key)].name, *entry]
             for owner, listing in enumerate(listings)
             for key, *entry in listing
         ]
         return outlined(named, self.flat_parameters.layout.sections)
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
-        """Load the result of ``loadable``; each owner receives its part at the next step."""
+        """Load the result of ``loadable``; each owner receives its part when its loop begins."""
         super().load(loadable)
         self.unread = None
 
@@ -108,7 +209,7 @@ class SpreadOptimizer(FlatOptimizer, ABC):
     @property
     def is_large(self) -> bool:
         """True if the state is too large to be held by a single process."""
-        return slice_files.is_large(self.flat_parameters.layout)
+        return self.is_spread and slice_files.is_large(self.flat_parameters.layout)
 
     def is_by_element(self, key: str) -> bool:
         """Return whether a tensor of a checkpoint has a value per element of this optimizer."""
@@ -121,8 +222,8 @@ class SpreadOptimizer(FlatOptimizer, ABC):
         The file is read when all owners receive their parts, or when all of the state is needed in
         this process.
         """
-        entries = self.state()
-        if any(value.is_meta for value in vectors(entries, listed(entries))):
+        values = (value for own in self.state().values() for value in own.values())
+        if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):
             self.unread = path.resolve()
 
     def read_all(self) -> None:
