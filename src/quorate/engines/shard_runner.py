@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Task
 from quorate.engines.model_changes import ModelChangesReceiver
@@ -29,7 +30,8 @@ class ShardFailure(NamedTuple):
     error: BaseException
 
 
-# The end of a run of shards: results in the order of shards, or a failure; None: cancelled.
+# The end of a run of shards: results or sums of results in the order of shards, or a failure; None:
+# cancelled.
 Outcome = list[ShardSum] | ShardFailure | None
 
 
@@ -87,7 +89,8 @@ class ShardRunner:
             options: further fields of each ``Task``.
 
         Returns:
-            The results in the order of shards; None if the shards were cancelled.
+            The results in the order of shards, perhaps sums over subtrees; None if the shards were
+            cancelled.
         """
         at_shard = first
         self.sheet.record(job.name if step in job.traced else None, step, first)
@@ -111,7 +114,10 @@ class ShardRunner:
         try:
             enter(first, "fetching")
             results = job.compute_run(self.replica, stream, feed(), tasks)
-            return [r.computed_by(self.number, first + n) for n, r in enumerate(results)]
+            results = [r.computed_by(self.number, first + n) for n, r in enumerate(results)]
+            # A replica in stages has added the gradients of each subtree.
+            is_added = any(result.gradient is None for result in results[1:])
+            return joined(results, job.plan.shards_of(step)) if is_added else results
         except NotWanted:
             return None
         except BaseException as error:  # the edge of the worker: the coordinator decides
@@ -119,3 +125,11 @@ class ShardRunner:
                 raise
             job.annotate(error, tasks[at_shard - first], self.replica.device)
             return ShardFailure(at_shard, error)
+
+
+def joined(results: Sequence[ShardSum], shards: int) -> list[ShardSum]:
+    """Join consecutive results of a step of some shards: the gradients are added already."""
+    tree: TreeSum[ShardSum] = TreeSum(shards, ShardSum.join)
+    for result in results:
+        tree.put((0, result.shares[0].shard), result)
+    return [*tree.parts.values()]

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from quorate.coordination import protocol
 from quorate.coordination.plan import abridged
-from quorate.coordination.tree import TreeSum
 from quorate.engines.job import Evaluation, Job, Training
 from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.servers import RemoteGradient, Servers
-from quorate.engines.shard_runner import Outcome, ShardFailure
+from quorate.engines.shard_runner import Outcome, ShardFailure, joined
 from quorate.errors import WorkerError
 from quorate.replica.outputs.parcel import unpacked
 from quorate.replica.outputs.rows import Piece
@@ -161,48 +160,30 @@ class ProcessesChannel(JobChannel):
             request = self.requests.get(number)
             if request is None or request.ticket != own.ticket:
                 return
-        request, slots = self.requests[worker], list[int | None]()
-        if not isinstance(answer, messages.ShardFailed | messages.ShardsCancelled):
-            slots, request.slots = request.slots, []  # the results have the slots now
-        outcomes: list[Outcome] = []
+        outcome = self._outcome(self.requests[worker], answer)
         for number, own in group:
-            outcomes.append(self._outcome(number, own, slots))
-            slots = [None]
-        if len(group) > 1:
-            results = [r for outcome in outcomes if isinstance(outcome, list) for r in outcome]
-            outcomes = [self._joined(request.step, results), *([] for _ in group[1:])]
-        for (number, own), outcome in zip(group, outcomes, strict=True):
             self.inbox.put(self._answered(number, outcome, own.spans))
+            outcome = []
 
-    def _outcome(self, worker: int, answer: messages.Answer, slots: list[int | None]) -> Outcome:
+    def _outcome(self, request: Request, answer: messages.Answer) -> Outcome:
         if isinstance(answer, messages.ShardsCancelled):
             return None
         if isinstance(answer, messages.ShardFailed):
             return ShardFailure(answer.shard, answer.error)
-        request = self.requests[worker]
-        results: list[ShardSum] = [
-            _with_vectors(own, self._workers.arena, request.step, slot)
-            for own, slot in zip(answer.results, slots, strict=True)
-        ]
+        results: list[ShardSum] = []
+        for own in answer.results:  # the result has the slot of its first shard now
+            at = own.shares[0].shard - request.shard
+            slot, request.slots[at] = request.slots[at], None
+            results.append(_with_vectors(own, self._workers.arena, request.step, slot))
         if answer.is_held:
             results[0].gradient = RemoteGradient(request.step, answer.ticket)
         if answer.outputs:
             value = unpacked(answer.outputs[0], answer.memory)
             results[0].outputs = [Piece(request.step, request.shard, value)]
-        return self._joined(request.step, results) if answer.has_sums else results
-
-    def _joined(self, step: int, results: list[ShardSum]) -> list[ShardSum]:
-        """Join results: the gradient of the first of each subtree is the subtree's sum."""
-
-        def join(left: ShardSum, right: ShardSum) -> ShardSum:
-            left.join(right)
-            self._recycle(right)
-            return left
-
-        tree: TreeSum[ShardSum] = TreeSum(self.job.plan.shards_of(step), join)
-        for result in results:
-            tree.put((0, result.shares[0].shard), result)
-        return [*tree.parts.values()]
+        if answer.others:
+            results += (each for _, other in answer.others for each in other.results)
+            return joined(results, self.job.plan.shards_of(request.step))
+        return results
 
     # --- requests and slots -----------------------------------------------------------------------
 

@@ -212,13 +212,10 @@ class WorkerLoop:
         if isinstance(results, ShardFailure):
             self._wire.send(messages.ShardFailed(*results, **about))
             return
-        for result, into in zip(results, slots, strict=True):
-            if into is not None:
+        for result in results:
+            if (into := slots[result.shares[0].shard - first]) is not None:
                 _put(result, into)
         answer = messages.ShardsDone([_without_vectors(result) for result in results], **about)
-        if len(results) > 1 and slots[0] is not None:
-            # A replica in stages adds the gradients of each subtree.
-            answer.has_sums = any(result.gradient is None for result in results)
         fds = []
         if results[0].outputs:
             (piece,) = results[0].outputs  # evaluations and predictions are never dealt in runs

@@ -170,8 +170,7 @@ class ShardAnswer(_Message, kw_only=True):
 class ShardsDone(ShardAnswer):
     """The shards are computed."""
 
-    results: list[SlotSum]  # in the order of shards
-    has_sums: bool = False  # whether the first gradient of each subtree is the subtree's sum
+    results: list[SlotSum]  # in the order of shards, perhaps sums over subtrees
     outputs: list[Any] = []  # of an evaluation or prediction: one parcel
     # With the tensors of the outputs. On the wire True: comes with a descriptor. Then a
     # ``Segment``, or bytes if the worker is on a different host.
