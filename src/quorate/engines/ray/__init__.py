@@ -9,8 +9,7 @@ demand           workers and resources that a run needs
 cluster          an existing cluster, or a local cluster that ends with the run
 sweeper          a process that ends the rest of a local cluster, also after a kill of the run
 cluster_life     the processes of Ray that the coordinator depends on, and drained nodes
-pool             starts workers on the cluster; the coordinator's ends of workers
-node_relay       the coordinator's ends of relays
+pool             starts workers on the cluster; the coordinator's ends of workers and relays
 servers          the servers, if they own the parameters in place of the coordinator
 detached         runs whose coordinator is on the cluster
 
