@@ -72,7 +72,7 @@ Reported = WireCut | WorkerEnded | WorkerMessage
 
 
 class RelayNews(msgspec.Struct):
-    """News of a relay, with the status of the worker, and perhaps followed by an image."""
+    """News of a relay, with the status of the worker, and perhaps with an image."""
 
     life: int | None  # names the worker's process
     message: NodeFacts | Reported | None

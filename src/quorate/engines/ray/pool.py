@@ -377,9 +377,8 @@ class NodeRelay:
                     continue
                 if (ref := next(news, None)) is None:
                     break
-                told = NEWS_READER.unpack(self._pool.node.get(ref))
-                image = next(news) if told.image is not None else None
-                self._hear(told, image)
+                told, image = self._pool.node.get(ref)
+                self._hear(NEWS_READER.unpack(told), image)
                 del ref, image  # the object: its memory is for the next one
         except Exception as error:  # the edge of the thread
             ending = self._pool.node.ending_of(error, "its relay")
@@ -389,12 +388,11 @@ class NodeRelay:
         for worker in workers.values():
             worker.call(partial(worker.end, ending))
 
-    def _hear(self, news: RelayNews, image: Ref | None) -> None:
+    def _hear(self, news: RelayNews, image: Any) -> None:
         message, arena = news.message, self._pool.arena
         if isinstance(message, NodeFacts):
             self._require_same(message)
             return
-        values: Any = None if image is None else self._pool.node.get(image)
         with self._lock:
             if news.life is None or (worker := self._workers.get(news.life)) is None:
                 return
@@ -403,7 +401,7 @@ class NodeRelay:
                 arena.sheets[worker.number].take(news.doing._replace(since=since))
                 arena.loads_ahead(worker.number, news.ahead)
             if news.image is not None:
-                self._copy(values, *news.image)
+                arena.image(*news.image)[:] = image
         if message is not None:
             worker.call(partial(worker.take, message))
 
@@ -416,9 +414,6 @@ class NodeRelay:
             workers = list(self._workers.values())
         for worker in workers:
             worker.call(partial(worker.refuse, differs))
-
-    def _copy(self, values: Any, part: ArenaPart, slot: int | None) -> None:
-        self._pool.arena.image(part, slot)[:] = values
 
 
 class RayPool:

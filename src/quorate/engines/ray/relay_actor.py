@@ -283,7 +283,7 @@ class RelayActor:
         self._servers = len(servers)  # that receive gradients
         self._told: dict[int, Order] = {}  # by number
         self._taken = 0  # the number of the next order
-        self._news: deque[bytes | Image] = deque()  # a message says whether an image follows
+        self._news: deque[tuple[bytes, Image | None]] = deque()
         self._workers: dict[int, RelayedWorker] = {}  # by life
         self._description: tuple[ArenaDescription, list[int]] | None = None
         self.sums = NodeSums(
@@ -302,8 +302,8 @@ class RelayActor:
         self._told[number] = life, ORDER_READER.unpack(message), images
         self._alarm.ring()
 
-    def serve(self) -> Iterator[bytes | Image]:
-        """Yield facts about the node, then the news of all workers."""
+    def serve(self) -> Iterator[tuple[bytes, Image | None]]:
+        """Yield facts about the node, then the news of all workers, with images."""
         self._say(RelayNews(None, NodeFacts(self._same)))
         while os.getppid() == self._raylet:
             while self._news:
@@ -440,12 +440,10 @@ class RelayActor:
             news.ahead = self.arena.loaded_ahead(worker.process.number)
         if image is not None:
             news.image = image[:2]
-        self._say(news)
-        if image is not None:
-            self._news.append(image[2])
+        self._say(news, None if image is None else image[2])
 
-    def _say(self, news: RelayNews) -> None:
-        self._news.append(pack(news))
+    def _say(self, news: RelayNews, image: Image | None = None) -> None:
+        self._news.append((pack(news), image))
 
 
 def _look_at_everything() -> None:
