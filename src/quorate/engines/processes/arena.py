@@ -9,7 +9,6 @@ Legend: N workers, V shards, F elements of ``Buffers.values``.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple, NoReturn
@@ -31,8 +30,7 @@ from quorate.replica.witness import writes
 
 _PAGE = 4096
 MOST_IN_RUNS = 1 << 24  # bytes of a gradient; shards of larger models take too long for runs
-_AHEAD = struct.Struct("<qq")  # step, shard; no bytes where a worker loads no rows ahead
-_AHEAD_BYTES = TwoCopies.room(_AHEAD.size)
+MOST_SHARDS = 1 << 24  # of a step, where step and shard are one integer
 _SHEET_BYTES = TwoCopies.room(Timesheet.ENTRY_BYTES)
 
 
@@ -109,8 +107,7 @@ class Arena:
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
         cancelled_at = _up(sheets_at + workers * _SHEET_BYTES, 64)
-        ahead_at = _up(cancelled_at + 8 * workers, 64)
-        self._slots_at = _up(ahead_at + workers * _AHEAD_BYTES, _PAGE)
+        self._slots_at = _up(cancelled_at + 16 * workers, _PAGE)
         self._written_at = _up(  # within a slot
             _up(_room(parameters, sizes.snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
         )
@@ -124,11 +121,12 @@ class Arena:
         )
         sheets = TwoCopies.row(self._segment.map, sheets_at, workers, Timesheet.ENTRY_BYTES)
         self.sheets = [*map(Timesheet, sheets)]
-        self._ahead = TwoCopies.row(self._segment.map, ahead_at, workers, _AHEAD.size)
-        # (N,) The ticket of a cancelled request. A processor writes an aligned integer as a whole.
-        self.cancelled = self._segment.array(8 * workers, cancelled_at).view(np.int64)
+        # (N,) The ticket of a cancelled request, and step and shard of the rows loaded ahead; -1
+        # for none. A processor writes an aligned integer as a whole.
+        numbers = self._segment.array(16 * workers, cancelled_at).view(np.int64)
+        self.cancelled, self._ahead = numbers.reshape(2, workers)
         if segment is None:
-            self.cancelled[:] = -1
+            numbers[:] = -1
             for sheet in self.sheets:
                 sheet.tell("starting")
 
@@ -229,11 +227,8 @@ class Arena:
 
     def loaded_ahead(self, worker: int) -> tuple[int, int] | None:
         """Return the step and shard of the rows that a worker loads ahead, or loaded at its end."""
-        _, content = self._ahead[worker].read()
-        if not content:
-            return None
-        step, shard = _AHEAD.unpack(content)
-        return step, shard
+        ahead = int(self._ahead[worker])
+        return None if ahead < 0 else divmod(ahead, MOST_SHARDS)
 
     # --- a worker's side --------------------------------------------------------------------------
 
@@ -298,8 +293,7 @@ class Arena:
 
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
         """Note the step and shard whose rows a worker loads ahead; None: no rows."""
-        ahead = self._ahead[worker]
-        ahead.write(ahead.read()[0] + 1, b"" if ticket is None else _AHEAD.pack(*ticket))
+        self._ahead[worker] = -1 if ticket is None else ticket[0] * MOST_SHARDS + ticket[1]
 
     # --- both -------------------------------------------------------------------------------------
 
