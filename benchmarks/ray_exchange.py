@@ -43,7 +43,7 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.engines.job import Job
-from quorate.engines.processes.channel import ProcessesChannel
+from quorate.engines.processes.transport import ProcessesChannel
 from quorate.engines.processes.worker import here
 from quorate.engines.ray.pool import NodeRelay
 from quorate.replica.shard_sum import ShardSum

@@ -1,8 +1,7 @@
 """Worker processes of one machine, which share memory with the coordinator.
 
 On the coordinator's side:
-transport       the engine: the open jobs, and the shared memory
-channel         a job's channel: requests as messages, results in slots
+transport       the engine: the shared memory, and the open jobs, each with its channel
 supervisor      starts, monitors, restarts and ends workers
 pool            where processes are started, and the coordinator's handle of each
 endings         the messages printed when a worker ends
