@@ -1,13 +1,16 @@
-"""Messages between a worker process, the coordinator, and the fork server.
+"""Messages between a worker process, the coordinator, the fork server, and the relay of a node.
 
 to a worker            StartWorker ShareMemory OpenJob ComputeShards CloseJob EndWorker
 from a worker          ScriptRefused ScriptRaised ReachedLoop FoundNote JobReady
                        ShardsDone ShardFailed ShardsCancelled
 to a fork server       ForkWorker
 from a fork server     WorkerForked WorkerExited
+to a relay             RelayOrder: StartProcess CancelShards KillProcess, or a message to a worker
+from a relay           RelayNews: NodeFacts WorkerForked WireCut WorkerEnded, or one from a worker
 
-A pool of several machines adds CancelShards, and reports WorkerPlaced and WorkerLeaves itself. A
-descriptor of memory travels beside a message, in the order of the fields that name one.
+A pool of several machines reports WorkerPlaced and WorkerLeaves itself. A descriptor of memory
+travels beside a message, in the order of the fields that name one. Memory travels to and from a
+relay as images, the arrays of a call of Ray; Ray itself pickles the frame of a call.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import msgspec
 
 from quorate.engines.collective.rank_place import RankPlace
 from quorate.engines.messages import MessageReader
-from quorate.engines.processes.arena import ArenaDescription
+from quorate.engines.processes.arena import ArenaDescription, ArenaPart
+from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.script import Script
 from quorate.engines.tracing import Batch
+from quorate.engines.worker_status import Doing
 from quorate.replica.notes import Note
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.sparse.rows import Rows
@@ -225,12 +230,65 @@ class WorkerExited(_Message):
     error: str | None = None  # why there is no process
 
 
+# --- to and from relays ---------------------------------------------------------------------------
+
+
+class StartProcess(_Message):
+    """Start a worker's process in an environment."""
+
+    number: int  # of the worker
+    environment: dict[str, str]
+
+
+class KillProcess(_Message):
+    """Kill a worker's process."""
+
+
+class NodeFacts(_Message):
+    """The first news of a relay: facts to compare, see ``same_everywhere``."""
+
+    same: dict[str, str]
+
+
+class WireCut(_Message):
+    """The worker's wire is cut."""
+
+
+class WorkerEnded(_Message):
+    """The worker's process has ended."""
+
+    ending: Ending
+
+
 ForModel = OpenJob | ComputeShards
 Answer = ShardsDone | ShardFailed | ShardsCancelled
 _Request = ShareMemory | OpenJob | ComputeShards | CancelShards | CloseJob | EndWorker
 _News = ScriptRefused | ScriptRaised | ReachedLoop | FoundNote | JobReady
 _OfStart = StartWorker | ForkWorker | WorkerForked | WorkerExited | WorkerPlaced
-WorkerMessage = _OfStart | _Request | _News | Answer | WorkerLeaves
+_OfRelay = StartProcess | KillProcess | NodeFacts | WireCut | WorkerEnded
+WorkerMessage = _OfStart | _Request | _News | Answer | WorkerLeaves | _OfRelay
 JobNews = Answer | FoundNote
 
+Part = tuple[ArenaPart, int | None]  # of the coordinator's arena, with the slot if it is in one
+
+
+class RelayOrder(msgspec.Struct):
+    """An order to a relay on behalf of a worker, or a message to the worker."""
+
+    message: WorkerMessage
+    parts: list[Part]  # of the images of the call
+
+
+class RelayNews(msgspec.Struct):
+    """News of a relay, with the status of the worker, and perhaps with an image."""
+
+    life: int | None  # names the worker's process
+    message: WorkerMessage | None
+    doing: Doing | None = None  # ``since`` is an age: clocks of two hosts have nothing in common
+    ahead: tuple[int, int] | None = None
+    image: Part | None = None
+
+
+ORDER_READER: MessageReader[RelayOrder] = MessageReader(RelayOrder)
+NEWS_READER: MessageReader[RelayNews] = MessageReader(RelayNews)
 READER: MessageReader[WorkerMessage] = MessageReader(WorkerMessage)

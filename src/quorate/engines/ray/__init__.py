@@ -20,5 +20,5 @@ relay_actor      an actor: starts the node's workers, has their memory, passes m
 node_sums        results of the node's workers for one step are added
 
 On both sides:
-images           contents of calls
+node_facts       facts about a node that must be the same on every node
 """

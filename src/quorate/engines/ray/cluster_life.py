@@ -29,7 +29,6 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.engines.processes.endings import Ending
-from quorate.engines.ray.images import Ref
 from quorate.errors import UserError, cut
 from quorate.machine.descriptors import any_readable
 from quorate.machine.limits import (
@@ -47,6 +46,7 @@ LOST_CLUSTER = Ending(1, lost="the Ray cluster")
 MOST_SAID = 600  # characters of Ray's text about an actor that cannot be started
 NODE_DIED = "its node has died"  # in Ray's text about an actor
 
+Ref = Any  # ray.ObjectRef
 Address = str | tuple[str, int]  # the path of a Unix socket; host and port
 
 

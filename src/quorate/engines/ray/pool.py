@@ -32,24 +32,9 @@ from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import Callback, ElasticSize, LocalPool, WorkerHandle
 from quorate.engines.processes.script import Script
 from quorate.engines.ray.cluster import joined_cluster
-from quorate.engines.ray.cluster_life import ClusterNotices, actor_on
+from quorate.engines.ray.cluster_life import ClusterNotices, Ref, actor_on
 from quorate.engines.ray.demand import demanded
-from quorate.engines.ray.images import (
-    NEWS_READER,
-    KillProcess,
-    NodeFacts,
-    Ordered,
-    Part,
-    Ref,
-    RelayNews,
-    RelayOrder,
-    Reported,
-    StartProcess,
-    WireCut,
-    WorkerEnded,
-    difference,
-    same_everywhere,
-)
+from quorate.engines.ray.node_facts import difference, same_everywhere
 from quorate.engines.ray.relay_actor import NEWS, ORDERS, RelayActor
 from quorate.engines.ray.servers import RayServers
 from quorate.engines.ray.worker_lease import LIFE, PLACE, WorkerLease
@@ -61,6 +46,8 @@ from quorate.machine.limits import KILLED_EXIT_S, STAGE_POLL_S, WORKER_SILENCE_S
 from quorate.machine.regular_file import is_folder
 from quorate.machine.shared_memory import Segment
 from quorate.replica.sparse.found import no_rows
+
+Images = dict[messages.Part, list[Ref]]
 
 
 class RayWorkerHandle(WorkerHandle):
@@ -146,7 +133,7 @@ class RayWorkerHandle(WorkerHandle):
         if self.line is not None:
             super().kill()
         elif self._relay is not None:
-            self._relay.post(self, KillProcess())
+            self._relay.post(self, messages.KillProcess())
         self._pool.node.kill(self._lease)
 
     def ending(self) -> Ending:
@@ -195,14 +182,14 @@ class RayWorkerHandle(WorkerHandle):
         self._inbox.append(messages.ScriptRefused(f"cannot use {self.where}: {differs}; {fix}"))
         self.kill()
 
-    def take(self, message: Reported) -> None:
+    def take(self, message: messages.WorkerMessage) -> None:
         """Take a message of the worker from a relay."""
         match message:
             case messages.WorkerForked():
                 self._pid = message.pid
-            case WireCut():
+            case messages.WireCut():
                 self._is_cut = True
-            case WorkerEnded():
+            case messages.WorkerEnded():
                 self.end(message.ending)
             case _:
                 self._inbox.append(message)
@@ -286,7 +273,7 @@ class NodeRelay:
         self._workers: dict[int, RayWorkerHandle] = {}  # by life
         # Held while a result is copied: afterwards the slot may be lent to another worker.
         self._lock = threading.Lock()
-        self._sent: dict[Part, tuple[ArenaPart, int]] = {}  # with versions
+        self._sent: dict[messages.Part, tuple[ArenaPart, int]] = {}  # with versions
         self._averaged: set[int] = set()  # jobs that are computed from averaged parameters
         servers = () if pool.servers is None else pool.servers.actors
         folder = None if pool.folder is None else str(pool.folder)
@@ -303,11 +290,11 @@ class NodeRelay:
         """Have the relay start a worker's process in an environment."""
         with self._lock:
             self._workers[worker.life] = worker
-        self.post(worker, StartProcess(worker.number, dict(environment)))
+        self.post(worker, messages.StartProcess(worker.number, dict(environment)))
 
-    def post(self, worker: RayWorkerHandle, message: Ordered, *fds: int) -> None:
+    def post(self, worker: RayWorkerHandle, message: messages.WorkerMessage, *fds: int) -> None:
         """Send a worker a message, with images of values that the node lacks."""
-        images, descriptors, pool = dict[Part, list[Ref]](), list(fds), self._pool
+        images, descriptors, pool = Images(), list(fds), self._pool
         if isinstance(message, messages.ModelRequest):
             if message.model_changes is not None:
                 pool.frozen = message.model_changes["frozen"]
@@ -336,7 +323,9 @@ class NodeRelay:
         values = [ref for refs in images.values() for ref in refs]
         number, self._ordered = self._ordered, self._ordered + 1
         with suppress(RayError):  # the actor is gone, and the listener says so
-            self._tell.remote(number, worker.life, pack(RelayOrder(message, parts)), *values)
+            self._tell.remote(
+                number, worker.life, pack(messages.RelayOrder(message, parts)), *values
+            )
 
     def forget(self, worker: RayWorkerHandle) -> None:
         """Pass on no more news of a worker, and copy no more results."""
@@ -355,9 +344,7 @@ class NodeRelay:
         self.kill()
         self._listener.join(KILLED_EXIT_S)
 
-    def _add(
-        self, images: dict[Part, list[Ref]], version: int, name: ArenaPart, slot: int | None = None
-    ) -> None:
+    def _add(self, images: Images, version: int, name: ArenaPart, slot: int | None = None) -> None:
         """Add the images of a part of the arena, unless the node has this version."""
         # Slices and whole parameters overwrite each other.
         key = ArenaPart.PARAMETERS if name == ArenaPart.SLICES else name, slot
@@ -378,7 +365,7 @@ class NodeRelay:
                 if (ref := next(news, None)) is None:
                     break
                 told, image = self._pool.node.get(ref)
-                self._hear(NEWS_READER.unpack(told), image)
+                self._hear(messages.NEWS_READER.unpack(told), image)
                 del ref, image  # the object: its memory is for the next one
         except Exception as error:  # the edge of the thread
             ending = self._pool.node.ending_of(error, "its relay")
@@ -388,9 +375,9 @@ class NodeRelay:
         for worker in workers.values():
             worker.call(partial(worker.end, ending))
 
-    def _hear(self, news: RelayNews, image: Any) -> None:
+    def _hear(self, news: messages.RelayNews, image: Any) -> None:
         message, arena = news.message, self._pool.arena
-        if isinstance(message, NodeFacts):
+        if isinstance(message, messages.NodeFacts):
             self._require_same(message)
             return
         with self._lock:
@@ -405,7 +392,7 @@ class NodeRelay:
         if message is not None:
             worker.call(partial(worker.take, message))
 
-    def _require_same(self, facts: NodeFacts) -> None:
+    def _require_same(self, facts: messages.NodeFacts) -> None:
         """Refuse a node that would compute something else; the next worker there gets a relay."""
         if (differs := difference(self._pool.same, facts.same)) is None:
             return

@@ -37,19 +37,7 @@ from quorate.engines.processes.endings import Ending
 from quorate.engines.processes.pool import LocalPool, WorkerHandle
 from quorate.engines.processes.script import Script
 from quorate.engines.processes.wire import Alarm
-from quorate.engines.ray.images import (
-    ORDER_READER,
-    KillProcess,
-    NodeFacts,
-    Part,
-    RelayNews,
-    RelayOrder,
-    Reported,
-    StartProcess,
-    WireCut,
-    WorkerEnded,
-    same_everywhere,
-)
+from quorate.engines.ray.node_facts import same_everywhere
 from quorate.engines.ray.node_sums import NodeSums, WorkerResult, add_up
 from quorate.engines.ray.servers import GradientPusher
 from quorate.engines.servers import Image, read_image
@@ -60,7 +48,7 @@ from quorate.machine.shared_memory import Segment
 
 NEWS, ORDERS = "news", "orders"  # threads of a relay
 
-Order = tuple[int, RelayOrder, tuple[Image, ...]]
+Order = tuple[int, messages.RelayOrder, tuple[Image, ...]]
 
 
 @dataclass
@@ -124,11 +112,11 @@ class RelayedWorker:
         if process.is_cut and not self._is_cut:
             self._is_cut = True
             process.deaf()
-            self._relay.say(self, WireCut())
+            self._relay.say(self, messages.WireCut())
         if has_ended:
             ending = process.ending().explained(self._oom_kills)
             self.close()
-            self._relay.say(self, WorkerEnded(ending))
+            self._relay.say(self, messages.WorkerEnded(ending))
             return False
         self._carry_out_orders()
         computes = self._shard is not None and self._shard.answer is None
@@ -144,16 +132,14 @@ class RelayedWorker:
         self._relay.pass_on_sums()
         self.process.close()
 
-    def take_order(
-        self, message: KillProcess | messages.WorkerMessage, segments: list[Segment]
-    ) -> None:
+    def take_order(self, message: messages.WorkerMessage, segments: list[Segment]) -> None:
         """Carry out an order at once, or note the order until the worker has answered."""
         match message:
             case messages.CancelShards(ticket):
                 self._cancelled = ticket
                 self._cancel()
                 return
-            case KillProcess():
+            case messages.KillProcess():
                 self.process.kill()
                 return
             case messages.EndWorker():
@@ -299,12 +285,12 @@ class RelayActor:
 
     def tell(self, number: int, life: int, message: bytes, *images: Image) -> None:
         """Take an order. Orders are carried out by number: calls may overtake each other."""
-        self._told[number] = life, ORDER_READER.unpack(message), images
+        self._told[number] = life, messages.ORDER_READER.unpack(message), images
         self._alarm.ring()
 
     def serve(self) -> Iterator[tuple[bytes, Image | None]]:
         """Yield facts about the node, then the news of all workers, with images."""
-        self._say(RelayNews(None, NodeFacts(self._same)))
+        self._say(messages.RelayNews(None, messages.NodeFacts(self._same)))
         while os.getppid() == self._raylet:
             while self._news:
                 yield self._news.popleft()
@@ -352,9 +338,9 @@ class RelayActor:
 
     # --- orders of the coordinator ----------------------------------------------------------------
 
-    def _take_order(self, life: int, order: RelayOrder, images: tuple[Image, ...]) -> None:
+    def _take_order(self, life: int, order: messages.RelayOrder, images: tuple[Image, ...]) -> None:
         message = order.message
-        if isinstance(message, StartProcess):
+        if isinstance(message, messages.StartProcess):
             self._start(life, message)
             return
         if isinstance(message, messages.ShareMemory) and self._description is None:
@@ -363,7 +349,7 @@ class RelayActor:
         if (worker := self._workers.get(life)) is not None:  # else the coordinator hears of its end
             worker.take_order(message, owned)
 
-    def _start(self, life: int, start: StartProcess) -> None:
+    def _start(self, life: int, start: messages.StartProcess) -> None:
         """Start a worker's process; an earlier process of the same number is gone first."""
         number = start.number
         for before, worker in list(self._workers.items()):
@@ -374,7 +360,7 @@ class RelayActor:
             process = WorkerHandle(number)
             process.begin(self._pool, environment=start.environment)
         except OSError as error:
-            self._say(RelayNews(life, WorkerEnded(Ending(1, str(error)))))
+            self._say(messages.RelayNews(life, messages.WorkerEnded(Ending(1, str(error)))))
             return
         process.watch(self._selector, _look_at_everything, _look_at_everything)
         self._workers[life] = RelayedWorker(life, process, self)
@@ -388,7 +374,7 @@ class RelayActor:
     def _slicing(self) -> Partition:
         return Partition.among(self.arena.parameters.layout, self._servers)
 
-    def _write(self, parts: list[Part], images: tuple[Image, ...]) -> list[Segment]:
+    def _write(self, parts: list[messages.Part], images: tuple[Image, ...]) -> list[Segment]:
         """Write images to the arena; return segments with the images that have no place there.
 
         A worker may read what is written: in a shard that the coordinator has cancelled, or in a
@@ -424,7 +410,7 @@ class RelayActor:
     def say(
         self,
         worker: RelayedWorker,
-        message: Reported | None,
+        message: messages.WorkerMessage | None,
         image: tuple[ArenaPart, int | None, Image] | None = None,
     ) -> None:
         """Add a message of a worker to the news, with the worker's status, and perhaps an image.
@@ -433,7 +419,7 @@ class RelayActor:
             image: with its part of a slot of the coordinator's arena.
         """
         worker.told_at = time.monotonic()
-        news = RelayNews(worker.life, message)
+        news = messages.RelayNews(worker.life, message)
         if self._description is not None:
             doing = self.arena.sheets[worker.process.number].read()
             news.doing = doing._replace(since=time.monotonic() - doing.since)
@@ -442,7 +428,7 @@ class RelayActor:
             news.image = image[:2]
         self._say(news, None if image is None else image[2])
 
-    def _say(self, news: RelayNews, image: Image | None = None) -> None:
+    def _say(self, news: messages.RelayNews, image: Image | None = None) -> None:
         self._news.append((pack(news), image))
 
 

@@ -14,8 +14,8 @@ from ray.exceptions import RayError, RayTaskError
 from quorate.engines.job import class_of
 from quorate.engines.messages import pack, unpack
 from quorate.engines.partition import Partition
-from quorate.engines.ray.cluster_life import OwnNode, actor_on
-from quorate.engines.ray.images import Ref, difference, same_packages
+from quorate.engines.ray.cluster_life import OwnNode, Ref, actor_on
+from quorate.engines.ray.node_facts import difference, same_packages
 from quorate.engines.ray.node_sums import WorkerResult
 from quorate.engines.servers import NO_IMAGE, Answer, Image, SliceHandler, Told, as_image
 from quorate.errors import ServerError, UserError, cut
