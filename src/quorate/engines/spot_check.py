@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import InitVar, asdict, dataclass, field, replace
-from typing import Any
 
 import msgspec
 import torch
@@ -68,11 +67,6 @@ class SpotCheckResult:
     forward: list[Event] = field(default_factory=list)
     gradient: dict[str, str] = field(default_factory=dict)
     kept: Kept = field(default_factory=dict)
-
-    @staticmethod
-    def from_fields(fields: Mapping[str, Any]) -> SpotCheckResult:
-        """Return a result from the fields of a message."""
-        return msgspec.convert(fields, SpotCheckResult)
 
 
 # --- the workers ----------------------------------------------------------------------------------
@@ -258,7 +252,7 @@ def ask_workers(
                     channel.send(protocol.Keep(worker, step, shard))
                     for _, total in channel.collect(step, [worker]):
                         (output,) = total.outputs
-                        results[worker] = SpotCheckResult.from_fields(output.value)
+                        results[worker] = msgspec.convert(output.value, SpotCheckResult)
                     channel.publish()
                     first_s = first_s or time.monotonic() - begun
                 # An exception of user code is reported when the training computes the shard.

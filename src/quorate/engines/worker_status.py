@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from typing import NamedTuple
+
+from msgspec import msgpack
 
 from quorate.engines.tracing import Batch, SpanLog, batch
 from quorate.engines.two_copies import TwoCopies
@@ -12,14 +13,12 @@ from quorate.engines.two_copies import TwoCopies
 # A shard passes through the last four phases in this order.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
-# In memory of several processes: number of the phase; then the fields of ``Doing``, the seconds
-# last.
-_ENTRY = struct.Struct(f"<qqqdqq{len(PHASES)}d")
-
-
 # The fields of ``Doing`` as a plain tuple, which is made in a fourth of the time. Five are made for
-# each shard.
+# each shard. In memory of several processes as MessagePack.
 _Entry = tuple[str, int, int, float, dict[str, float], int, int]
+_NEVER: _Entry = (PHASES[0], 0, 0, 0.0, dict.fromkeys(PHASES, 0.0), 0, -1)
+_ENCODER, _DECODER = msgpack.Encoder(), msgpack.Decoder(_Entry)
+_LARGEST = max(PHASES, key=len), 1 << 62, 1 << 62, 0.0, _NEVER[4], 1 << 62, 1 << 62
 
 
 class WorkerStatus(NamedTuple):
@@ -100,13 +99,13 @@ class Timesheet:
             at a time: the worker's, or the coordinator's without a worker.
     """
 
-    ENTRY_BYTES = _ENTRY.size  # of the content of ``copies``
+    ENTRY_BYTES = len(_ENCODER.encode(_LARGEST))  # the most, of the content of ``copies``
 
     def __init__(self, copies: TwoCopies | None = None) -> None:
         self._copies = copies
         # The version of the entry, and the entry: the seconds are without the current phase, which
         # began at 0 before the first phase.
-        self._last = 0, _unpacked(b"")
+        self._last = 0, _NEVER
         self._log: SpanLog | None = None  # of a traced run
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
@@ -179,19 +178,11 @@ class Timesheet:
         # Usually no other process has written: five phases of each shard need not read the memory.
         if self._copies is not None and self._copies.last_version() != self._last[0]:
             version, content = self._copies.read()
-            self._last = version, _unpacked(content)
+            self._last = version, _DECODER.decode(content) if content else _NEVER
         return self._last
 
     def _write(self, version: int, entry: _Entry) -> None:
         # A thread interrupted between the two lines reads the memory the next time.
         self._last = version, entry
         if self._copies is not None:
-            phase, step, shard, since, seconds, shards, stage = entry
-            place = PHASES.index(phase), step, shard, since, shards, stage
-            self._copies.write(version, _ENTRY.pack(*place, *seconds.values()))
-
-
-def _unpacked(entry: bytes) -> _Entry:
-    number, step, shard, since, shards, stage, *seconds = _ENTRY.unpack(entry or bytes(_ENTRY.size))
-    spent = dict(zip(PHASES, seconds, strict=True))
-    return PHASES[number], step, shard, since, spent, shards, stage
+            self._copies.write(version, _ENCODER.encode(entry))

@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from quorate.coordination.ownership import slowest_factor
@@ -225,7 +226,7 @@ class RankWorker:
         except Exception:  # an error of user code is reported when training computes the shard
             own = None
         found = enumerate(self.ranks.gather(own))
-        return {rank: SpotCheckResult.from_fields(fields) for rank, fields in found if fields}
+        return {rank: msgspec.convert(fields, SpotCheckResult) for rank, fields in found if fields}
 
     def collect_notes(self) -> None:
         """Collect the notes made after the last step on rank 0. All ranks call. Blocks.
