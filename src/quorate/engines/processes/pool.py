@@ -38,8 +38,7 @@ class WorkerHandle:
         number: the worker.
         line: to a process of this host; None without such a process: messages travel otherwise.
         comparison: of the process with the coordinator: see ``Agreement``.
-        host: the name of the worker's host, where there are several.
-        is_elsewhere: whether the worker is on a different host, or in a different container.
+        host: the name of the worker's host, if that is a different host, or a different container.
         is_placed: whether a machine has room for the worker; else a message "placed" follows.
         place: where results of several workers are added: see ``Joined``.
     """
@@ -51,7 +50,6 @@ class WorkerHandle:
         self.line: Wire | None = None
         self.comparison = Comparison()
         self.host: str | None = None
-        self.is_elsewhere = False
         self.is_placed = True
         self.place = ""
         self._is_cut = False  # where there is no line

@@ -154,7 +154,8 @@ class Processes:
             handle = self.supervisor.handle(life.number)
             pid = None if handle is None else handle.pid
             doing = self.arena.sheets[life.number].read()
-            where = (None, False) if handle is None else (handle.host, handle.is_elsewhere)
+            host = None if handle is None else handle.host
+            where = host, host is not None
             rows.append(WorkerStatus(life.number, life.devices, pid, None, *doing, *where))
         return rows
 

@@ -90,7 +90,7 @@ class RayWorkerHandle(WorkerHandle):
         """The id of a process of this host; else None."""
         if self.line is not None:
             return super().pid
-        return None if self.is_elsewhere else self._pid
+        return self._pid if self.host is None else None
 
     def watch(self, selector: BaseSelector, hear: Callback, look: Callback) -> None:
         """Call ``hear`` and ``look`` after each action; have a selector watch a process here."""
@@ -239,8 +239,7 @@ class RayWorkerHandle(WorkerHandle):
         """Start the worker's process where Ray has placed the lease."""
         self.node_id = place["node"]
         self.where = f"{place['host']} (node {place['node'][:8]})"
-        self.is_elsewhere = place["mark"] != this_host.mark()
-        self.host = place["host"] if self.is_elsewhere else None
+        self.host = None if place["mark"] == this_host.mark() else place["host"]
         self._inbox.append(messages.WorkerPlaced())
         if not self._pool.is_own(place["node"], place["mark"]):
             self.place = self.node_id
