@@ -56,16 +56,13 @@ class GivenShard:
     """A shard that a worker computes, or has computed before an order of the coordinator."""
 
     given: messages.ComputeShards  # the order as the worker has it
-    slot: int  # of the result
+    slot: int | None  # of the result; None: the result has no vectors
     order: messages.ComputeShards | None  # the coordinator's; None: the shard is speculative
     answer: messages.Answer | None = None  # the worker's, once there
-    is_wrong: bool = False  # whether the coordinator has ordered a different shard
     ordered_at: float = field(default_factory=time.monotonic)
 
-    def adopts(self, order: messages.WorkerMessage) -> bool:
+    def adopts(self, order: messages.ComputeShards) -> bool:
         """Take an order for this speculative shard, from the node's values; else return False."""
-        if self.order is not None or self.is_wrong or not isinstance(order, messages.ComputeShards):
-            return False
         if order.model_changes is not None or order.shared is not None:
             return False
         same = ("job", "step", "shard", "rank_of")
@@ -89,11 +86,10 @@ class RelayedWorker:
         self.process = process
         self.told_at = 0.0  # when the newest news was told
         self._relay = relay
-        # Orders that wait for the answer to the order before, with memory to send along.
-        self._orders: deque[tuple[messages.WorkerMessage, list[Segment]]] = deque()
-        self._shard: GivenShard | None = None  # the newest, until the coordinator has the answer
+        # By ticket, until the coordinator has the answer: ordered shards, and a speculative one
+        # without an order yet. Answers to further tickets are dropped.
+        self._shards: dict[int, GivenShard] = {}
         self._slot = 0  # which of the worker's two slots has the newest result
-        self._cancelled: int | None = None  # ticket
         self._is_forked = self._is_cut = False
         self._oom_kills = oom_kills()
 
@@ -118,108 +114,57 @@ class RelayedWorker:
             self.close()
             self._relay.say(self, messages.WorkerEnded(ending))
             return False
-        self._carry_out_orders()
-        computes = self._shard is not None and self._shard.answer is None
+        computes = any(shard.answer is None for shard in self._shards.values())
         if computes and time.monotonic() - self.told_at > RANK_POLL_S:
             self._relay.say(self, None)
         return True
 
     def close(self) -> None:
         """End the process. Results of the worker are passed on, and no sibling waits for more."""
-        self._shard = None
-        self._orders.clear()
+        self._shards.clear()
         self._relay.sums.hurry(self)
         self._relay.pass_on_sums()
         self.process.close()
 
     def take_order(self, message: messages.WorkerMessage, segments: list[Segment]) -> None:
-        """Carry out an order at once, or note the order until the worker has answered."""
+        """Carry out an order, or pass the order on: the worker carries out orders one by one."""
+        speculative = self._speculative
         match message:
             case messages.CancelShards(ticket):
-                self._cancelled = ticket
-                self._cancel()
-                return
+                for shard in self._shards.values():
+                    if shard.order is not None and shard.order.ticket == ticket:
+                        self._cancel(shard)
             case messages.KillProcess():
                 self.process.kill()
-                return
-            case messages.EndWorker():
-                self.process.post(message)
-                return
-        self._orders.append((message, segments))
+            case messages.ComputeShards() if speculative and speculative.adopts(message):
+                self._answer(speculative)
+            case _:
+                self.doubt()
+                for order in self.unanswered:  # this order follows, and no speculative shard
+                    order.following = None
+                if isinstance(message, messages.ComputeShards):
+                    self._give(message, message, segments)
+                else:
+                    self._relay.send(self, message, segments)
 
     @property
     def unanswered(self) -> list[messages.ComputeShards]:
         """The coordinator's orders for shards that are not answered yet."""
-        given = self._shard.order if self._shard is not None else None
-        orders = (given, *(order for order, _ in self._orders))
-        return [order for order in orders if isinstance(order, messages.ComputeShards)]
+        return [shard.order for shard in self._shards.values() if shard.order is not None]
+
+    @property
+    def _speculative(self) -> GivenShard | None:
+        return next((shard for shard in self._shards.values() if shard.order is None), None)
 
     def doubt(self) -> None:
         """Give up a speculative shard: values of the node have changed."""
-        shard = self._shard
-        if shard is not None and shard.order is None and not shard.is_wrong:
-            if shard.answer is not None:
-                self._shard = None
-                return
-            shard.is_wrong = True
-            self._relay.arena.cancelled[self.process.number] = shard.given.ticket
+        if (shard := self._speculative) is not None:
+            del self._shards[shard.given.ticket]
+            if shard.answer is None:
+                self._cancel(shard)
 
-    # --- answers of the worker --------------------------------------------------------------------
-
-    def _take_message(self, message: messages.WorkerMessage) -> None:
-        """Take a message of the worker: the answer to a speculative shard may have to wait."""
-        shard = self._shard
-        if shard is None or not isinstance(message, messages.Answer):
-            self._relay.say(self, message)
-            return
-        shard.answer = message
-        if shard.is_wrong:
-            self._shard = None
-        else:
-            self._answer(shard)
-
-    def _answer(self, shard: GivenShard) -> None:
-        """Answer the coordinator, once order and answer are there; the worker goes on at once."""
-        if shard.order is None or shard.answer is None:
-            return
-        self._shard = None
-        order, answer = shard.order, shard.answer
-        answer.ticket = order.ticket
-        is_done = isinstance(answer, messages.ShardsDone)
-        if is_done and order.following is not None and not self._orders:
-            step, first = order.following
-            own = {"ticket": -2 - order.ticket, "step": step, "shard": first}
-            following = structs.replace(order, **own, model_changes=None, shared=None)
-            self._give(following, None, [])
-        has_vectors = order.slots != [None]
-        if isinstance(answer, messages.ShardsDone):
-            has_vectors = has_vectors and not any(each.awaits_totals for each in answer.results)
-        if isinstance(answer, messages.ShardsDone) and has_vectors:
-            computed_s = time.monotonic() - shard.ordered_at
-            self._relay.take(WorkerResult(self, order, answer, shard.slot, computed_s))
-        else:
-            self._relay.say(self, answer)
-
-    # --- orders of the coordinator ----------------------------------------------------------------
-
-    def _carry_out_orders(self) -> None:
-        """Carry out waiting orders, as far as the worker is free."""
-        while self._orders:
-            order, segments = self._orders[0]
-            if (shard := self._shard) is not None and shard.adopts(order):
-                self._orders.popleft()
-                self._cancel()
-                self._answer(shard)
-                continue
-            self.doubt()
-            if self._shard is not None:
-                return
-            self._orders.popleft()
-            if isinstance(order, messages.ComputeShards):
-                self._give(order, order, segments)
-                self._cancel()
-            else:
-                self._relay.send(self, order, segments)
+    def _cancel(self, shard: GivenShard) -> None:
+        self._relay.arena.cancelled[self.process.number] = shard.given.ticket
 
     def _give(
         self,
@@ -228,17 +173,43 @@ class RelayedWorker:
         segments: list[Segment],
     ) -> None:
         """Have the worker compute a shard, ordered by the coordinator or speculative."""
-        self._slot = 1 - self._slot
-        slot = 2 * self.process.number + self._slot
-        self._shard = GivenShard(given, slot, order)
-        slots: list[int | None] = [None] if given.slots == [None] else [slot]
-        self._relay.send(self, structs.replace(given, slots=slots), segments)
+        slot = None
+        if given.slots != [None]:  # the result of the shard before may wait in the other slot
+            self._slot = 1 - self._slot
+            slot = 2 * self.process.number + self._slot
+        self._shards[given.ticket] = GivenShard(given, slot, order)
+        self._relay.send(self, structs.replace(given, slots=[slot]), segments)
 
-    def _cancel(self) -> None:
-        """Have the worker cancel its newest shard, if the coordinator has cancelled the shard."""
-        shard = self._shard
-        if shard is not None and shard.order is not None and shard.order.ticket == self._cancelled:
-            self._relay.arena.cancelled[self.process.number] = shard.given.ticket
+    # --- answers of the worker --------------------------------------------------------------------
+
+    def _take_message(self, message: messages.WorkerMessage) -> None:
+        """Take a message of the worker: the answer to a speculative shard may have to wait."""
+        if not isinstance(message, messages.Answer):
+            self._relay.say(self, message)
+        elif (shard := self._shards.get(message.ticket)) is not None:
+            shard.answer = message
+            self._answer(shard)
+
+    def _answer(self, shard: GivenShard) -> None:
+        """Answer the coordinator, once order and answer are there; the worker goes on at once."""
+        order, answer = shard.order, shard.answer
+        if order is None or answer is None:
+            return
+        del self._shards[shard.given.ticket]
+        answer.ticket = order.ticket
+        if not isinstance(answer, messages.ShardsDone):
+            self._relay.say(self, answer)
+            return
+        if order.following is not None:
+            step, first = order.following
+            own = {"ticket": -2 - order.ticket, "step": step, "shard": first}
+            following = structs.replace(order, **own, model_changes=None, shared=None)
+            self._give(following, None, [])
+        if shard.slot is None or any(each.awaits_totals for each in answer.results):
+            self._relay.say(self, answer)
+            return
+        computed_s = time.monotonic() - shard.ordered_at
+        self._relay.take(WorkerResult(self, order, answer, shard.slot, computed_s))
 
 
 class RelayActor:
