@@ -124,11 +124,6 @@ class WorkerHandle:
         """True if nothing more will come."""
         return self._is_cut if self.line is None else self.line.is_cut
 
-    def deaf(self) -> None:
-        """Stop watching the socket, after a cut."""
-        if self.line is not None:
-            self.line.deaf()
-
     def cancel(self, ticket: int) -> None:
         """Report a cancelled shard, if the worker does not see the coordinator's arena."""
 

@@ -245,7 +245,6 @@ class Supervisor:
         for message in process.handle.arrived():
             self._receive(life, process, message)
         if process.handle.is_cut:  # the process is about to end, and its exit code says why
-            process.handle.deaf()
             process.silent_since = self.clock()
 
     def look(self, life: WorkerLife) -> None:

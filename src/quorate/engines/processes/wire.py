@@ -162,13 +162,15 @@ class Wire:
             self._selector.modify(self.socket, events, key.data)
 
     def watch(self, selector: BaseSelector, hear: Callable[[], None]) -> None:
-        """Have a selector call ``hear`` for received bytes, and for room if messages wait."""
+        """Have a selector call ``hear`` for received bytes, and for room if messages wait.
+
+        A cut ends the watch.
+        """
         self._selector, self._awaits_room = selector, False
         selector.register(self.socket, EVENT_READ, hear)
         self.flush()
 
-    def deaf(self) -> None:
-        """End ``watch``, if the socket is watched."""
+    def _end_watch(self) -> None:
         selector, self._selector = self._selector, None
         if selector is not None:
             with suppress(KeyError):
@@ -202,7 +204,7 @@ class Wire:
 
     def close(self) -> None:
         """Close this end. The other end is cut after the sent messages."""
-        self.deaf()
+        self._end_watch()
         self._forget_outbox()
         self.socket.close()
 
@@ -224,7 +226,9 @@ class Wire:
             data, fds = b"", []
         self.fds += fds
         self._received += data
-        self.is_cut = not data
+        if not data:
+            self.is_cut = True
+            self._end_watch()  # a selector would report the end for ever
 
     def _take(self) -> WorkerMessage | None:
         if len(self._received) < _HEADER.size:

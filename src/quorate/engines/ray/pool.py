@@ -98,7 +98,7 @@ class RayWorkerHandle(WorkerHandle):
 
     def call(self, action: Callback) -> None:
         """Have the coordinator's thread carry out an action. Thread-safe."""
-        self._pool.actions.append((self, action))
+        self._pool.actions.append(partial(self.carry_out, action))
         self._pool.wake()
 
     def carry_out(self, action: Callback) -> None:
@@ -443,7 +443,7 @@ class RayPool:
         self.arena = arena
         self.threads = workers.threads
         self.wake = wake
-        self.actions: deque[tuple[RayWorkerHandle, Callback]] = deque()  # for the next ``flush``
+        self.actions: deque[Callback] = deque()  # for the next ``flush``
         self._lives = itertools.count()
         self._handles: dict[int, RayWorkerHandle] = {}  # the newest of each worker
         self._relays: dict[str, NodeRelay] = {}  # by node; the newest
@@ -522,8 +522,7 @@ class RayPool:
     def flush(self) -> None:
         """Carry out the actions of workers. Raise ServerError if a server is lost."""
         while self.actions:
-            worker, action = self.actions.popleft()
-            worker.carry_out(action)
+            self.actions.popleft()()
         self.local.flush()
         if self.servers is not None:
             self.servers.require()

@@ -107,7 +107,6 @@ class RelayedWorker:
             self._take_message(message)
         if process.is_cut and not self._is_cut:
             self._is_cut = True
-            process.deaf()
             self._relay.say(self, messages.WireCut())
         if has_ended:
             ending = process.ending().explained(self._oom_kills)
