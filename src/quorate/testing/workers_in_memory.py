@@ -24,11 +24,9 @@ from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, 
 from quorate.engines import Transport
 from quorate.engines.job import Job, Original, Task, Training
 from quorate.engines.job_channel import Request, StepSums
-from quorate.engines.local.towers import CallerTower, Towers, TowersChannel, status_of
-from quorate.engines.shard_runner import Outcome, ShardFailure, ShardRunner
-from quorate.engines.worker_status import Timesheet, WorkerStatus
+from quorate.engines.local.towers import Towers, TowersChannel
+from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.errors import QuorateError, SettingError, WorkerError
-from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
 from quorate.simulation.event_queue import EventQueue
@@ -98,7 +96,7 @@ def one_second(worker: int, step: int, shard: int) -> float:  # noqa: ARG001
     return 1.0
 
 
-class InMemory:
+class InMemory(Towers):
     """A ``Transport`` whose workers, towers without threads, follow a script.
 
     Args:
@@ -117,6 +115,7 @@ class InMemory:
 
     can_replace = True
     takes_runs = False
+    have_threads = False
 
     def __init__(
         self,
@@ -129,15 +128,14 @@ class InMemory:
         skips: bool = False,
         original: Original | None = None,
     ) -> None:
-        frozen = dict if original is None else original.frozen
-        self.changes = _no_changes if original is None else original.model_changes
-        self.towers = [
-            CallerTower(
-                ShardRunner(worker, replica, Timesheet(), frozen, passes=ends_program), threads
-            )
-            for worker, replica in enumerate(replicas)
-        ]
-        self.buffers = buffers
+        given = iter(replicas)
+        super().__init__(
+            [replica.group for replica in replicas],
+            lambda _: next(given),
+            buffers,
+            threads=threads,
+            original=original or Original(_no_changes, dict, int),
+        )
         self.script = deque(script)
         self.happened: list[Event | Effect] = []  # events, and what the coordinator sent
         self.time_s = time_s
@@ -155,23 +153,12 @@ class InMemory:
         """The workers that have joined, and have not left since."""
         return {n for n, tower in enumerate(self.towers) if tower.native_id is not None}
 
-    def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
-        """Return True: workers in memory can load any dataset."""
-        return True
-
     def open(self, job: Job) -> InMemoryChannel:
         """Begin a job. The first training job follows the script."""
         script: deque[Move] = deque()
         if isinstance(job, Training):
             script, self.script = self.script, deque()
         return InMemoryChannel(job, self, script)
-
-    def status(self) -> list[WorkerStatus]:
-        """Return the current status of each worker."""
-        return status_of(self.towers)
-
-    def close(self) -> None:
-        """Do nothing; there are no processes to end."""
 
 
 class InMemoryChannel(TowersChannel):
@@ -184,7 +171,8 @@ class InMemoryChannel(TowersChannel):
     """
 
     def __init__(self, job: Job, transport: InMemory, script: deque[Move]) -> None:
-        super().__init__(job, transport.towers, transport.buffers, transport.changes)
+        changes = transport.original.model_changes
+        super().__init__(job, transport.towers, transport.buffers, changes)
         self._transport = transport
         self._script = script
         self._due: dict[int, float] = {}  # by worker: end of the shard, unless the script differs
@@ -358,7 +346,7 @@ class InMemoryChannel(TowersChannel):
         self._lose(worker, WorkerError(f"worker {worker} ended: {reason}"))
         if not stay:
             self._sums[worker] = StepSums(self.job.plan, self._sums[worker].recycle)
-        self._transport.towers[worker].native_id = None
+        self._transport.towers[worker].end()
         return Left(worker, reason, crashed=crashed, results_stay=stay)
 
     def _join(self, worker: int) -> Joined:
@@ -366,7 +354,7 @@ class InMemoryChannel(TowersChannel):
         return Joined(worker)
 
 
-def _no_changes() -> None:
+def _no_changes() -> Any:
     """Return None: user code changes no model."""
 
 

@@ -89,6 +89,7 @@ class Towers:
 
     can_replace = False  # a thread cannot be ended
     takes_runs = True
+    have_threads = True  # whether several towers have threads
 
     def __init__(
         self,
@@ -103,24 +104,24 @@ class Towers:
         if any(group[0].type == "cpu" for group in groups):
             keep_freed_memory()
         self._say = say or logging.getLogger("quorate").warning
-        kind = ThreadTower if len(groups) > 1 else CallerTower
+        kind = ThreadTower if self.have_threads and len(groups) > 1 else CallerTower
         self.original = original
-        self._towers: list[Tower] = []
+        self.towers: list[Tower] = []
         for number, group in enumerate(groups):
             sheet = Timesheet()  # written by the tower's thread, once the thread runs
             sheet.tell("starting")
             replica = make_replica(group)
             runner = ShardRunner(number, replica, sheet, original.frozen, passes=ends_program)
-            self._towers.append(kind(runner, threads))
+            self.towers.append(kind(runner, threads))
         self.threads = threads
-        self._buffers = buffers
+        self.buffers = buffers
         self._started = False
         self._waits = ExitStack()
 
     @property
     def replicas(self) -> list[Replica]:
         """The replica of each tower."""
-        return [tower.runner.replica for tower in self._towers]
+        return [tower.runner.replica for tower in self.towers]
 
     def can_compute(self, dataset: object) -> bool:  # noqa: ARG002
         """Return True: towers have all datasets of this process."""
@@ -129,24 +130,27 @@ class Towers:
     def open(self, job: Job) -> TowersChannel:
         """Begin a job, in the thread of the training loop; the first job starts the threads."""
         changes = self.original.model_changes
-        channel = TowersChannel(job, self._towers, self._buffers, changes)
+        channel = TowersChannel(job, self.towers, self.buffers, changes)
         # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
         if self._threads and not self._started:
             self._waits.enter_context(short_waits())
         self._started = True
-        for tower in self._towers:
+        for tower in self.towers:
             tower.begin()
             channel.post(Joined(tower.runner.number))
         return channel
 
     def status(self) -> list[WorkerStatus]:
         """Return the status of each tower. Thread-safe."""
-        return status_of(self._towers)
+        return [
+            WorkerStatus(w.number, str(w.replica.group), None, t.native_id, *w.sheet.read())
+            for t, w in ((tower, tower.runner) for tower in self.towers)
+        ]
 
     def close(self) -> None:
         """End the threads; a busy thread is interrupted between two operations, after a while."""
         self._waits.close()
-        for tower in self._towers:
+        for tower in self.towers:
             tower.end()
         threads = self._threads if self._started else []
         # After a second Ctrl-C hardly at all. The channel is closed, and expects no answer.
@@ -160,7 +164,7 @@ class Towers:
 
     @property
     def _threads(self) -> list[ThreadTower]:
-        return [tower for tower in self._towers if isinstance(tower, ThreadTower)]
+        return [tower for tower in self.towers if isinstance(tower, ThreadTower)]
 
 
 class TowersChannel(JobChannel):
@@ -320,11 +324,3 @@ class ThreadTower(threading.Thread):
 
 
 Tower = CallerTower | ThreadTower
-
-
-def status_of(towers: Sequence[Tower]) -> list[WorkerStatus]:
-    """Return the status of each tower. Thread-safe."""
-    return [
-        WorkerStatus(w.number, str(w.replica.group), None, t.native_id, *w.sheet.read())
-        for t, w in ((tower, tower.runner) for tower in towers)
-    ]
