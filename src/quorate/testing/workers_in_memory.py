@@ -171,8 +171,7 @@ class InMemoryChannel(TowersChannel):
     """
 
     def __init__(self, job: Job, transport: InMemory, script: deque[Move]) -> None:
-        changes = transport.original.model_changes
-        super().__init__(job, transport.towers, transport.buffers, changes)
+        super().__init__(job, transport)
         self._transport = transport
         self._script = script
         self._due: dict[int, float] = {}  # by worker: end of the shard, unless the script differs

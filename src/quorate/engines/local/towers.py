@@ -71,10 +71,6 @@ def short_waits() -> Iterator[None]:
                 sys.setswitchinterval(_before_s)
 
 
-# Returns user code's changes of the model until now; None: the model has not changed.
-ChangesUntilNow = Callable[[], ModelChanges | None]
-
-
 class Towers:
     """A worker per device entry.
 
@@ -129,8 +125,7 @@ class Towers:
 
     def open(self, job: Job) -> TowersChannel:
         """Begin a job, in the thread of the training loop; the first job starts the threads."""
-        changes = self.original.model_changes
-        channel = TowersChannel(job, self.towers, self.buffers, changes)
+        channel = TowersChannel(job, self)
         # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
         if self._threads and not self._started:
             self._waits.enter_context(short_waits())
@@ -172,21 +167,18 @@ class TowersChannel(JobChannel):
 
     Args:
         job: the job.
-        towers: the workers.
-        buffers: of the coordinator's model.
-        changes: called for each request, or, for a single tower, when the request is carried out.
+        workers: all towers.
     """
 
-    def __init__(
-        self, job: Job, towers: Sequence[Tower], buffers: Buffers, changes: ChangesUntilNow
-    ) -> None:
-        replicas = [tower.runner.replica for tower in towers]
-        snapshots = None
+    def __init__(self, job: Job, workers: Towers) -> None:
+        replicas, snapshots = workers.replicas, None
+        self._towers = towers = workers.towers
         self._caller = towers[0] if isinstance(towers[0], CallerTower) and not towers[1:] else None
         if job.on_snapshots and self._caller is None:
-            snapshots = new_snapshots(job.parameters, buffers, len(towers))
+            snapshots = new_snapshots(job.parameters, workers.buffers, len(towers))
         super().__init__(job, [StepSums(job.plan, r.recycle) for r in replicas], snapshots)
-        self._towers, self._model_changes = towers, changes
+        # Called for each request, or, for a single tower, when the request is carried out.
+        self._model_changes = workers.original.model_changes
         self._feed = job.feed(moves_to=replicas[0].device)
 
     def receive(self, timeout_s: float | None) -> Event | None:
