@@ -204,7 +204,6 @@ class SharedCores:
         self._host_of = hosts
         self._cores, self._beside = cores, beside
         self._hosts = [_Host() for _ in range(max(hosts, default=0) + 1)]
-        self._tags: dict[int, float] = {}  # by job: ``_Host.ends.now`` at the end of the job
         # The end of the first job of each host, void once a job of the host begins or ends.
         self._ends: EventQueue[_Host] = EventQueue()
 
@@ -212,18 +211,18 @@ class SharedCores:
         """Begin a job: a worker's number, or ``COORDINATOR``."""
         host = self._of(job)
         self._settle(host, now)
-        self._tags[job] = tag = host.ends.now + seconds
+        host.jobs[job] = tag = host.ends.now + seconds
         is_first = job == COORDINATOR
-        host.ends.post(tag, job, lambda: self._tags.get(job) == tag, is_first=is_first)
-        self._look_ahead(host, 1)
+        host.ends.post(tag, job, lambda: host.jobs.get(job) == tag, is_first=is_first)
+        self._look_ahead(host)
 
     def leave_off(self, now: float, job: int) -> None:
         """End a job early, if the job is under way."""
-        if job in self._tags:
-            host = self._of(job)
+        host = self._of(job)
+        if job in host.jobs:
             self._settle(host, now)
-            del self._tags[job]
-            self._look_ahead(host, -1)
+            del host.jobs[job]
+            self._look_ahead(host)
 
     @property
     def next_at(self) -> float:
@@ -237,8 +236,8 @@ class SharedCores:
         self._settle(host, at)
         job = host.ends.next()
         assert job is not None
-        del self._tags[job]
-        self._look_ahead(host, -1)
+        del host.jobs[job]
+        self._look_ahead(host)
         return at, job
 
     def _of(self, job: int) -> _Host:
@@ -251,11 +250,10 @@ class SharedCores:
         host.at = max(host.at, now)
 
     def _slowdown(self, host: _Host) -> float:
-        return self._cores.slowdown(host.jobs * self._cores.threads + self._beside)
+        return self._cores.slowdown(len(host.jobs) * self._cores.threads + self._beside)
 
-    def _look_ahead(self, host: _Host, jobs: int) -> None:
-        """Change the number of jobs of a host, and find the next end."""
-        host.jobs += jobs
+    def _look_ahead(self, host: _Host) -> None:
+        """Find the next end on a host whose jobs have changed."""
         host.version = version = host.version + 1
         if (tag := host.ends.next_at) < inf:
             at = host.at + max(0.0, tag - host.ends.now) * self._slowdown(host)
@@ -269,5 +267,5 @@ class _Host:
     at: float = 0.0  # ``ends.now`` is as of this time
     # Jobs by number, in seconds of work that a job from the beginning would have received.
     ends: EventQueue[int] = field(default_factory=EventQueue)
-    jobs: int = 0
+    jobs: dict[int, float] = field(default_factory=dict)  # by number: ``ends.now`` at the end
     version: int = 0  # number of changes of ``jobs``

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -51,22 +51,18 @@ class UpdateRecord(NamedTuple):
 class _Life:
     """A life of a worker, until it fails, is replaced, or receives a cancellation."""
 
+    is_away: bool = False  # the worker has failed or was replaced, and has not joined again
     is_over: bool = False
+    # Of the shard that the worker computes.
+    done: protocol.Done = field(init=False)
+    rest_s: float = 0.0  # from the end of the computation to the arrival of the result
+    pulled_at: float = 0.0
+    pushing_s: float = 0.0
+    due_at: float = inf  # arrival of the result; infinite while the worker shares cores
 
     def goes_on(self) -> bool:
         """Return whether the reports of the life are valid."""
         return not self.is_over
-
-
-@dataclass(eq=False, slots=True)
-class _Computation:
-    """The shard that a worker computes."""
-
-    done: protocol.Done
-    rest_s: float  # from the end of the computation to the arrival of the result
-    pulled_at: float
-    pushing_s: float
-    due_at: float = inf  # arrival of the result; infinite while the worker shares cores
 
 
 class VirtualRun:
@@ -146,9 +142,7 @@ class VirtualRun:
         self._places = places
         self._queue: EventQueue[protocol.Event | WorkerFailure] = EventQueue()
         self._wake_at = inf
-        self._lives = [_Life() for _ in places]
-        self._is_away = [False] * len(places)
-        self._computations: dict[int, _Computation] = {}  # by worker: the last
+        self._lives = [_Life() for _ in places]  # by worker
         for worker, place in enumerate(places):
             self._post(0.0, protocol.Joined(worker, place))
         for failure in failures:
@@ -169,16 +163,18 @@ class VirtualRun:
         self._end_jobs_on_cores()
         event = self._queue.next(self._wake_at)
         if isinstance(event, WorkerFailure):
-            self._fail(event)
+            if not self._lives[event.worker].is_away:
+                left = protocol.Left(event.worker, "failed", crashed=event.crashed)
+                self._end(event.at_s + event.detected_s, left, event.away_s)
             return None
         if event is None and self._wake_at == inf:
             message = "nothing will happen any more: all workers are gone for good"
             raise ProtocolError(message, self.updates[-1:])
         event = event or protocol.Tick()
         if isinstance(event, protocol.Joined):
-            self._is_away[event.worker] = False
+            self._lives[event.worker].is_away = False
         elif isinstance(event, protocol.Done):
-            self.queued_s += self.now - self._computations[event.worker].due_at
+            self.queued_s += self.now - self._lives[event.worker].due_at
         self.events += 1
         effects = deque(self.coordinator.handle(event, self.now))
         self._wake_at = inf
@@ -194,10 +190,10 @@ class VirtualRun:
         """Let a worker report at a time, unless the worker's present life ends before."""
         self._queue.post(at, event, self._lives[event.worker].goes_on)
 
-    def _end_life(self, worker: int) -> None:
+    def _begin_life(self, worker: int, *, is_away: bool) -> None:
         """Void the reports of a worker so far, and free the worker's share of cores."""
         self._lives[worker].is_over = True
-        self._lives[worker] = _Life()
+        self._lives[worker] = _Life(is_away)
         if self._cores is not None:
             self._cores.leave_off(self.now, worker)
 
@@ -211,20 +207,15 @@ class VirtualRun:
 
     def _computed(self, at: float, worker: int) -> None:
         """Let a worker that has computed a shard report the result."""
-        computed = self._computations[worker]
-        computed.due_at = at + computed.rest_s
-        self._post(computed.due_at, computed.done)
+        life = self._lives[worker]
+        life.due_at = at + life.rest_s
+        self._post(life.due_at, life.done)
 
-    def _fail(self, failure: WorkerFailure) -> None:
-        worker = failure.worker
-        if self._is_away[worker]:
-            return
-        self._is_away[worker] = True
-        self._end_life(worker)
-        known_at = failure.at_s + failure.detected_s
-        self._post(known_at, protocol.Left(worker, "failed", crashed=failure.crashed))
-        if failure.away_s < inf:
-            self._post(known_at + failure.away_s, protocol.Joined(worker, self._places[worker]))
+    def _end(self, at: float, left: protocol.Left, away_s: float = 0.0) -> None:
+        """End a worker now, which the coordinator knows at a time; later the worker is back."""
+        self._begin_life(left.worker, is_away=True)
+        self._post(at, left)
+        self._post(at + away_s, protocol.Joined(left.worker, self._places[left.worker]))
 
     # --- effects ----------------------------------------------------------------------------------
 
@@ -260,26 +251,22 @@ class VirtualRun:
             case protocol.Cancel():
                 self._cancel(effect)
             case protocol.Replace(worker):
-                self._end_life(worker)
-                self._is_away[worker] = True
-                self._post(self.now, protocol.Left(worker, "silent"))
-                self._post(self.now, protocol.Joined(worker, self._places[worker]))
+                self._end(self.now, protocol.Left(worker, "silent"))
         return []
 
     def _compute(self, effect: protocol.Compute) -> None:
         worker, step, shard = effect.worker, effect.step, effect.shard
         self.begun += 1
         self.copies += effect.instead_of is not None
-        if self._is_away[worker]:
+        life = self._lives[worker]
+        if life.is_away:
             return  # the worker has failed, and the coordinator does not know yet
         takes = self._shard_s(worker, step, shard)
         work = takes if isinstance(takes, ShardWork) else ShardWork(takes)
-        self._computations[worker] = _Computation(
-            protocol.Done(worker, step, shard),
-            rest_s=sum(work[1:]) + 2 * self._latency_s,
-            pulled_at=self.now + self._latency_s + work.pulling_s,
-            pushing_s=work.pushing_s,
-        )
+        life.done = protocol.Done(worker, step, shard)
+        life.rest_s = sum(work[1:]) + 2 * self._latency_s
+        life.pulled_at = self.now + self._latency_s + work.pulling_s
+        life.pushing_s, life.due_at = work.pushing_s, inf
         if self._cores is not None and work.computing_s:
             self._cores.begin(self.now, worker, work.computing_s)
         else:
@@ -287,13 +274,13 @@ class VirtualRun:
 
     def _cancel(self, effect: protocol.Cancel) -> None:
         worker, latency_s = effect.worker, self._latency_s
-        computed = self._computations[worker]
+        life = self._lives[worker]
         # A gradient on the way counts as an answer.
         told_at = self.now + latency_s
-        sent_at = computed.due_at - latency_s - computed.pushing_s
-        if self._is_away[worker] or sent_at <= told_at:
+        sent_at = life.due_at - latency_s - life.pushing_s
+        if life.is_away or sent_at <= told_at:
             return
-        self._end_life(worker)
-        leaves_at = max(told_at, computed.pulled_at) + self._leaves_off_s(worker) + latency_s
+        self._begin_life(worker, is_away=False)
+        leaves_at = max(told_at, life.pulled_at) + self._leaves_off_s(worker) + latency_s
         cancelled = protocol.Cancelled(worker, effect.step, effect.shard)
-        self._post(min(computed.due_at, leaves_at), cancelled)
+        self._post(min(life.due_at, leaves_at), cancelled)
