@@ -155,7 +155,7 @@ class Coordinator:
             look_at = self._dealer.look_again_at
         if not self.is_over:
             # A worker already silent for too long is replaced by the next ``Tick``, due now.
-            look_at = min(look_at, max(now, self._workers.silent_at))
+            look_at = min(look_at, max(now, self._workers.overdue.first_at))
             if look_at < inf:
                 effects.append(protocol.Wake(look_at))
         return effects

@@ -17,12 +17,12 @@ a shard was dealt.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
 from quorate.coordination.running_shards import Forecast, RunningShards
-from quorate.coordination.workers import Assignment, remove
+from quorate.coordination.workers import Assignment, move, remove
 
 
 class UnassignedShards:
@@ -41,18 +41,17 @@ class UnassignedShards:
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[int]:
-        for start, stop in self._runs:
-            yield from range(start, stop)
-
     def __contains__(self, shard: int) -> bool:
+        return any(start <= shard < stop for start, stop in self._near(shard))
+
+    def _near(self, shard: int) -> list[tuple[int, int]]:
+        """Return the last run that begins at a shard or before, and the next run, if present."""
         place = bisect_right(self._runs, (shard, inf))
-        return place > 0 and shard < self._runs[place - 1][1]
+        return self._runs[max(0, place - 1) : place + 1]
 
     def first_in(self, shards: range) -> range | None:
         """Return the first run inside a range of shards, or None."""
-        place = bisect_right(self._runs, (shards.start, inf))
-        for start, stop in self._runs[max(0, place - 1) : place + 1]:
+        for start, stop in self._near(shards.start):
             if run := range(max(start, shards.start), min(stop, shards.stop)):
                 return run
         return None
@@ -66,38 +65,29 @@ class UnassignedShards:
 
     def take(self, shards: range) -> None:
         """Remove a run of shards, all of which must be in the set."""
-        place = bisect_right(self._runs, (shards.start, inf)) - 1
-        start, stop = self._runs[place]
+        start, stop = run = self._near(shards.start)[0]
         assert start <= shards.start < shards.stop <= stop
-        before, after = (start, shards.start), (shards.stop, stop)
-        rest = ([before] if start < shards.start else []) + ([after] if shards.stop < stop else [])
-        self._replace(place, place + 1, rest)
+        rest = (start, shards.start), (shards.stop, stop)
+        self._replace([run], [part for part in rest if part[0] < part[1]])
         self._size -= len(shards)
 
     def add(self, shards: Iterable[int]) -> None:
         """Add shards; shards in the set remain."""
         for shard in shards:
-            if shard in self:
-                continue
-            first = end = bisect_right(self._runs, (shard, inf))
-            start, stop = shard, shard + 1
-            if first > 0 and self._runs[first - 1][1] == shard:
-                first -= 1
-                start = self._runs[first][0]
-            if end < len(self._runs) and self._runs[end][0] == stop:
-                stop = self._runs[end][1]
-                end += 1
-            self._replace(first, end, [(start, stop)])
-            self._size += 1
+            near = [run for run in self._near(shard) if run[0] <= shard + 1 and shard <= run[1]]
+            start = min([shard, *(start for start, _ in near)])
+            stop = max([shard + 1, *(stop for _, stop in near)])
+            if (start, stop) not in near:
+                self._replace(near, [(start, stop)])
+                self._size += 1
 
-    def _replace(self, first: int, end: int, runs: list[tuple[int, int]]) -> None:
-        """Replace the runs from the position ``first`` to before ``end``."""
-        if self._by_length is not None:
-            for start, stop in self._runs[first:end]:
-                remove(self._by_length, (start - stop, start))
+    def _replace(self, before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
+        """Replace runs."""
+        for runs, change in (before, remove), (after, insort):
             for start, stop in runs:
-                insort(self._by_length, (start - stop, start))
-        self._runs[first:end] = runs
+                change(self._runs, (start, stop))
+                if self._by_length is not None:
+                    change(self._by_length, (start - stop, start))
 
 
 _Age = tuple[int, int, int]  # version, order, number: the oldest step is the least
@@ -122,7 +112,7 @@ class OpenStep:
     has_runs: bool = True  # False: a worker crashed, or user code raised, in a run
     lost_with: dict[int, int] = field(default_factory=dict)  # unassigned shard -> worker that left
     age: _Age | None = None  # None: no worker has begun, or still has, a shard of the step
-    is_ready: bool = False  # whether enough shards are held for the update
+    ready_age: _Age | None = None  # the age, if enough shards are held for the update
 
     @property
     def wanting(self) -> int:
@@ -287,12 +277,11 @@ class OpenSteps:
 
     def _set_age(self, step: OpenStep, age: _Age | None) -> None:
         """List a step by age, and among the ready steps."""
-        before, was_ready = step.age, step.is_ready
-        step.age, step.is_ready = age, age is not None and step.wanting <= 0
-        if age != before and 0 < self._staleness < inf:
-            _move(self._by_age, before, age)
-        if was_ready or step.is_ready:
-            _move(self.ready, before if was_ready else None, age if step.is_ready else None)
+        before, was_ready = step.age, step.ready_age
+        step.age, step.ready_age = age, age if step.wanting <= 0 else None
+        if 0 < self._staleness < inf:
+            move(self._by_age, before, age)
+        move(self.ready, was_ready, step.ready_age)
 
     def next_to_apply(self) -> OpenStep | None:
         """Return the ready step with the oldest version, or None if an older step has no time.
@@ -379,11 +368,3 @@ class OpenSteps:
             for step in self.by_number.values():
                 for assignment in step.assignments:
                     self.running.add(assignment, assignment.shards)
-
-
-def _move(ordered: list[_Age], before: _Age | None, after: _Age | None) -> None:
-    """Replace an entry of a sorted list; None: no entry."""
-    if before is not None:
-        remove(ordered, before)
-    if after is not None:
-        insort(ordered, after)

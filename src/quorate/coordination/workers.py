@@ -30,6 +30,14 @@ def remove(ordered: list[Any], entry: Any) -> None:
     del ordered[bisect_left(ordered, entry)]
 
 
+def move(ordered: list[Any], before: Any, after: Any) -> None:
+    """Replace an entry of a sorted list; None: no entry."""
+    if before is not None and before != after:
+        remove(ordered, before)
+    if after is not None and before != after:
+        insort(ordered, after)
+
+
 class Deadlines(Generic[K]):
     """Times of keys, of which the first is read: a heap, and the present time of each key."""
 
@@ -110,11 +118,10 @@ class Workers:
         self.idle: list[int] = []  # workers that can receive a shard, sorted
         # Usual times of idle workers, where known, sorted.
         self.idle_usual_shard_s: list[float] = []
-        self._unknown = 0  # number of workers of unknown usual time
         # Known usual times of all workers, sorted; None: unused since all were known.
         self._usual_shard_s: list[float] | None = None
         self._timeout_s = timeout_s
-        self._overdue: Deadlines[int] = Deadlines()  # of busy workers: when an answer is overdue
+        self.overdue: Deadlines[int] = Deadlines()  # of busy workers: when an answer is overdue
         self._sizes: Counter[str] = Counter()  # number of workers by place
         self._by_rank: list[_RankKey] = []  # sorted
         self._ranks: dict[int, tuple[int, int]] = {}  # results of ``rank_of`` until ranks change
@@ -124,7 +131,6 @@ class Workers:
         self._resize(place, 1)
         self.by_number[worker] = WorkerRecord(place)
         insort(self._by_rank, self._rank_key(place, worker))
-        self._unknown += 1
         insort(self.idle, worker)
 
     def leave(self, worker: int) -> Assignment | None:
@@ -132,8 +138,8 @@ class Workers:
         record = self.by_number[worker]
         if record.assignment is None:
             self._remove_idle(worker, record)
-        self._overdue.drop(worker)
-        self._count_usual(record.usual_shard_s, None)
+        self.overdue.drop(worker)
+        self._move_usual(record.usual_shard_s, None)
         remove(self._by_rank, self._rank_key(record.place, worker))
         del self.by_number[worker]
         self._resize(record.place, -1)
@@ -180,7 +186,7 @@ class Workers:
         if self._timeout_s is not None:
             usual_shard_s = (record.usual_shard_s or 0.0) * assignment.count
             silent_at = assignment.since + max(self._timeout_s, 3 * usual_shard_s)
-            self._overdue.set(worker, silent_at)
+            self.overdue.set(worker, silent_at)
 
     def finish(self, worker: int, took_s: float | None = None) -> None:
         """Make a worker idle after an answer.
@@ -193,19 +199,17 @@ class Workers:
             record.times_s.append(took_s)
             del record.times_s[:-RECENT]
             before_s, record.usual_shard_s = record.usual_shard_s, _median(sorted(record.times_s))
-            self._count_usual(before_s, record.usual_shard_s)
-        self._overdue.drop(worker)
+            self._move_usual(before_s, record.usual_shard_s)
+        self.overdue.drop(worker)
         record.assignment = None
         if not record.is_replaced:
             insort(self.idle, worker)
-            if record.usual_shard_s is not None:
-                insort(self.idle_usual_shard_s, record.usual_shard_s)
+            move(self.idle_usual_shard_s, None, record.usual_shard_s)
 
     def _remove_idle(self, worker: int, record: WorkerRecord) -> None:
         if not record.is_replaced:
             remove(self.idle, worker)
-            if record.usual_shard_s is not None:
-                remove(self.idle_usual_shard_s, record.usual_shard_s)
+            move(self.idle_usual_shard_s, record.usual_shard_s, None)
 
     # --- times ------------------------------------------------------------------------------------
 
@@ -217,31 +221,23 @@ class Workers:
             self._usual_shard_s = sorted(usual_s for usual_s in known if usual_s is not None)
         return _median(self._usual_shard_s) if self._usual_shard_s else inf
 
-    def _count_usual(self, before_s: float | None, after_s: float | None) -> None:
-        """Replace a usual time among those of all workers; None: unknown, or the worker left."""
-        self._unknown -= before_s is None
-        if not self._unknown:  # the times of all workers stand in for unknown times alone
-            self._usual_shard_s = None
+    def _move_usual(self, before_s: float | None, after_s: float | None) -> None:
+        """Replace a usual time among those of all workers; None: no time."""
         if self._usual_shard_s is not None:
-            if before_s is not None:
-                remove(self._usual_shard_s, before_s)
-            if after_s is not None:
-                insort(self._usual_shard_s, after_s)
+            move(self._usual_shard_s, before_s, after_s)
+            # The usual times of all workers are of use only while a worker has none.
+            if len(self._usual_shard_s) == len(self.by_number):
+                self._usual_shard_s = None
 
     def expected_s(self, worker: int) -> float:
         """Return how long a shard takes a worker; before its first, as long as on all workers."""
         own_s = self.by_number[worker].usual_shard_s
         return self.usual_shard_s_of_all if own_s is None else own_s
 
-    @property
-    def silent_at(self) -> float:
-        """The time at which the next worker will have been silent for too long; infinite: never."""
-        return self._overdue.first_at
-
     def replace_silent(self, now: float) -> list[Assignment]:
         """Mark workers silent for too long as replaced, and return their assignments by worker."""
         silent = []
-        for worker in sorted(self._overdue.pop_due(now)):
+        for worker in sorted(self.overdue.pop_due(now)):
             record = self.by_number[worker]
             record.is_replaced = True
             assert record.assignment is not None
