@@ -50,14 +50,9 @@ WAYS = [
     Way(3, "ranks.py", "then=change optimizer=sgd", options=SMALL),
     Way(3, "ranks.py", "what=nan optimizer=adafactor"),
     Way(2, "ranks.py", "what=nan optimizer=tensors", options=WHOLE),
-    # Callbacks reach the state of the optimizer, spread over all ranks.
     Way(3, "ranks.py", "then=moments,change", bits="--precision bf16"),
-    Way(3, "ranks.py", "then=halve,change optimizer=several", options=SMALL),
-    # An optimizer with a second request for a gradient.
-    Way(3, "ranks.py", "optimizer=wolfe"),
-    # Losses over the whole batch. In slices of a few blocks a single rank has the temperature.
-    Way(3, "ranks.py", "loss=gather", bits="--shards 5", options="--bucket-mb 0.01"),
     Way(2, "ranks.py", "loss=gather what=inf", options=WHOLE),
+    # An optimizer with a second request for a gradient.
     Way(3, "ranks.py", "loss=terms optimizer=wolfe", bits="--shards 5", options=SMALL),
     # Gradients that change after they are sent.
     Way(2, "ranks.py", "deep=doubled", options=SMALL),
@@ -77,6 +72,18 @@ def has_the_bits_of_a_tower(way: Way, references: References, tmp_path: Path) ->
     assert inspected(tmp_path / "run")["engine"] == "collective"
     assert ended.out.count(" is skipped (") == reference.out.count(" is skipped (")
     return ended
+
+
+def test_ranks_of_each_kind_of_state_have_the_bits_of_a_tower(
+    references: References, tmp_path: Path
+) -> None:
+    """Cut the state of several optimizers into small slices, for a loss over the whole batch.
+
+    Callbacks reach the state, spread over all ranks. A single rank has the temperature.
+    """
+    words = "loss=gather optimizer=several then=halve,change"
+    way = Way(3, "ranks.py", words, bits="--shards 5", options="--bucket-mb 0.01")
+    has_the_bits_of_a_tower(way, references, tmp_path)
 
 
 def test_two_ranks_have_the_bits_of_a_tower(references: References, tmp_path: Path) -> None:

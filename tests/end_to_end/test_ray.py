@@ -78,13 +78,13 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     runs = {
         "everything": ("everything.py", (), ("--shards", "5"), 3, 3),
         # A step computed again elsewhere, with a term over some rows beside a term over all rows.
-        "again": ("ranks.py", ("optimizer=wolfe", "loss=terms"), ("--shards", "5"), 2, 0),
+        "again": ("ranks.py", ("loss=terms", "optimizer=wolfe"), ("--shards", "5"), 2, 0),
         # A single worker's updates by shard are in order.
         "by shard": ("ranks.py", ("what=one", "then=halve"), ("--update", "async"), 1, 2),
         # A whole batch's loss, with several optimizers and changes by callbacks.
         "batch": (
             "ranks.py",
-            ("loss=gather", "optimizer=several", "then=change"),
+            ("loss=gather", "optimizer=several", "then=halve,change"),
             *(("--shards", "5"), 2, 0),
         ),
         # Models in turns; state of user code beside the model.

@@ -12,7 +12,6 @@ import torch.distributed
 from support.runs import TOWER, Ended, command, inspected, run, torchrun
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
     pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked"),
 ]
@@ -76,13 +75,14 @@ def is_as_whole(run_dir: Path, whole: Path, steps: tuple[int, ...] = STEPS) -> N
     assert inspected(run_dir)["digest"] == inspected(whole)["digest"]
 
 
+@pytest.mark.slow
 def test_the_files_of_one_process(whole: Path, tmp_path: Path) -> None:
     ended = trained(tmp_path / "run", options=(*on(2), "--no-shard-optimizer"))
     assert ended.code == 0, ended.said
     is_as_whole(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "several"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "several"])
 def test_the_files_of_one_process_of_groups_with_momentum(optimizer: str, tmp_path: Path) -> None:
     for name, options in (("tower", TOWER), ("ranks", (*on(3), "--bucket-mb", "0.25"))):
         ended = trained(tmp_path / name, f"optimizer={optimizer}", options=options)
@@ -102,6 +102,7 @@ def mounted(ranks: int, how: str, words: list[str]) -> list[str]:
     return torchrun(ranks, "--no-python", *start, sys.executable, *words[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="it mounts")
 def test_rank_0_reads_and_writes_for_those_who_cannot(whole: Path, tmp_path: Path) -> None:
     """Rank 1 does not see the run directory, and rank 2 may not write there."""
@@ -120,6 +121,7 @@ def test_rank_0_reads_and_writes_for_those_who_cannot(whole: Path, tmp_path: Pat
     is_as_whole(run_dir, whole)
 
 
+@pytest.mark.slow
 def test_each_rank_reads_what_it_owns_and_goes_on_after_the_end(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_each_rank_reads_what_it_owns_and_goes_on_after_the_end(
 KILLS = ("pwrite,1,1", "fsync,0,5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", KILLS)
 def test_a_rank_is_killed_in_the_midst_of_a_save(at: str, whole: Path, tmp_path: Path) -> None:
     run_dir, rank = tmp_path / "run", at.split(",")[1]
@@ -161,6 +164,7 @@ def test_a_rank_is_killed_in_the_midst_of_a_save(at: str, whole: Path, tmp_path:
     is_as_whole(run_dir, whole, (2, 6))
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_write_is_named_and_training_goes_on(
     whole: Path, tmp_path: Path
 ) -> None:

@@ -75,7 +75,6 @@ COMPARED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_worker_is_compared_with_the_coordinator(name: str, tmp_path: Path) -> None:
     middle, code, says = COMPARED[name]

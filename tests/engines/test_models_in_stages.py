@@ -117,7 +117,6 @@ LATER = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", LATER)
 @pytest.mark.usefixtures("way")
 def test_a_shard_that_goes_another_way_is_found_out(name: str) -> None:

@@ -92,7 +92,6 @@ def test_a_model_that_is_cut_by_itself(unsplit: str, caplog: pytest.LogCaptureFi
 # --- ends of stages -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_stage_that_is_killed_again_and_again() -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
         if current_process().name == "quorate-stage-1":
@@ -105,7 +104,6 @@ def test_a_stage_that_is_killed_again_and_again() -> None:
     assert how in str(raised.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "error", "text"),
     [
@@ -176,7 +174,6 @@ def test_what_cannot_be_is_refused_before_the_first_update(options: dict[str, An
         trained(*split, **options)
 
 
-@pytest.mark.slow
 def test_gradients_that_are_others_through_the_stages_are_refused() -> None:
     def loss(model: nn.Module, batch: list[torch.Tensor]) -> Any:
         returned = everything.loss(model, batch)

@@ -179,10 +179,15 @@ def test_one_shard_makes_the_steps_of_adam_to_the_bit(make: Make, dtype: torch.d
 
 
 ELEMENTWISE = [
-    partial(optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
-    partial(optim.Adam, amsgrad=True, weight_decay=0.01),
     partial(optim.RMSprop, momentum=0.9, centered=True),
-    optim.ASGD,
+    *(
+        pytest.param(make, marks=pytest.mark.slow)
+        for make in (
+            partial(optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
+            partial(optim.Adam, amsgrad=True, weight_decay=0.01),
+            optim.ASGD,
+        )
+    ),
 ]
 MANY = (1 << 24) + 98  # elements: an update of so many takes all cores
 
@@ -203,7 +208,6 @@ def of_long(model: Any, batch: Any) -> torch.Tensor:
     return (model.many * (model.many + by)).sum() * 1e-3 + (model.few * by).sum()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", ELEMENTWISE, ids=lambda m: getattr(m, "func", m).__name__)
 def test_an_update_of_many_elements_on_all_cores_has_the_bits_of_one_core(
     make: Any, monkeypatch: pytest.MonkeyPatch
@@ -332,8 +336,9 @@ trainer.fit(TensorDataset(x, x.sum(1, keepdim=True)), steps=6, callbacks=[Change
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "parts"), [("groups", 2), ("Adafactor", 0)])
+@pytest.mark.parametrize(
+    ("name", "parts"), [("groups", 2), pytest.param("Adafactor", 0, marks=pytest.mark.slow)]
+)
 def test_updates_in_parts_have_the_bits_of_one_process_whoever_is_killed(
     name: str, parts: int, tmp_path: Path
 ) -> None:
