@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.references import References
 from support.runs import LIMIT_S, command, digests
+from support.warm import WARM
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,7 +41,8 @@ def run_spoiled(kind: str, engine: str, run_dir: Path, chance: random.Random) ->
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     errors_file = run_dir.with_suffix(".errors")
     with errors_file.open("wb") as errors:
-        process = subprocess.Popen(line, stdout=write, stderr=write if kind == "full" else errors)
+        outputs = (write, write if kind == "full" else errors.fileno())
+        process = WARM.start(line[3:], os.environ, outputs=outputs)
     os.close(write)
     try:
         read_until(read, sys.maxsize if kind == "full" else chance.randrange(30_000))

@@ -87,11 +87,17 @@ class Warm:
         env: Mapping[str, str],
         mark: str = "",
         module: str = "quorate",
+        outputs: Sequence[int] = (),
     ) -> "Forked":
         """Start the command ``quorate``, or another module, with errors in the output.
 
         With a mark, see above, the run leads a process group too.
+
+        Args:
+            outputs: descriptors for output and errors, in place of a pipe to read from.
         """
+        if outputs:
+            return Forked(self._begun(module, arguments, env, [*outputs], mark))
         ours, theirs = os.pipe()
         report = self._begun(module, arguments, env, [theirs, theirs], mark)
         os.close(theirs)
