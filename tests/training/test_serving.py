@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
 from quorate.training.owners.server_owners import ServedOwners
 from quorate.training.owners.server_slice import Slice
-from quorate.training.owners.server_sync import ServerSync
+from quorate.training.owners.server_sync import served
 from quorate.training.owners.spread_optimizer import SpreadOptimizer
 from quorate.training.saved_state import contents, load, loadable
 from quorate.training.state import State
@@ -92,28 +93,28 @@ def trained(count: int) -> list[torch.Tensor]:
     for vector in (vector for gradient in gradients for vector in gradient.vectors):
         vector.normal_()
     gradients[SPOILT].vectors[-1][-1] = float("inf")  # on the last server alone
-    sync = ServerSync(state, servers, print) if count else None
-    if sync is not None:
-        sync.end()
-    # Shard s has ticket s. A copy of shard s has ticket 100 + s; all copies are dropped.
-    arrivals, decisions = [*range(SHARDS), *range(100, 100 + SHARDS)], [*range(SHARDS)]
-    for tickets in (arrivals, decisions):
-        Random(1).shuffle(tickets)
-    arrived = set[int]()
-    for ticket in arrivals:
-        arrived.add(ticket)
-        servers.take(ticket, gradients[ticket % 100])
-        while decisions and decisions[0] in arrived:
-            shard = decisions.pop(0)
-            servers.keep(shard, shard, 0, 1)
-            servers.drop(100 + shard)
-            gradient = RemoteGradient(shard, shard) if count else gradients[shard]
-            total = ShardSum(2.0, {"loss": 1.0}, gradient, missing=frozenset())
-            if state.update.apply([((0, 0), total)], shards=1, present=1).not_finite is not None:
-                assert shard == SPOILT
-                state.update.skip()
-    if sync is not None:
-        sync.close()
+    with served(state, servers, print) if count else nullcontext():
+        state.owners.end_user_code(bool)
+        # Shard s has ticket s. A copy of shard s has ticket 100 + s; all copies are dropped.
+        arrivals, decisions = [*range(SHARDS), *range(100, 100 + SHARDS)], [*range(SHARDS)]
+        for tickets in (arrivals, decisions):
+            Random(1).shuffle(tickets)
+        arrived = set[int]()
+        for ticket in arrivals:
+            arrived.add(ticket)
+            servers.take(ticket, gradients[ticket % 100])
+            while decisions and decisions[0] in arrived:
+                shard = decisions.pop(0)
+                servers.keep(shard, shard, 0, 1)
+                servers.drop(100 + shard)
+                gradient = RemoteGradient(shard, shard) if count else gradients[shard]
+                total = ShardSum(2.0, {"loss": 1.0}, gradient, missing=frozenset())
+                if (
+                    state.update.apply([((0, 0), total)], shards=1, present=1).not_finite
+                    is not None
+                ):
+                    assert shard == SPOILT
+                    state.update.skip()
     assert state.update.updates == SHARDS
     assert state.average is not None
     entries = [entry for own in state.optimizer.state().values() for entry in own.values()]
@@ -122,8 +123,8 @@ def trained(count: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_updates_by_shard_have_the_bits_of_updates_without_servers(count: int) -> None:
-    for served, expected in zip(trained(count), trained(0), strict=True):
-        assert torch.equal(served, expected)
+    for own, expected in zip(trained(count), trained(0), strict=True):
+        assert torch.equal(own, expected)
 
 
 @pytest.mark.parametrize(("sees", "count"), [(True, 3), (False, 3), (True, 1)])
@@ -136,23 +137,22 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         monkeypatch.setattr(slice_files, "sees", lambda *_: False)
     state, said = new_state(served=True), list[str]()
     servers, optimizer = ServersHere(count), state.optimizer
-    sync = ServerSync(state, servers, said.append)
-    sync.end()
-    gradient = state.parameters.layout.new(CPU)
-    for vector in gradient.vectors:
-        vector.normal_()
-    servers.take(0, gradient)
-    servers.keep(0, 0, 0, 1)
-    total = ShardSum(2.0, {"loss": 1.0}, RemoteGradient(0, 0), missing=frozenset())
-    assert state.update.apply([((0, 0), total)], shards=1, present=1).not_finite is None
-    facts = {"epoch": 0, "seed": 0, "shards": 1, "batch_size": 1, "rows": 9, "shuffle": False}
-    facts |= {"update": "sync", "account": state.account(), "ema_decay": 0.9}
-    with monkeypatch.context() as patch:
-        patch.setattr(optimizer, "fetch", None)  # no value comes to the coordinator
-        path = write(tmp_path, contents(state, facts))
-    assert len(said) == (0 if sees else 3)
-    found = load_file(path / slice_files.OPTIMIZER)
-    sync.close()
+    with served(state, servers, said.append):
+        state.owners.end_user_code(bool)
+        gradient = state.parameters.layout.new(CPU)
+        for vector in gradient.vectors:
+            vector.normal_()
+        servers.take(0, gradient)
+        servers.keep(0, 0, 0, 1)
+        total = ShardSum(2.0, {"loss": 1.0}, RemoteGradient(0, 0), missing=frozenset())
+        assert state.update.apply([((0, 0), total)], shards=1, present=1).not_finite is None
+        facts = {"epoch": 0, "seed": 0, "shards": 1, "batch_size": 1, "rows": 9, "shuffle": False}
+        facts |= {"update": "sync", "account": state.account(), "ema_decay": 0.9}
+        with monkeypatch.context() as patch:
+            patch.setattr(optimizer, "fetch", None)  # no value comes to the coordinator
+            path = write(tmp_path, contents(state, facts))
+        assert len(said) == (0 if sees else 3)
+        found = load_file(path / slice_files.OPTIMIZER)
     expected = {f"{e}.{n}": v for n, own in optimizer.state().items() for e, v in own.items()}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
@@ -164,9 +164,8 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         assert isinstance(own, SpreadOptimizer)
         assert own.unread is not None
         if begins:
-            sync = ServerSync(later, ServersHere(2), print)
-            sync.end()
-            sync.close()
+            with served(later, ServersHere(2), print):
+                later.owners.end_user_code(bool)
         with own.whole():
             read = {f"{e}.{n}": v for n, each in own.state().items() for e, v in each.items()}
         assert all(torch.equal(read[key], value) for key, value in expected.items())

@@ -35,6 +35,7 @@ from quorate.coordination.protocol import Stop
 from quorate.coordination.run_event import NOTE, RunEvent
 from quorate.data.source import Source
 from quorate.engines import Transport
+from quorate.engines.processes.transport import servers_of
 from quorate.engines.seeded_draws import seeded_draws
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
@@ -45,7 +46,7 @@ from quorate.training.drive import ReadyStep, drive
 from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
 from quorate.training.optimizing.update import UpdateResult
-from quorate.training.owners.server_sync import ServerSync, server_sync_of
+from quorate.training.owners.server_sync import served
 from quorate.training.second_pass import PassByWorkers
 from quorate.training.state import State
 from quorate.training.step_update import StepUpdate
@@ -77,7 +78,6 @@ class StartedWorkers(NamedTuple):
     progress: Progress
     stray_writes: StrayWrites  # finds parameters written by shards
     spot_checks: SpotChecks | None  # compare results of workers now and then; None: no checks
-    server_sync: ServerSync | None = None  # None: no servers, the state is here
 
 
 @contextmanager
@@ -117,9 +117,8 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
         )
         batch_loss = batch_loss_of(workers, state, source)
         update = StepUpdate(workers, state, source, second_pass, batch_loss)
-        server_sync = server_sync_of(state, unobserved, say)
-        if server_sync is not None:
-            stack.enter_context(closing(server_sync))
+        if (servers := servers_of(unobserved)) is not None:
+            stack.enter_context(served(state, servers, say))
         channel = stack.enter_context(closing(transport.open(job)))
         state.model_edits.set_baseline()
         stack.enter_context(stops.calling(lambda reason: channel.post(Stop(reason))))
@@ -129,8 +128,8 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             stray_writes.end()
             applied = update(ready)
             loop.record_update(ready, applied)
-            if server_sync is not None:
-                server_sync.updated()
+            if servers is not None:
+                state.model_edits.updated(state.owners.fetch_parameters)
             return ready, applied
 
         # 3. The coordinator, which deals the shards, and the iterator of updates.
@@ -158,7 +157,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
             stopping=lambda: stops.reason,
             before_shard=stops.start_time_limits,
         )
-        yield StartedWorkers(transport, updates, coordinator, stray_writes, checks, server_sync)
+        yield StartedWorkers(transport, updates, coordinator, stray_writes, checks)
 
 
 class TrainingLoop:
@@ -335,10 +334,10 @@ class TrainingLoop:
 
         From here on, only updates may write parameters: see ``StrayWrites``.
         """
-        self.state.model_edits.detect()
-        self.state.model_edits.raise_if_unsupported()
-        if started.server_sync is not None:
-            started.server_sync.end()
+        edits = self.state.model_edits
+        edits.detect()
+        edits.raise_if_unsupported()
+        self.state.owners.end_user_code(edits.have_values_changed)
         started.stray_writes.begin()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -77,6 +77,7 @@ class FlatOptimizer:
         user_optimizer: the optimizer that the function returned.
         uses_vectors: whether ``user_optimizer`` has stretches of the flat vectors in its groups; if
             not, it has the model's parameters.
+        own_names: names of the optimizer's parameters.
         is_spread: whether each owner has a slice of the state.
 
     Raises:
@@ -120,6 +121,7 @@ class FlatOptimizer:
         self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
         self.bring_home()
+        self.own_names = frozenset(named)
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
         # Per optimizer tensor: the names of its parameters, in order.
         self._held: dict[torch.Tensor, list[str]] = {}
@@ -175,10 +177,6 @@ class FlatOptimizer:
             self.flat_parameters.copy_(before)
             for group, values in zip(self.param_groups, groups, strict=True):
                 group.update(values)
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Return a context in which ``state`` covers all parameters: nothing has to be done."""
-        return nullcontext()
 
     def kept_by_rows(self, found: Found) -> frozenset[str]:
         """Return the parameters whose gradients are passed by rows; see ``kept_by_rows``."""

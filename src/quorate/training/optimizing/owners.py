@@ -88,7 +88,7 @@ class Owners:
         Args:
             gradient: the ranges of this owner.
         """
-        names, ranges = frozenset(optimizer.parameters), gradient.vectors
+        names, ranges = optimizer.own_names, gradient.vectors
         blocks = self.partition.blocks(self.owner, names)
         own = [ranges[block.number][block.at.start : block.at.stop] for block in blocks]
         rows = gradient.rows.items()
@@ -124,6 +124,13 @@ class Owners:
     def has_one_copy(self) -> bool:
         """True if all processes that compute share the memory of the parameters with this one."""
         return False
+
+    def end_user_code(self, has_changed: Callable[[], bool]) -> None:
+        """Send changes by user code to servers, before the next shard is dealt. Blocks.
+
+        Args:
+            has_changed: returns whether user code changed values since the last update.
+        """
 
     def fetch_parameters(self) -> None:
         """Fetch parameters and averages from the owners, if updates were made since. Blocks.

@@ -137,7 +137,7 @@ class Phases:
     def whole(self) -> Iterator[None]:
         """Fetch the states of all optimizers to this process inside the block. Blocks."""
         with ExitStack() as stack:
-            for optimizer in self.optimizers:
+            for optimizer in self.spread:
                 stack.enter_context(optimizer.whole())
             yield
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -59,14 +59,21 @@ class ServerOwners(SliceOwners):
         parameters: the coordinator's parameters.
         servers: the servers.
         average: the coordinator's average; None without averaged weights.
+        optimizer: the optimizer whose state servers are to have.
     """
 
     kind, leader = "server", "the coordinator"
 
-    def __init__(self, parameters: Flat, servers: Servers, average: Average | None) -> None:
+    def __init__(
+        self,
+        parameters: Flat,
+        servers: Servers,
+        average: Average | None,
+        optimizer: SpreadOptimizer,
+    ) -> None:
         super().__init__(parameters)
         self.partition = Partition.among(parameters.layout, servers.count)
-        self._servers, self._average = servers, average
+        self._servers, self._average, self._optimizer = servers, average, optimizer
         self._is_home = True  # whether the coordinator's parameters and averages are current
         self._added: list[dict[str, Any]] = []  # the servers' results for the newest sum
 
@@ -114,13 +121,14 @@ class ServerOwners(SliceOwners):
 
     # --- between updates --------------------------------------------------------------------------
 
-    def show_parameters(self) -> None:
-        """Let workers compute from the servers' parameters: no change was made here."""
-        self._servers.have_newest = True
-
-    def send_parameters(self) -> None:
-        """Send the parameters to the servers after a change by user code. Blocks."""
-        self._renew("set", [as_image(own) for own in self._views(self.parameters)])
+    def end_user_code(self, has_changed: Callable[[], bool]) -> None:
+        """Send user code's changes to the servers; the whole state at the first call. Blocks."""
+        if not self._optimizer.is_away:
+            self._optimizer.send(self)
+        elif has_changed():
+            self._renew("set", [as_image(own) for own in self._views(self.parameters)])
+        else:
+            self._servers.have_newest = True  # workers may compute from the servers' parameters
 
     def fetch_parameters(self) -> None:
         """Fetch parameters and averages, if updates were made since. Blocks."""
