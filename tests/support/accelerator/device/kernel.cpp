@@ -344,7 +344,10 @@ void take_the_cpus_kernels() {
     const auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0) continue;
     if (op->hasKernelForDispatchKey(DispatchKey::PrivateUse1) || !op->hasKernelForDispatchKey(DispatchKey::CPU)) continue;
-    if (!op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) continue;
+    // torch would call `out=` of structured operators, and the CPU's mse_loss resizes that to the shape of its operands.
+    if (!op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
+        !op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional))
+      continue;
     const auto& returned = op->schema().returns();
     auto is_view = [](const c10::Argument& value) { return value.alias_info() && !value.alias_info()->isWrite(); };
     if (std::any_of(returned.begin(), returned.end(), is_view)) continue;
