@@ -201,13 +201,10 @@ class OpenSteps:
         """Record the end of an assignment. The worker does not hold the results yet."""
         if (step := self.by_number.get(assignment.step)) is None:
             return
-        computing = step.computing
         for shard in assignment.shards:
-            copy = step.copies.pop(shard, None) if step.copies else None
-            if computing[shard] is assignment:
-                del computing[shard]
-                if copy is not None:
-                    computing[shard] = copy
+            first, copy = step.computing.pop(shard), step.copies.pop(shard, None)
+            if (other := copy if first is assignment else first) is not None:
+                step.computing[shard] = other
             self._update_running(step, shard)
 
     def hold(self, step: OpenStep, shards: Collection[int], assignment: Assignment) -> None:
