@@ -108,9 +108,8 @@ class Dealer:
                     dealt.append(self._give_copy(worker, *copy, now))
                     if not self._may_copy(now):
                         break
-        # 3. The time of the next look.
+        # 3. The time of the next look; ``_may_copy`` was the last to look at the running shards.
         if idle and len(self.steps.ready) < len(self.steps.by_number):
-            self.steps.running.advance(now)
             self.look_again_at = self.steps.running.next_late_at()
         return dealt
 

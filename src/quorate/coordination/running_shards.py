@@ -108,8 +108,9 @@ class RunningShards:
     def advance(self, now: float) -> None:
         """Note the time."""
         for deadlines in (self._singles, self._pairs):
-            for key in deadlines.pop_due(now):
-                _, late_at, worker, step, shard, singles, later = self._entries[key][1]
+            while deadlines.first_at <= now:
+                entry = self._entries[deadlines.pop()][1]
+                _, late_at, worker, step, shard, singles, later = entry
                 self.drop(step, shard)
                 if later is None:
                     self._insert(self._late, (late_at, worker, step, shard, singles), step, shard)

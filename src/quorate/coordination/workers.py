@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -65,12 +64,11 @@ class Deadlines(Generic[K]):
             heappop(heap)
         return heap[0][0] if heap else inf
 
-    def pop_due(self, now: float) -> Iterator[K]:
-        """Remove and yield the keys whose time has come, in order of time."""
-        while self.first_at <= now:
-            key = heappop(self._heap)[1]
-            del self._at[key]
-            yield key
+    def pop(self) -> K:
+        """Remove and return the key with the time ``first_at``, which was read just before."""
+        key = heappop(self._heap)[1]
+        del self._at[key]
+        return key
 
 
 @dataclass(eq=False, slots=True)
@@ -237,12 +235,12 @@ class Workers:
     def replace_silent(self, now: float) -> list[Assignment]:
         """Mark workers silent for too long as replaced, and return their assignments by worker."""
         silent = []
-        for worker in sorted(self.overdue.pop_due(now)):
-            record = self.by_number[worker]
+        while self.overdue.first_at <= now:
+            record = self.by_number[self.overdue.pop()]
             record.is_replaced = True
             assert record.assignment is not None
             silent.append(record.assignment)
-        return silent
+        return sorted(silent, key=lambda assignment: assignment.worker)
 
 
 def _median(ordered: list[float]) -> float:
