@@ -4,6 +4,7 @@ Legend: R rows of the dataset, B rows of a batch, V shards, t step, s shard.
 """
 
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,7 @@ def test_an_epoch_is_its_order_cut_into_batches_and_these_evenly_into_shards(
     for made in (plan, single):  # in a worker process
         again = from_json(json.loads(json.dumps(made.to_json())), made.order, made.sampling)
         assert (type(again), again.to_json()) == (type(made), made.to_json())
+        again = pickle.loads(pickle.dumps(again))  # in a loader process that is no fork
         for step in (epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch):
             assert np.array_equal(again.batch(step), made.batch(step))
         if made.sampling is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +33,7 @@ from quorate.errors import SettingError
 
 WITHOUT_PHASES = Round(("",), (0,))
 Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
+_Size = tuple[int, int, int, str | None]  # begin and end in the order of an epoch, V, phase
 
 
 def permutation(rows: int, seed: int, epoch: int) -> Rows:
@@ -122,8 +122,7 @@ class Plan:
         self.steps_per_epoch = self._round.updates(self.batches_per_epoch)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
-        # Several threads ask, a dozen times for each step.
-        self._size = lru_cache(maxsize=8)(self._new_size)
+        self._sizes: dict[int, _Size] = {}  # of the newest steps, see ``_size``
         if self.round is not None:
             for name in self.round.phases:
                 if self.updates_of(name) == 0:
@@ -231,11 +230,15 @@ class Plan:
                         return step, shard
         return None
 
-    def _new_size(self, step: int) -> tuple[int, int, int, str | None]:
-        """Return begin and end of the rows of step t in the epoch's order, V, and the phase."""
-        start, stop = self._bounds(step)
-        phase, _ = self._round.at(step % self.steps_per_epoch)
-        return start, stop, min(self.shards, stop - start), phase or None
+    def _size(self, step: int) -> _Size:
+        """Return the size of step t. Several threads ask, a dozen times for each step."""
+        if (size := self._sizes.get(step)) is None:
+            start, stop = self._bounds(step)
+            phase, _ = self._round.at(step % self.steps_per_epoch)
+            size = start, stop, min(self.shards, stop - start), phase or None
+            # A new dict, as other threads may be reading the old one.
+            self._sizes = {**dict(list(self._sizes.items())[-7:]), step: size}
+        return size
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return begin and end of the rows of step t in the order of the epoch."""
