@@ -87,7 +87,7 @@ class RelayedWorker:
         self.told_at = 0.0  # when the newest news was told
         self._relay = relay
         # By ticket, until the coordinator has the answer: ordered shards, and a speculative one
-        # without an order yet. Answers to further tickets are dropped.
+        # without an order yet. Answers to other tickets are dropped.
         self._shards: dict[int, GivenShard] = {}
         self._slot = 0  # which of the worker's two slots has the newest result
         self._is_forked = self._is_cut = False
@@ -139,7 +139,7 @@ class RelayedWorker:
                 self._answer(speculative)
             case _:
                 self.doubt()
-                for order in self.unanswered:  # this order follows, and no speculative shard
+                for order in self.unanswered:  # this order is next: no speculative shard before
                     order.following = None
                 if isinstance(message, messages.ComputeShards):
                     self._give(message, message, segments)
@@ -373,6 +373,7 @@ class RelayActor:
         if isinstance(message, messages.ShareMemory):
             assert self._description is not None
             message.description, fds = self._description
+            self.arena.loads_ahead(worker.process.number, None)  # an earlier worker may have loaded
         worker.process.post(message, *fds)
 
     # --- news for the coordinator -----------------------------------------------------------------
