@@ -51,8 +51,8 @@ def _shared_memory() -> set[str]:
     return {entry.name for entry in folder.iterdir() if entry.name.startswith(ours)}
 
 
-# Slow files that come first, the longest before all. The first process has FIRST alone, which wait
-# most of the time; other processes have the rest in turn, and no file is cut in two.
+# Slow files, in the order in which they begin. The first process has the files of FIRST alone: the
+# tests there mostly wait. Other processes have the rest in turn, and no file is cut in two.
 FIRST = ("test_ray.py", "test_hosts.py")
 LONGEST = (*FIRST, "test_scenarios.py", "test_device.py", "test_collective.py", "test_examples.py")
 

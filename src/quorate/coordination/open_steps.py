@@ -42,16 +42,16 @@ class UnassignedShards:
         return self._size
 
     def __contains__(self, shard: int) -> bool:
-        return any(start <= shard < stop for start, stop in self._near(shard))
+        return any(start <= shard < stop for start, stop in self._runs_around(shard))
 
-    def _near(self, shard: int) -> list[tuple[int, int]]:
+    def _runs_around(self, shard: int) -> list[tuple[int, int]]:
         """Return the last run that begins at a shard or before, and the next run, if present."""
         place = bisect_right(self._runs, (shard, inf))
         return self._runs[max(0, place - 1) : place + 1]
 
     def first_in(self, shards: range) -> range | None:
         """Return the first run inside a range of shards, or None."""
-        for start, stop in self._near(shards.start):
+        for start, stop in self._runs_around(shards.start):
             if run := range(max(start, shards.start), min(stop, shards.stop)):
                 return run
         return None
@@ -65,7 +65,7 @@ class UnassignedShards:
 
     def take(self, shards: range) -> None:
         """Remove a run of shards, all of which must be in the set."""
-        start, stop = run = self._near(shards.start)[0]
+        start, stop = run = self._runs_around(shards.start)[0]
         assert start <= shards.start < shards.stop <= stop
         rest = (start, shards.start), (shards.stop, stop)
         self._replace([run], [part for part in rest if part[0] < part[1]])
@@ -74,11 +74,12 @@ class UnassignedShards:
     def add(self, shards: Iterable[int]) -> None:
         """Add shards; shards in the set remain."""
         for shard in shards:
-            near = [run for run in self._near(shard) if run[0] <= shard + 1 and shard <= run[1]]
-            start = min([shard, *(start for start, _ in near)])
-            stop = max([shard + 1, *(stop for _, stop in near)])
-            if (start, stop) not in near:
-                self._replace(near, [(start, stop)])
+            around = self._runs_around(shard)
+            touching = [run for run in around if run[0] <= shard + 1 and shard <= run[1]]
+            start = min([shard, *(start for start, _ in touching)])
+            stop = max([shard + 1, *(stop for _, stop in touching)])
+            if (start, stop) not in touching:
+                self._replace(touching, [(start, stop)])
                 self._size += 1
 
     def _replace(self, before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:

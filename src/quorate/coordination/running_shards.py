@@ -61,7 +61,7 @@ class RunningShards:
         self._workers, self._patience = workers, patience
         self._usual_shard_s = inf  # of all workers
         self._by_done: list[_ByDone] = []  # timed, not late
-        # When the same shards become late.
+        # By (step, first shard): when the shards of ``_by_done`` become late.
         self._singles, self._pairs = Deadlines[tuple[int, int]](), Deadlines[tuple[int, int]]()
         self._late: list[_ByLate] = []  # timed, late
         self._untimed: list[_ByStart] = []

@@ -2,7 +2,7 @@
 
 Orders are plain sorted lists: workers by rank, idle workers, usual times. Finding an entry takes
 O(log N). An insertion moves the entries behind the new entry, a few microseconds among ten
-thousand. Deadlines of answers, of which only the first is read, are a heap.
+thousand. Deadlines of answers are a heap, because only the earliest is read.
 
 Legend: N workers, w worker, t step, s shard; a version is the number of updates made when a shard
 was dealt. Times are in seconds of one monotonic clock.
@@ -38,14 +38,14 @@ def move(ordered: list[Any], before: Any, after: Any) -> None:
 
 
 class Deadlines(Generic[K]):
-    """Times of keys, of which the first is read: a heap, and the present time of each key."""
+    """The deadline of each key. Only the earliest is read, so the deadlines are a heap."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, K]] = []  # with times that keys no longer have
+        self._heap: list[tuple[float, K]] = []  # also has deadlines that keys no longer have
         self._at: dict[K, float] = {}
 
     def set(self, key: K, at: float) -> None:
-        """Add a key that is not present."""
+        """Add a key without a deadline."""
         self._at[key] = at
         heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._at) + 32:
@@ -58,14 +58,14 @@ class Deadlines(Generic[K]):
 
     @property
     def first_at(self) -> float:
-        """The first time of a key; infinite if there is none."""
+        """The earliest deadline; infinite without any key."""
         heap = self._heap
         while heap and self._at.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else inf
 
     def pop(self) -> K:
-        """Remove and return the key with the time ``first_at``, which was read just before."""
+        """Remove and return the key of the earliest deadline. Read ``first_at`` just before."""
         key = heappop(self._heap)[1]
         del self._at[key]
         return key
@@ -116,7 +116,8 @@ class Workers:
         self.idle: list[int] = []  # workers that can receive a shard, sorted
         # Usual times of idle workers, where known, sorted.
         self.idle_usual_shard_s: list[float] = []
-        # Known usual times of all workers, sorted; None: unused since all were known.
+        # Known usual times of all workers, sorted. None: since the last read every worker has had a
+        # usual time, and the next read sorts the times anew.
         self._usual_shard_s: list[float] | None = None
         self._timeout_s = timeout_s
         self.overdue: Deadlines[int] = Deadlines()  # of busy workers: when an answer is overdue
@@ -223,7 +224,7 @@ class Workers:
         """Replace a usual time among those of all workers; None: no time."""
         if self._usual_shard_s is not None:
             move(self._usual_shard_s, before_s, after_s)
-            # The usual times of all workers are of use only while a worker has none.
+            # Only a worker without a usual time of its own needs the times of all workers.
             if len(self._usual_shard_s) == len(self.by_number):
                 self._usual_shard_s = None
 

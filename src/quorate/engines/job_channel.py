@@ -115,7 +115,7 @@ class StepSums:
 
     @property
     def has_kept(self) -> bool:
-        """True if kept results wait for ``add_next``; a single one has nothing to be added to."""
+        """True if ``add_next`` may have an addition to make; a lone kept result waits for more."""
         return len(self._kept) > 1 or bool(self._kept and self._sums)
 
     def add_next(self) -> bool:

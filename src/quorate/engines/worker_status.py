@@ -13,12 +13,12 @@ from quorate.engines.two_copies import TwoCopies
 # A shard passes through the last four phases in this order.
 PHASES = ("starting", "waiting", "fetching", "forward", "backward", "pushing")
 
-# The fields of ``Doing`` as a plain tuple, which is made in a fourth of the time. Five are made for
-# each shard. In memory of several processes as MessagePack.
+# The fields of ``Doing`` as a plain tuple, which is made in a fourth of the time. Each shard makes
+# five. Memory of several processes has the tuple as MessagePack.
 _Entry = tuple[str, int, int, float, dict[str, float], int, int]
-_NEVER: _Entry = (PHASES[0], 0, 0, 0.0, dict.fromkeys(PHASES, 0.0), 0, -1)
+_UNWRITTEN: _Entry = (PHASES[0], 0, 0, 0.0, dict.fromkeys(PHASES, 0.0), 0, -1)
 _ENCODER, _DECODER = msgpack.Encoder(), msgpack.Decoder(_Entry)
-_LARGEST = max(PHASES, key=len), 1 << 62, 1 << 62, 0.0, _NEVER[4], 1 << 62, 1 << 62
+_LARGEST = max(PHASES, key=len), 1 << 62, 1 << 62, 0.0, _UNWRITTEN[4], 1 << 62, 1 << 62
 
 
 class WorkerStatus(NamedTuple):
@@ -99,13 +99,13 @@ class Timesheet:
             at a time: the worker's, or the coordinator's without a worker.
     """
 
-    ENTRY_BYTES = len(_ENCODER.encode(_LARGEST))  # the most, of the content of ``copies``
+    ENTRY_BYTES = len(_ENCODER.encode(_LARGEST))  # of the longest content of ``copies``
 
     def __init__(self, copies: TwoCopies | None = None) -> None:
         self._copies = copies
         # The version of the entry, and the entry: the seconds are without the current phase, which
         # began at 0 before the first phase.
-        self._last = 0, _NEVER
+        self._last = 0, _UNWRITTEN
         self._log: SpanLog | None = None  # of a traced run
 
     def tell(self, phase: str, step: int | None = None, shard: int | None = None) -> None:
@@ -178,7 +178,7 @@ class Timesheet:
         # Usually no other process has written: five phases of each shard need not read the memory.
         if self._copies is not None and self._copies.last_version() != self._last[0]:
             version, content = self._copies.read()
-            self._last = version, _DECODER.decode(content) if content else _NEVER
+            self._last = version, _DECODER.decode(content) if content else _UNWRITTEN
         return self._last
 
     def _write(self, version: int, entry: _Entry) -> None:

@@ -6,7 +6,6 @@ supervisor      starts, monitors, restarts and ends workers
 pool            where processes are started, and the coordinator's handle of each
 endings         the messages printed when a worker ends
 agreement       compares a worker with the coordinator
-alarm           ends a wait for all workers
 process_start   starts a process: a new interpreter, or a fork of the fork server
 
 On the worker's side:
@@ -16,7 +15,7 @@ worker_loop     carries out the coordinator's messages, with the program that th
 
 On both:
 arena           the shared memory
-wire            carries messages between a worker and the coordinator
+wire            carries messages between a worker and the coordinator; an alarm ends a wait
 worker_messages the messages
 script          the running script, and how to run the script again
 """

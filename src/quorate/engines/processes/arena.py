@@ -30,7 +30,7 @@ from quorate.replica.witness import writes
 
 _PAGE = 4096
 MOST_IN_RUNS = 1 << 24  # bytes of a gradient; shards of larger models take too long for runs
-MOST_SHARDS = 1 << 24  # of a step, where step and shard are one integer
+MOST_SHARDS = 1 << 24  # of a step, where one integer has step and shard
 _SHEET_BYTES = TwoCopies.room(Timesheet.ENTRY_BYTES)
 
 
@@ -121,8 +121,8 @@ class Arena:
         )
         sheets = TwoCopies.row(self._segment.map, sheets_at, workers, Timesheet.ENTRY_BYTES)
         self.sheets = [*map(Timesheet, sheets)]
-        # (N,) The ticket of a cancelled request, and step and shard of the rows loaded ahead; -1
-        # for none. A processor writes an aligned integer as a whole.
+        # (2, N): by worker the ticket of a cancelled request, and step and shard of the rows loaded
+        # ahead as one integer; -1 for none. A processor writes an aligned integer as a whole.
         numbers = self._segment.array(16 * workers, cancelled_at).view(np.int64)
         self.cancelled, self._ahead = numbers.reshape(2, workers)
         if segment is None:

@@ -1,8 +1,8 @@
 """Worker processes: shared memory for tensors, and a socket each for small messages.
 
 A pool starts the script again in each of them. Results of a worker that ends stay in shared memory.
-Here are the jobs, each with its channel, and the memory. The supervisor (``supervisor.py``) watches
-over processes, and ``agreement.py`` compares each worker with the coordinator.
+This module has the jobs, each with its channel, and the memory. The supervisor (``supervisor.py``)
+watches over processes, and ``agreement.py`` compares each worker with the coordinator.
 
 Requests travel as messages, and results lie in slots of the arena. A worker has the slot of a shard
 until the worker has answered or ended; afterwards the coordinator has the slot until the update of

@@ -207,7 +207,7 @@ class WorkerLeaves(_Message):
     reason: str  # "has left host, because ..."
 
 
-# --- starters and actors --------------------------------------------------------------------------
+# --- to and from fork servers ---------------------------------------------------------------------
 
 
 class ForkWorker(_Message):
@@ -269,7 +269,7 @@ _OfRelay = StartProcess | KillProcess | NodeFacts | WireCut | WorkerEnded
 WorkerMessage = _OfStart | _Request | _News | Answer | WorkerLeaves | _OfRelay
 JobNews = Answer | FoundNote
 
-Part = tuple[ArenaPart, int | None]  # of the coordinator's arena, with the slot if it is in one
+Part = tuple[ArenaPart, int | None]  # of the coordinator's arena, and the slot of the part, if any
 
 
 class RelayOrder(msgspec.Struct):

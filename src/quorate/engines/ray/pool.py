@@ -363,9 +363,9 @@ class NodeRelay:
                     continue
                 if (ref := next(news, None)) is None:
                     break
-                told, image = self._pool.node.get(ref)
-                self._hear(messages.NEWS_READER.unpack(told), image)
-                del ref, image  # the object: its memory is for the next one
+                packed, image = self._pool.node.get(ref)
+                self._hear(messages.NEWS_READER.unpack(packed), image)
+                del ref, image  # frees the object in Ray's store before the wait for the next one
         except Exception as error:  # the edge of the thread
             ending = self._pool.node.ending_of(error, "its relay")
         self.kill()  # the actor may go on after an exception
