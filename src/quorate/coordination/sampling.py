@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from quorate.coordination.keys import hashes, key
 from quorate.errors import SettingError
-from quorate.settings import whole
 
 Rows = NDArray[np.int64]
 
@@ -70,9 +69,7 @@ class Sampling:
     ) -> None:
         self.weights = _checked(weights)  # (R,) float64
         drawable = int(np.count_nonzero(self.weights))
-        self.rows: int = len(self.weights) if replacement else drawable
-        if rows is not None:
-            self.rows = whole("Sampling.rows", rows, least=1, fix="pass how many rows an epoch has")
+        self.rows: int = _whole(rows, len(self.weights) if replacement else drawable)
         self.replacement = bool(replacement)
         if not replacement and self.rows > drawable:
             expected = f"at most the {drawable:,} with a weight above 0"
@@ -180,6 +177,15 @@ def _checked(weights: ArrayLike) -> NDArray[np.float64]:
     if not 0 < total < np.inf:
         raise SettingError("Sampling.weights", f"a sum of {total}", expected, fix)
     return array
+
+
+def _whole(rows: int | None, default: int) -> int:
+    if rows is None:
+        return default
+    if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or rows < 1:
+        fix = "pass how many rows an epoch has"
+        raise SettingError("Sampling.rows", rows, "a whole number >= 1", fix)
+    return int(rows)
 
 
 def _unit(numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
