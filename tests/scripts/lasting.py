@@ -15,6 +15,7 @@ nothing more can be written there.
 """
 
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -86,6 +87,7 @@ def leave_loops(count: int) -> None:
         for _ in trainer.updates(data, steps=UPDATES):
             if loop % 2 == 0:
                 break
+        gc.collect()  # a loop leaves objects that refer to each other, some of them with files
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         files = [*Path("/proc/self/fd").iterdir()]
         found.append({"files": len(files), "children": len(children)})
