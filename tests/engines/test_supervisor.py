@@ -91,6 +91,7 @@ class Channel(NamedTuple):
         self.group.processes[worker].joined.add(self.job)
 
     def left(self, worker: int, reason: str, *, crashed: bool) -> None:
+        assert not (crashed and worker), "a shard is blamed that nobody has begun"
         process = self.group.processes.get(worker)
         (self.group.untold[worker] if process is None else process.joined).remove(self.job)
 
@@ -172,7 +173,8 @@ class Group:
         return frozenset()
 
     def last_shard(self, worker: int) -> tuple[Doing, str]:
-        at = Doing("forward", 7, 3, self.now - 8.0, dict.fromkeys(PHASES, 0.0), 1)
+        phase = "waiting" if worker else "forward"  # workers besides the first begin no shard
+        at = Doing(phase, 7, 3, self.now - 8.0, dict.fromkeys(PHASES, 0.0), 1)
         return at, "step 7, shard 3"
 
     def released(self, worker: int) -> None:

@@ -366,7 +366,8 @@ class Supervisor:
         if process.kill_reason is None:
             unexplained, ending = ending, ending.explained(self._oom_kills)
             self._oom_kills += ending is not unexplained  # several may have been killed meanwhile
-        how = process.end_text(ending, *self.jobs.last_shard(life.number), now)
+        doing, where = self.jobs.last_shard(life.number)
+        how = process.end_text(ending, doing, where, now)
         what = f"worker {life.number} ({life.devices}) {how}"
         self._release(life)
         if not any(each.budget.computed_in_all for each in self.workers):
@@ -378,8 +379,10 @@ class Supervisor:
                     raise process.raised.error
                 self._raised.add(process.raised.text)
         killed = process.is_victim(ending)
+        # A worker that was still waiting has not begun its shard: the shard is not to blame.
+        crashed = not killed and doing.phase != "waiting"
         for job in sorted(process.joined):
-            self.jobs.channels[job].left(life.number, what, crashed=not killed)
+            self.jobs.channels[job].left(life.number, what, crashed=crashed)
         # A process that ran out of memory is likely to do so again.
         killed = killed and not ending.is_out_of_memory
         self._lost(life, what, killed=killed, can_restart=process.refusal is None)
