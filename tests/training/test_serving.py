@@ -24,9 +24,9 @@ from quorate.training.optimizing.known_optimizers import put_values, sent_values
 from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
-from quorate.training.owners.server_owners import ServedOwners
+from quorate.training.owners.server_owners import ServerStandIn
 from quorate.training.owners.server_slice import Slice
-from quorate.training.owners.server_sync import served
+from quorate.training.owners.server_sync import let_servers_own
 from quorate.training.owners.spread_optimizer import SpreadOptimizer
 from quorate.training.saved_state import contents, load, loadable
 from quorate.training.state import State
@@ -76,7 +76,7 @@ def new_state(*, served: bool) -> State:
     model = nn.Sequential(nn.Linear(300, 700), nn.Linear(700, 300).double())  # four blocks each
     model.append(nn.Conv2d(70, 80, 3)).to(memory_format=torch.channels_last)  # not row by row
     optimize = Optimize(lambda own: torch.optim.Adam(own, lr=0.1), clip_norm=0.5, ema_decay=0.9)
-    owners = ServedOwners if served else Owners
+    owners = ServerStandIn if served else Owners
     options: dict[str, Any] = {"optimize": {None: optimize}, "owners": owners}
     return State(model, CPU, shared=False, loss=lambda *_: None, **options)
 
@@ -93,8 +93,8 @@ def trained(count: int) -> list[torch.Tensor]:
     for vector in (vector for gradient in gradients for vector in gradient.vectors):
         vector.normal_()
     gradients[SPOILT].vectors[-1][-1] = float("inf")  # on the last server alone
-    with served(state, servers, print) if count else nullcontext():
-        state.owners.end_user_code(bool)
+    with let_servers_own(state, servers, print) if count else nullcontext():
+        state.owners.send_user_changes(bool)
         # Shard s has ticket s. A copy of shard s has ticket 100 + s; all copies are dropped.
         arrivals, decisions = [*range(SHARDS), *range(100, 100 + SHARDS)], [*range(SHARDS)]
         for tickets in (arrivals, decisions):
@@ -137,8 +137,8 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         monkeypatch.setattr(slice_files, "sees", lambda *_: False)
     state, said = new_state(served=True), list[str]()
     servers, optimizer = ServersHere(count), state.optimizer
-    with served(state, servers, said.append):
-        state.owners.end_user_code(bool)
+    with let_servers_own(state, servers, said.append):
+        state.owners.send_user_changes(bool)
         gradient = state.parameters.layout.new(CPU)
         for vector in gradient.vectors:
             vector.normal_()
@@ -163,9 +163,10 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
         load(loadable(path, record_of(path), later), later)
         assert isinstance(own, SpreadOptimizer)
         assert own.unread is not None
-        if begins:
-            with served(later, ServersHere(2), print):
-                later.owners.end_user_code(bool)
+        with let_servers_own(later, ServersHere(2), print):
+            if begins:
+                later.owners.send_user_changes(bool)
+        assert (own.unread is None) is begins  # else nobody has needed the values
         with own.whole():
             read = {f"{e}.{n}": v for n, each in own.state().items() for e, v in each.items()}
         assert all(torch.equal(read[key], value) for key, value in expected.items())

@@ -41,7 +41,7 @@ from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
 from quorate.training.optimizing.cores import intra_op_threads
-from quorate.training.owners.server_owners import ServedOwners
+from quorate.training.owners.server_owners import ServerStandIn
 from quorate.training.planning import plan_of
 from quorate.training.probing.checks import cut_once, try_row_alone
 from quorate.training.probing.mistakes import look_for_mistakes
@@ -340,7 +340,7 @@ class TrainingSetup:
         line = (
             f"nothing to do: this fit ends after update {last_step:,}, and the run has made {n:,}"
         )
-        if self.run_dir is None or isinstance(state.owners, ServedOwners):
+        if self.run_dir is None or isinstance(state.owners, ServerStandIn):
             self.say(line)
             return
         path = files.checkpoint_of(self.run_dir, last_step)

@@ -23,7 +23,7 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.owners import Owners
 from quorate.training.optimizing.phases import Phases
 from quorate.training.owners.saves import Saves
-from quorate.training.owners.server_owners import ServedOwners
+from quorate.training.owners.server_owners import ServerStandIn
 
 
 class State:
@@ -78,7 +78,7 @@ class State:
         self.mutable_frozen, self.written = mutable_frozen, written
         self.buffers = Buffers(model, mutable_frozen)
         made = owners(self.parameters)
-        if isinstance(made, ServedOwners) and written:
+        if isinstance(made, ServerStandIn) and written:
             name = min(written)
             expected = f"none, as the forward pass writes parameters: {name!r}"
             raise SettingError("servers", "some", expected, "leave them out")

@@ -46,7 +46,7 @@ from quorate.training.drive import ReadyStep, drive
 from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
 from quorate.training.optimizing.update import UpdateResult
-from quorate.training.owners.server_sync import served
+from quorate.training.owners.server_sync import let_servers_own
 from quorate.training.second_pass import PassByWorkers
 from quorate.training.state import State
 from quorate.training.step_update import StepUpdate
@@ -118,7 +118,7 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
         batch_loss = batch_loss_of(workers, state, source)
         update = StepUpdate(workers, state, source, second_pass, batch_loss)
         if (servers := servers_of(unobserved)) is not None:
-            stack.enter_context(served(state, servers, say))
+            stack.enter_context(let_servers_own(state, servers, say))
         channel = stack.enter_context(closing(transport.open(job)))
         state.model_edits.set_baseline()
         stack.enter_context(stops.calling(lambda reason: channel.post(Stop(reason))))
@@ -337,7 +337,7 @@ class TrainingLoop:
         edits = self.state.model_edits
         edits.detect()
         edits.raise_if_unsupported()
-        self.state.owners.end_user_code(edits.have_values_changed)
+        self.state.owners.send_user_changes(edits.have_values_changed)
         started.stray_writes.begin()
 
 

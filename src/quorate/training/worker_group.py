@@ -43,7 +43,7 @@ from quorate.training.notices import once
 from quorate.training.optimizing.owners import Owners
 from quorate.training.owners.parted_optimizer import PartedOptimizer
 from quorate.training.owners.rank_owners import RankOwners
-from quorate.training.owners.server_owners import HANDLER, ServedOwners
+from quorate.training.owners.server_owners import HANDLER, ServerStandIn
 from quorate.training.replicas import ReplicaFactory
 from quorate.training.state import State
 
@@ -215,7 +215,7 @@ class WorkerGroup:
         if exchanging is not None:
             return RankOwners(parameters, exchanging(parameters.layout))
         if self.config.workers.servers is not None:
-            return ServedOwners(parameters)
+            return ServerStandIn(parameters)
         if self.replicas.are_in_stages and len(self.groups[0]) > 1:
             return Owners(parameters, partial(PartedOptimizer, parts=len(self.groups[0])))
         return Owners(parameters)

@@ -125,7 +125,7 @@ class Owners:
         """True if all processes that compute share the memory of the parameters with this one."""
         return False
 
-    def end_user_code(self, has_changed: Callable[[], bool]) -> None:
+    def send_user_changes(self, has_changed: Callable[[], bool]) -> None:
         """Send changes by user code to servers, before the next shard is dealt. Blocks.
 
         Args:

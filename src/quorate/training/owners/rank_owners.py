@@ -45,7 +45,7 @@ Trouble = tuple[int, str]  # of a rank: errno and text
 
 
 class RankOwners(SliceOwners):
-    """All ranks, as one of them sees them.
+    """All ranks of a collective, seen from one rank.
 
     Args:
         parameters: this rank's parameters, whole.

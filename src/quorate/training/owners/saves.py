@@ -125,10 +125,9 @@ class Saves:
         """
         owners, path = self._owners, draft.folder.resolve() / slice_files.OPTIMIZER
         writes = self._writes or self._rehearse(draft.folder)
-        stored, device = draft.stored[slice_files.OPTIMIZER], owners.parameters.device
+        stored = draft.stored[slice_files.OPTIMIZER]
         for optimizer, listing in zip(self._optimizers, listings, strict=True):
             rows = slice_files.rows_of(listing, stored, optimizer.prefix)
-            sections = owners.partition.whole.sections
-            with closing(StateFile(path, sections, device, is_read=False)) as file:
+            with closing(StateFile(path, owners.parameters, is_read=False)) as file:
                 owners.move(optimizer.prefix, rows, file, writes)
         return owners.flush(draft.folder)

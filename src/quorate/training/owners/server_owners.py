@@ -32,8 +32,8 @@ from quorate.training.owners.spread_optimizer import SliceOwners, SpreadOptimize
 HANDLER = "quorate.training.owners.server_slice:Slice"  # the code of servers for a slice
 
 
-class ServedOwners(Owners):
-    """This process, before servers take over and after servers have ended."""
+class ServerStandIn(Owners):
+    """This process in place of servers: before servers take over, and after servers have ended."""
 
     refuses_rows = "servers", "some"
 
@@ -121,7 +121,7 @@ class ServerOwners(SliceOwners):
 
     # --- between updates --------------------------------------------------------------------------
 
-    def end_user_code(self, has_changed: Callable[[], bool]) -> None:
+    def send_user_changes(self, has_changed: Callable[[], bool]) -> None:
         """Send user code's changes to the servers; the whole state at the first call. Blocks."""
         if not self._optimizer.is_away:
             self._optimizer.send(self)

@@ -115,7 +115,7 @@ class Slice(SliceHandler):
     # --- state ------------------------------------------------------------------------------------
 
     def _make(self, made: Mapping[str, Any], image: Image) -> None:
-        """Receive a slice of parameters and averages, and make the optimizer, with zeros."""
+        """Receive a slice of parameters and averages, and make the optimizer; its state is zero."""
         number, count = made["server"]
         self._number: int = number
         partition = self._partition = Partition.among(Layout.of(made["layout"]), count)

@@ -14,17 +14,17 @@ from quorate.engines.servers import Servers
 from quorate.errors import ServerError
 from quorate.training.collective import share
 from quorate.training.owners.saves import Saves
-from quorate.training.owners.server_owners import ServedOwners, ServerOwners
+from quorate.training.owners.server_owners import ServerOwners, ServerStandIn
 from quorate.training.state import State
 
 
 @contextmanager
-def served(state: State, servers: Servers, say: Callable[[str], None]) -> Iterator[None]:
+def let_servers_own(state: State, servers: Servers, say: Callable[[str], None]) -> Iterator[None]:
     """Let servers own a state inside the block; the servers end after the block.
 
     Args:
         state: the state; all of it is in this process.
-        servers: servers that receive the state at the first ``end_user_code``.
+        servers: servers that receive the state at the first ``send_user_changes``.
         say: shows a line to the user.
     """
     (optimizer,) = state.phases.spread
@@ -41,4 +41,4 @@ def served(state: State, servers: Servers, say: Callable[[str], None]) -> Iterat
         except ServerError:
             state.update.is_half_made = True  # a part of the state is lost
             optimizer.is_away = False
-        state.owners = ServedOwners(state.parameters)
+        state.owners = ServerStandIn(state.parameters)

@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from itertools import chain, zip_longest
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -29,14 +28,13 @@ from quorate.engines.partition import Partition, Piece
 from quorate.errors import CheckpointError
 from quorate.machine import this_host
 from quorate.machine.regular_file import open_regular
-from quorate.replica.flat import Layout, Section
+from quorate.replica.flat import Flat, Layout, Section
 from quorate.services.checkpoints import tensor_file
 from quorate.services.checkpoints.files import readable
 from quorate.services.checkpoints.tensor_bytes import read_at, write_at
 from quorate.services.checkpoints.tensor_file import Stored
 from quorate.training.optimizing.entries import Entries, Listing, in_memory_order
 
-CPU = torch.device("cpu")
 OPTIMIZER = "optimizer.safetensors"
 
 # Bytes of parameters above which the state is not gathered on rank 0. With Adam, gathering takes
@@ -234,8 +232,8 @@ class StateFile:
 
     Args:
         path: of the file; the file exists at full size.
-        sections: places of the parameters, for ``begin`` and ``end``.
-        device: of the values, for ``begin``.
+        parameters: the whole parameters: their places, and the device of values in transfers.
+            ``begin`` and ``end`` need the parameters; ``move`` does not.
         is_read: whether values move from the file to memory.
 
     Attributes:
@@ -244,18 +242,11 @@ class StateFile:
         nbytes: bytes moved so far.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        sections: Mapping[str, Section] = MappingProxyType({}),
-        device: torch.device = CPU,
-        *,
-        is_read: bool,
-    ) -> None:
+    def __init__(self, path: Path, parameters: Flat | None = None, *, is_read: bool) -> None:
         self.error: OSError | None = None
         self.nbytes = 0
         self.path, self.is_read = path, is_read
-        self._sections, self._device = sections, device
+        self._parameters = parameters
         # Entries not stored row by row: whole in memory from the first of their parts to the last.
         self._strided: dict[Row, torch.Tensor] = {}
         self._left: dict[Row, int] = {}  # elements whose parts have not been moved
@@ -290,10 +281,11 @@ class StateFile:
         Raises:
             CheckpointError: the file cannot be read.
         """
-        row, section = part.row, self._sections[part.row.name]
-        dtype = getattr(torch, row.dtype)
+        assert self._parameters is not None
+        row, device = part.row, self._parameters.device
+        section, dtype = self._parameters.layout.sections[row.name], getattr(torch, row.dtype)
         if is_by_rows(section):
-            values = torch.empty(part.length, dtype=dtype, device=self._device)
+            values = torch.empty(part.length, dtype=dtype, device=device)
             if self.is_read:
                 self.move(values, part)
             return values
@@ -302,7 +294,7 @@ class StateFile:
             if self.is_read:
                 self.move(by_rows, row)
             strided = torch.empty_strided(section.shape, section.stride, dtype=dtype).copy_(by_rows)
-            self._strided[row], self._left[row] = strided.to(self._device), prod(section.shape)
+            self._strided[row], self._left[row] = strided.to(device), prod(section.shape)
         return part.of_whole({row.name: {row.entry: self._strided[row]}})
 
     def end(self, part: Part, values: torch.Tensor) -> None:

@@ -32,8 +32,8 @@ class SliceOwners(Owners, ABC):
     The process that leads calls the methods: rank 0, or the coordinator of servers.
     """
 
-    kind: ClassVar[str]  # of an owner, for messages
-    leader: ClassVar[str]  # for messages
+    kind: ClassVar[str]  # the name of an owner in messages
+    leader: ClassVar[str]  # the name of the leading process in messages
 
     @abstractmethod
     def make(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
@@ -48,7 +48,7 @@ class SliceOwners(Owners, ABC):
         """Return the message of each owner about the entries of its pieces. Blocks.
 
         Args:
-            prefix: of the optimizer, as for the further methods.
+            prefix: the prefix of the optimizer, here and in further methods.
 
         Raises:
             RankError, ServerError: an owner is gone.
@@ -79,7 +79,7 @@ class SliceOwners(Owners, ABC):
         """Begin to flush the files written by all owners.
 
         Args:
-            folder: of the files.
+            folder: the directory of the files.
 
         Returns:
             A function that flushes the files of this process, and returns when all owners have
@@ -100,7 +100,7 @@ class SpreadOptimizer(FlatOptimizer):
     unread: Path | None = None  # the file of loaded state that is still on "meta"
     is_away = False  # whether the owners have the newest state, and this process has none
     is_lent = False  # whether user code has received the state, and may have changed it
-    _owners: SliceOwners  # that received the state last
+    _owners: SliceOwners  # the owners that received the state last
 
     def __init__(self, *over: Any) -> None:
         super().__init__(*over)
@@ -130,7 +130,7 @@ class SpreadOptimizer(FlatOptimizer):
         whole: WholeState = StateInMemory(entries, is_read=True)
         rows = slice_files.rows_of(listing)
         if path is not None:
-            whole = StateFile(path, self.flat_parameters.layout.sections, is_read=True)
+            whole = StateFile(path, self.flat_parameters, is_read=True)
             rows = slice_files.rows_in(path, listing, self.prefix)
         with closing(whole):
             owners.move(self.prefix, rows, whole, None)
@@ -166,10 +166,12 @@ class SpreadOptimizer(FlatOptimizer):
             self.is_away, self.is_lent = False, True
 
     def leave_owners(self) -> None:
-        """Fetch the state, and go on in this process alone. Blocks."""
+        """Fetch the state, and go on in this process alone. Blocks.
+
+        Entries not read yet stay in their file until this process needs them.
+        """
         if self.is_away:
             self.fetch()
-        self.read_all()
         self.is_away = self.is_lent = False
 
     def joined(self, listings: Sequence[Listing]) -> Entries:
