@@ -127,7 +127,7 @@ class RemoteGradient(Flat):
         return self
 
     def div_(self, divisor: float) -> None:
-        """Do nothing: servers divide by the weight of the whole sum, see ``Serving.add``."""
+        """Do nothing: servers divide by the weight of the whole sum."""
 
     def mul_(self, factor: float) -> None:
         """Note a factor: servers multiply as they step."""

@@ -212,8 +212,8 @@ class _Lead:
         news = self._news()
         self._is_in_step = True
         for optimizer in self._state.phases.spread:
-            if optimizer.is_lent:
-                optimizer.send(self._worker.owners)  # user code may have changed the state
+            if not optimizer.is_away:  # user code may have changed the state
+                optimizer.send(self._worker.owners)
         self._ranks.tell("update", step, *news)
         return self._worker.sums(step, *news)
 

@@ -260,8 +260,8 @@ class RankOwners(SliceOwners):
             file.move(part.of(entries), part)
         ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
 
-        def swap(rank: int, values: Iterable[torch.Tensor], *, sends: bool) -> None:
-            addressed = [(rank, flat_bytes(value)) for value in values]
+        def swap(values: Iterable[tuple[int, torch.Tensor]], *, sends: bool) -> None:
+            addressed = [(rank, flat_bytes(value)) for rank, value in values]
             ranks.swap(*((addressed, []) if sends else ([], addressed)))
 
         def exchange(each: Chunks, values: Values) -> None:
@@ -270,9 +270,9 @@ class RankOwners(SliceOwners):
                 if not is_read:
                     target, source = source, target
                 target.copy_(source)
-            for rank in range(1, ranks.size):
-                if values[rank]:
-                    swap(rank, values[rank], sends=is_read)
+            # One swap: values of all ranks are on their way at the same time.
+            of_others = ((rank, own) for rank in range(1, ranks.size) for own in values[rank])
+            swap(of_others, sends=is_read)
 
         # 2. By rank 0: the rest, sent or received by the other ranks.
         if whole is not None:
@@ -280,7 +280,7 @@ class RankOwners(SliceOwners):
             slice_files.move_rest(rest, whole, exchange)
         else:
             for chunk in slice_files.chunks(own.rest(me, sees=sees[me])):
-                swap(0, (part.of(entries) for part in chunk), sends=not is_read)
+                swap(((0, part.of(entries)) for part in chunk), sends=not is_read)
         ranks.arrive()
         # 3. Errors.
         found = ranks.gather([self._trouble(file.error), file.nbytes])

@@ -99,7 +99,6 @@ class SpreadOptimizer(FlatOptimizer):
 
     unread: Path | None = None  # the file of loaded state that is still on "meta"
     is_away = False  # whether the owners have the newest state, and this process has none
-    is_lent = False  # whether user code has received the state, and may have changed it
     _owners: SliceOwners  # the owners that received the state last
 
     def __init__(self, *over: Any) -> None:
@@ -136,7 +135,7 @@ class SpreadOptimizer(FlatOptimizer):
             owners.move(self.prefix, rows, whole, None)
         dict.clear(self.user_optimizer.state)
         self._owners, self.unread = owners, None
-        self.is_away, self.is_lent = True, False
+        self.is_away = True
 
     def fetch(self) -> None:
         """Fetch the state of all owners to this process. Blocks."""
@@ -159,11 +158,12 @@ class SpreadOptimizer(FlatOptimizer):
             dict.clear(self.user_optimizer.state)
 
     def lend(self) -> None:
-        """Fetch the state when user code accesses the state between updates. Blocks."""
+        """Fetch the state when user code accesses, and may change, the state. Blocks.
+
+        The owners receive the state again before the next update.
+        """
         self.read_all()
-        if self.is_away:
-            self.fetch()
-            self.is_away, self.is_lent = False, True
+        self.leave_owners()
 
     def leave_owners(self) -> None:
         """Fetch the state, and go on in this process alone. Blocks.
@@ -172,7 +172,7 @@ class SpreadOptimizer(FlatOptimizer):
         """
         if self.is_away:
             self.fetch()
-        self.is_away = self.is_lent = False
+        self.is_away = False
 
     def joined(self, listings: Sequence[Listing]) -> Entries:
         """Return the entries of all parameters; values per element are on "meta".
