@@ -173,18 +173,18 @@ class RankOwners(SliceOwners):
 
     # --- slices of the state: rank 0 calls --------------------------------------------------------
 
-    def make(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
+    def make_slices(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
         """Have each rank make its part of an optimizer's state: see ``SliceOwners``. Blocks."""
         self._ranks.call("make", optimizer.prefix, listing)
 
-    def describe(self, prefix: str) -> list[Listing]:
+    def describe_slices(self, prefix: str) -> list[Listing]:
         """Return the message of each rank about the entries of its pieces. Blocks."""
         if self._ranks.is_broken:
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
         found: list[Listing] = self._ranks.call("describe", prefix)
         return found
 
-    def move(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
+    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
         """Move all parts of some rows between slices and a whole: see ``SliceOwners``. Blocks."""
         path = None if whole.path is None else str(whole.path)
         mark = slice_files.mark(whole.path) if whole.path is not None and sees is None else ""
@@ -195,12 +195,12 @@ class RankOwners(SliceOwners):
         for number, text in filter(None, troubles):
             raise OSError(number, text, str(whole.path and whole.path.parent))
 
-    def sign(self, path: str, token: bytes) -> list[tuple[int, str]]:
+    def sign_file(self, path: str, token: bytes) -> list[tuple[int, str]]:
         """Let all ranks sign a file: see ``SliceOwners``. Blocks."""
         self._ranks.tell("sign", path, token)
         return [*enumerate(self._ranks.gather(""))]
 
-    def flush(self, folder: Path) -> Callable[[Flush], None]:
+    def begin_flush(self, folder: Path) -> Callable[[Flush], None]:
         """Begin to flush the files written by all ranks: see ``SliceOwners``."""
         self._ranks.tell("flush")
 

@@ -84,7 +84,7 @@ class Saves:
             file.flush()
             os.fsync(file.fileno())
         writes, kind, leader = [], self._owners.kind, self._owners.leader
-        answers = self._owners.sign(str(path), token)
+        answers = self._owners.sign_file(str(path), token)
         with path.open("rb") as file:
             for number, (place, why) in enumerate(answers):
                 file.seek(place * slice_files.BLOCK_BYTES)
@@ -110,7 +110,7 @@ class Saves:
         with ExitStack() as stack:
             outlines = list[Listing]()
             for optimizer in self._optimizers:
-                entries = optimizer.joined(self._owners.describe(optimizer.prefix))
+                entries = optimizer.joined(self._owners.describe_slices(optimizer.prefix))
                 stack.enter_context(optimizer.outlined(entries))
                 outlines.append(listed(entries))
             yield partial(self._fill, outlines)
@@ -129,5 +129,5 @@ class Saves:
         for optimizer, listing in zip(self._optimizers, listings, strict=True):
             rows = slice_files.rows_of(listing, stored, optimizer.prefix)
             with closing(StateFile(path, owners.parameters, is_read=False)) as file:
-                owners.move(optimizer.prefix, rows, file, writes)
-        return owners.flush(draft.folder)
+                owners.move_rows(optimizer.prefix, rows, file, writes)
+        return owners.begin_flush(draft.folder)

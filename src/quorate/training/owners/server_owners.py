@@ -145,7 +145,7 @@ class ServerOwners(SliceOwners):
 
     # --- slices of the state ----------------------------------------------------------------------
 
-    def make(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
+    def make_slices(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
         """Send a slice of parameters and averages to each server: see ``SliceOwners``. Blocks."""
         values, average = self._views(self.parameters), self._average
         if average is not None:
@@ -163,11 +163,11 @@ class ServerOwners(SliceOwners):
         )
         self._is_home = True
 
-    def describe(self, prefix: str) -> list[Listing]:  # noqa: ARG002
+    def describe_slices(self, prefix: str) -> list[Listing]:  # noqa: ARG002
         """Return the message of each server about the entries of its pieces. Blocks."""
         return [answer["state"] for answer, _ in self._ask("describe")]
 
-    def move(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:  # noqa: ARG002
+    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:  # noqa: ARG002
         """Move all parts of some rows between slices and a whole: see ``SliceOwners``. Blocks."""
         own, path, is_read = Rows(rows, self.partition), whole.path, whole.is_read
         # 1. On each server that sees the file: whole blocks.
@@ -201,7 +201,7 @@ class ServerOwners(SliceOwners):
             why = f"servers have written {moved:,} bytes of {own.nbytes:,}"
             raise OSError(errno.EIO, why, str(path.parent))
 
-    def sign(self, path: str, token: bytes) -> list[tuple[int, str]]:
+    def sign_file(self, path: str, token: bytes) -> list[tuple[int, str]]:
         """Let all servers sign a file: see ``SliceOwners``. Blocks."""
         answers = self._ask("sign", path=path, token=token)
         return [(1 + number, answer["why"]) for number, (answer, _) in enumerate(answers)]

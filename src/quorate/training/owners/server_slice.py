@@ -134,7 +134,7 @@ class Slice(SliceHandler):
         self._optimizer.put_zeros(made["state"], partition.whole.sections)
 
     def _move(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Move whole blocks between the slice and a file; see ``ServerOwners.move``."""
+        """Move whole blocks between the slice and a file; see ``ServerOwners.move_rows``."""
         path, mark = Path(told["path"]), told["mark"]
         rows = Rows([Row(*row) for row in told["rows"]], self._partition)
         sees = mark is not None and slice_files.sees(path, mark)

@@ -36,7 +36,7 @@ class SliceOwners(Owners, ABC):
     leader: ClassVar[str]  # the name of the leading process in messages
 
     @abstractmethod
-    def make(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
+    def make_slices(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
         """Have each owner make its part of an optimizer's state, with zeros per element. Blocks.
 
         Args:
@@ -44,7 +44,7 @@ class SliceOwners(Owners, ABC):
         """
 
     @abstractmethod
-    def describe(self, prefix: str) -> list[Listing]:
+    def describe_slices(self, prefix: str) -> list[Listing]:
         """Return the message of each owner about the entries of its pieces. Blocks.
 
         Args:
@@ -55,7 +55,7 @@ class SliceOwners(Owners, ABC):
         """
 
     @abstractmethod
-    def move(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
+    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
         """Move all parts of some rows between the owners' slices and a whole. Blocks.
 
         Args:
@@ -69,13 +69,13 @@ class SliceOwners(Owners, ABC):
         """
 
     @abstractmethod
-    def sign(self, path: str, token: bytes) -> list[tuple[int, str]]:
+    def sign_file(self, path: str, token: bytes) -> list[tuple[int, str]]:
         """Let all owners sign a file; return the place and the failure of each. Blocks.
 
         The place is the number of a block. At place 0 is the leader, whose failures raise.
         """
 
-    def flush(self, folder: Path) -> Callable[[Flush], None]:  # noqa: ARG002
+    def begin_flush(self, folder: Path) -> Callable[[Flush], None]:  # noqa: ARG002
         """Begin to flush the files written by all owners.
 
         Args:
@@ -125,24 +125,24 @@ class SpreadOptimizer(FlatOptimizer):
             tensor.grad = None  # gradients of steps made in this process
         entries, path = self.state(), self.unread
         listing = listed(entries)
-        owners.make(self, listing)
+        owners.make_slices(self, listing)
         whole: WholeState = StateInMemory(entries, is_read=True)
         rows = slice_files.rows_of(listing)
         if path is not None:
             whole = StateFile(path, self.flat_parameters, is_read=True)
             rows = slice_files.rows_in(path, listing, self.prefix)
         with closing(whole):
-            owners.move(self.prefix, rows, whole, None)
+            owners.move_rows(self.prefix, rows, whole, None)
         dict.clear(self.user_optimizer.state)
         self._owners, self.unread = owners, None
         self.is_away = True
 
     def fetch(self) -> None:
         """Fetch the state of all owners to this process. Blocks."""
-        self.put(self.joined(self._owners.describe(self.prefix)))
+        self.put(self.joined(self._owners.describe_slices(self.prefix)))
         entries = self.state()
         rows = slice_files.rows_of(listed(entries))
-        self._owners.move(self.prefix, rows, StateInMemory(entries, is_read=False), None)
+        self._owners.move_rows(self.prefix, rows, StateInMemory(entries, is_read=False), None)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -178,7 +178,7 @@ class SpreadOptimizer(FlatOptimizer):
         """Return the entries of all parameters; values per element are on "meta".
 
         Args:
-            listings: see ``SliceOwners.describe``.
+            listings: see ``SliceOwners.describe_slices``.
         """
         pieces = self._owners.partition.pieces
         named = [
