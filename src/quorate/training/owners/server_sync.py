@@ -40,5 +40,5 @@ def let_servers_own(state: State, servers: Servers, say: Callable[[str], None]) 
             optimizer.leave_owners()
         except ServerError:
             state.update.is_half_made = True  # a part of the state is lost
-            optimizer.is_away = False
+            optimizer.owners = None
         state.owners = ServerStandIn(state.parameters)

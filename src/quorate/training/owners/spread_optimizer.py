@@ -98,8 +98,7 @@ class SpreadOptimizer(FlatOptimizer):
     """
 
     unread: Path | None = None  # the file of loaded state that is still on "meta"
-    is_away = False  # whether the owners have the newest state, and this process has none
-    _owners: SliceOwners  # the owners that received the state last
+    owners: SliceOwners | None = None  # the owners with the newest state; None: this process
 
     def __init__(self, *over: Any) -> None:
         super().__init__(*over)
@@ -115,6 +114,11 @@ class SpreadOptimizer(FlatOptimizer):
         super().step(gradient, missing, closure)
 
     # --- to the owners, and back ------------------------------------------------------------------
+
+    @property
+    def is_away(self) -> bool:
+        """True if the owners have the newest state, and this process has none."""
+        return self.owners is not None
 
     def send(self, owners: SliceOwners) -> None:
         """Send each owner its part of the state, from the whole state in this process. Blocks.
@@ -134,15 +138,15 @@ class SpreadOptimizer(FlatOptimizer):
         with closing(whole):
             owners.move_rows(self.prefix, rows, whole, None)
         dict.clear(self.user_optimizer.state)
-        self._owners, self.unread = owners, None
-        self.is_away = True
+        self.owners, self.unread = owners, None
 
     def fetch(self) -> None:
         """Fetch the state of all owners to this process. Blocks."""
-        self.put(self.joined(self._owners.describe_slices(self.prefix)))
+        assert self.owners is not None
+        self.put(self.joined(self.owners.describe_slices(self.prefix)))
         entries = self.state()
         rows = slice_files.rows_of(listed(entries))
-        self._owners.move_rows(self.prefix, rows, StateInMemory(entries, is_read=False), None)
+        self.owners.move_rows(self.prefix, rows, StateInMemory(entries, is_read=False), None)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -172,7 +176,7 @@ class SpreadOptimizer(FlatOptimizer):
         """
         if self.is_away:
             self.fetch()
-        self.is_away = False
+        self.owners = None
 
     def joined(self, listings: Sequence[Listing]) -> Entries:
         """Return the entries of all parameters; values per element are on "meta".
@@ -180,7 +184,8 @@ class SpreadOptimizer(FlatOptimizer):
         Args:
             listings: see ``SliceOwners.describe_slices``.
         """
-        pieces = self._owners.partition.pieces
+        assert self.owners is not None
+        pieces = self.owners.partition.pieces
         named = [
             [pieces(owner)[int(key)].name, *entry]
             for owner, listing in enumerate(listings)
