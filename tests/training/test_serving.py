@@ -109,10 +109,8 @@ def trained(count: int) -> list[torch.Tensor]:
                 servers.drop(100 + shard)
                 gradient = RemoteGradient(shard, shard) if count else gradients[shard]
                 total = ShardSum(2.0, {"loss": 1.0}, gradient, missing=frozenset())
-                if (
-                    state.update.apply([((0, 0), total)], shards=1, present=1).not_finite
-                    is not None
-                ):
+                applied = state.update.apply([((0, 0), total)], shards=1, present=1)
+                if applied.not_finite is not None:
                     assert shard == SPOILT
                     state.update.skip()
     assert state.update.updates == SHARDS
