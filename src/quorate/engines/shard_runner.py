@@ -115,10 +115,11 @@ class ShardRunner:
             enter(first, "fetching")
             results = job.compute_run(self.replica, stream, feed(), tasks)
             results = [r.computed_by(self.number, first + n) for n, r in enumerate(results)]
-            # A replica in stages has added the gradients of each subtree. Without any gradient,
-            # the terms of a loss await their totals.
-            has_gradient = [result.gradient is not None for result in results]
-            is_added = has_gradient[0] and not all(has_gradient)
+            # A replica in stages has added the gradients of each subtree. A shard has no gradient
+            # either if terms of its loss await their totals, or if none is wanted.
+            is_added = results[0].gradient is not None and any(
+                result.gradient is None and not result.awaits_totals for result in results[1:]
+            )
             return joined(results, job.plan.shards_of(step)) if is_added else results
         except NotWanted:
             return None
