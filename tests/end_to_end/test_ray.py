@@ -75,6 +75,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
 ) -> None:
     """Train on all workers, and on fewer; on several per node; with parameters cut over servers."""
     phases = "model=phases options=ema+schedule data=short"
+    many = ("loss=gather", "optimizer=several", "then=halve,change")
     runs = {
         "everything": ("everything.py", (), ("--shards", "5"), 3, 3),
         # A step computed again elsewhere, with a term over some rows beside a term over all rows.
@@ -82,11 +83,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
         # A single worker's updates by shard are in order.
         "by shard": ("ranks.py", ("what=one", "then=halve"), ("--update", "async"), 1, 2),
         # A whole batch's loss, with several optimizers and changes by callbacks.
-        "batch": (
-            "ranks.py",
-            ("loss=gather", "optimizer=several", "then=halve,change"),
-            *(("--shards", "5"), 2, 0),
-        ),
+        "batch": ("ranks.py", many, ("--shards", "5"), 2, 0),
         # Models in turns; state of user code beside the model.
         "phases": ("configured.py", (phases, "0", str(tmp_path)), (), 2, 0),
         "beside": ("beside.py", (), (), 2, 0),

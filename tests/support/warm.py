@@ -91,10 +91,8 @@ class Warm:
     ) -> "Forked":
         """Start the command ``quorate``, or another module, with errors in the output.
 
-        With a mark, see above, the run leads a process group too.
-
-        Args:
-            outputs: descriptors for output and errors, in place of a pipe to read from.
+        With a mark, see above, the run leads a process group too. With ``outputs``, descriptors for
+        output and errors, there is no pipe to read from.
         """
         if outputs:
             return Forked(self._begun(module, arguments, env, [*outputs], mark))

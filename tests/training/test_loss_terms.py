@@ -1,7 +1,10 @@
 """Terms of a loss: equal to plain torch over the whole batch, with the same bits on any workers."""
 
 import json
+import threading
+import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +113,18 @@ def test_losses_metrics_and_parameters_are_those_of_plain_torch(
     expected = terms(ours.model.eval(), DATA[:])
     assert evaluated["loss"] == pytest.approx(whole(ours.model, DATA[:]).item(), abs=bound)
     assert evaluated["right"] == pytest.approx(expected["right"]["loss"].item(), abs=1e-15)
+
+
+def test_a_shard_that_another_tower_has_computed_too_counts_once() -> None:
+    calls = count()
+
+    def late(model: nn.Module, batch: list[torch.Tensor]) -> dict[str, Any]:
+        if threading.current_thread().name.endswith("-0") and next(calls) % 7 == 6:
+            time.sleep(0.05)  # in a run of shards: the other tower computes copies
+        return terms(model, batch)
+
+    one, two = (fitted(loss=late, workers=n, steps=40, shards=8) for n in (1, 2))
+    assert digest_of(one) == digest_of(two)
 
 
 def test_one_digest_on_any_workers_and_after_a_resume_with_curves(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def digest(model: Any, devices: str, **settings: Any) -> str:
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    return model(batch[0]).square().mean()
+    return nn.functional.mse_loss(computed := model(batch[0]), torch.zeros_like(computed))
 
 
 class Plain(nn.Module):
