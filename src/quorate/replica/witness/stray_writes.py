@@ -60,9 +60,10 @@ class StrayWrites:
 
     def end(self) -> None:
         """Report parameters written by shards, before an update. Further calls have no effect."""
+        if not (self._sums or self._places):
+            return
         written = {n for n, old in self._sums.items() if not old.equal(bit_sum(self._watched[n]))}
-        if self._places:
-            written |= {n for n, place in self._places_now().items() if place != self._places[n]}
+        written |= {n for n, place in self._places_now().items() if place != self._places[n]}
         self._sums, self._places = {}, {}
         if not written:
             return
@@ -72,4 +73,6 @@ class StrayWrites:
             self._frozen.pop(name, None)
 
     def _places_now(self) -> dict[str, tuple[int, int]]:
+        if not self._frozen:
+            return {}
         return dict(zip(self._frozen, places([*self._frozen.values()]), strict=True))

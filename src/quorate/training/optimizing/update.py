@@ -137,7 +137,7 @@ class Update:
         """
         # One thread: ``side_by_side`` gives each core its own blocks, and the sum of squares of a
         # block must be that of one thread.
-        with torch.no_grad(), span("update"), intra_op_threads(1):
+        with torch.set_grad_enabled(False), span("update"), intra_op_threads(1):
             applied = self._apply(parts, shards, self.updates + 1, present, recompute)
         self.updates += applied.not_finite is None
         return applied
