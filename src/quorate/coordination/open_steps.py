@@ -275,11 +275,11 @@ class OpenSteps:
 
     def _set_age(self, step: OpenStep, age: _Age | None) -> None:
         """List a step by age, and among the ready steps."""
-        before, was_ready = step.age, step.ready_age
-        step.age, step.ready_age = age, age if step.wanting <= 0 else None
+        ready_age = age if len(step.held) >= step.needed else None
         if 0 < self._staleness < inf:
-            move(self._by_age, before, age)
-        move(self.ready, was_ready, step.ready_age)
+            move(self._by_age, step.age, age)
+        move(self.ready, step.ready_age, ready_age)
+        step.age, step.ready_age = age, ready_age
 
     def next_to_apply(self) -> OpenStep | None:
         """Return the ready step with the oldest version, or None if an older step has no time.

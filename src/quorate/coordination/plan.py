@@ -233,17 +233,16 @@ class Plan:
     def _size(self, step: int) -> _Size:
         """Return the size of step t. Several threads ask, a dozen times for each step."""
         if (size := self._sizes.get(step)) is None:
-            start, stop = self._bounds(step)
-            phase, _ = self._round.at(step % self.steps_per_epoch)
+            start, stop, phase = self._bounds(step)
             size = start, stop, min(self.shards, stop - start), phase or None
             # A new dict, as other threads may be reading the old one.
             self._sizes = {**dict(list(self._sizes.items())[-7:]), step: size}
         return size
 
-    def _bounds(self, step: int) -> tuple[int, int]:
-        """Return begin and end of the rows of step t in the order of the epoch."""
-        batch = self._round.at(step % self.steps_per_epoch)[1]
-        return batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
+    def _bounds(self, step: int) -> tuple[int, int, str]:
+        """Return begin and end of the rows of step t in the order of the epoch, and the phase."""
+        phase, batch = self._round.at(step % self.steps_per_epoch)
+        return *batch_bounds(batch, self.dealt_rows, self.batch_size, self.last), phase
 
     def _order(self, epoch: int) -> Rows:
         rows = self._orders.get(epoch)
@@ -283,12 +282,12 @@ class PlanByShard(Plan):
         is_last = batch + 1 == self.batches_per_epoch
         return batch, shard, self._last_shards if is_last else self.shards
 
-    def _bounds(self, step: int) -> tuple[int, int]:
-        """Return begin and end of the rows of step u in the order of the epoch."""
+    def _bounds(self, step: int) -> tuple[int, int, str]:
+        """Return begin and end of the rows of step u in the order of the epoch; no phase."""
         batch, shard, shards = self._where(step)
         start, stop = batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
         rows = stop - start
-        return start + shard * rows // shards, start + (shard + 1) * rows // shards
+        return start + shard * rows // shards, start + (shard + 1) * rows // shards, ""
 
     def shards_of(self, step: int) -> int:  # noqa: ARG002
         """Return 1: a step is a shard."""

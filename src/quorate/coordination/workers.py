@@ -31,9 +31,11 @@ def remove(ordered: list[Any], entry: Any) -> None:
 
 def move(ordered: list[Any], before: Any, after: Any) -> None:
     """Replace an entry of a sorted list; None: no entry."""
-    if before is not None and before != after:
+    if before == after:
+        return
+    if before is not None:
         remove(ordered, before)
-    if after is not None and before != after:
+    if after is not None:
         insort(ordered, after)
 
 

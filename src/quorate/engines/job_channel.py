@@ -24,7 +24,6 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -148,9 +147,12 @@ class StepSums:
             if self._error is not None:
                 raise self._error
             parts = [*self._sums.pop(step).parts.items()] if step in self._sums else []
-            if self._kept:
-                parts += [(node, result) for of, node, result in self._kept if of == step]
-                self._kept = deque(each for each in self._kept if each[0] != step)
+            for _ in range(len(self._kept)):
+                of, node, result = kept = self._kept.popleft()
+                if of == step:
+                    parts.append((node, result))
+                else:
+                    self._kept.append(kept)
             return parts
 
     def _sum_of(self, step: int) -> TreeSum[ShardSum]:
@@ -222,10 +224,11 @@ class JobChannel(Channel):
 
     def receive(self, timeout_s: float | None) -> protocol.Event | None:
         """Return the next event, or None after ``timeout_s`` seconds. Blocks."""
-        event = None
-        with suppress(Empty):
-            while event is None:
-                event = self._event_of(self.inbox.get(timeout=timeout_s))
+        try:
+            while (event := self._event_of(self.inbox.get(timeout=timeout_s))) is None:
+                pass
+        except Empty:
+            return None
         return event
 
     def post(self, event: protocol.Event) -> None:

@@ -245,17 +245,17 @@ class Replica:
         with self._turn.alone():
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         metrics, totals = outcome.weighted(), outcome.totals
-        denominators = outcome.denominators
+        denominators, multiplier = outcome.denominators, outcome.multiplier
         if outcome.awaits_totals:
             self.witness.end(self._flat)
             return ShardSum(outcome.weight, metrics, totals=totals, denominators=denominators)
-        if outcome.multiplier > 0 and not grads:
+        if multiplier > 0 and not grads:
             self._turn.refuse()
         at("pushing")
         written = self.witness.end(self._flat)
         if gradient is None:
             gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
-        gradient.fill(grads, outcome.multiplier / scale)
+        gradient.fill(grads, multiplier / scale)
         if into is not None and gradient is not into:
             into.copy_(gradient)
             torch.accelerator.synchronize(self.device)
@@ -267,7 +267,7 @@ class Replica:
             gradient=gradient,
             buffers=self._buffers.change(outcome.weight) if self._buffers.are_any else None,
             integer_buffers=self._buffers.integer_buffers() if self._buffers.are_any else None,
-            missing=self._turn.missing(grads) if outcome.multiplier else None,
+            missing=self._turn.missing(grads) if multiplier else None,
             totals=totals,
             written=written,
             denominators=denominators,

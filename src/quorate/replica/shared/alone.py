@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TypeVar
 
@@ -22,12 +21,15 @@ class Alone:
         notes: messages for the user.
         named: see ``refusals``.
         scripted: see ``as_written``.
+
+    Attributes:
+        modes_put_back: returns a context for a shard that restores the thread's modes.
     """
 
     def __init__(self, turns: Turns, notes: Notes, *, named: bool, scripted: bool) -> None:
         self.turns = turns
         self._notes = notes
-        self._named, self._scripted = named, scripted
+        self.modes_put_back = switches.of_a_shard(named=named, scripted=scripted)
         self._modes: switches.ThreadModes | None = None  # inside ``together``
 
     def run(self, work: Callable[[Reseed], T]) -> T:
@@ -57,7 +59,3 @@ class Alone:
     def _run(self, work: Callable[[Reseed], T], reseed: Reseed) -> T:
         with self.modes_put_back():
             return work(reseed)
-
-    def modes_put_back(self) -> AbstractContextManager[object]:
-        """Return a context for a shard that restores the thread's modes."""
-        return switches.of_a_shard(named=self._named, scripted=self._scripted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from operator import call
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -137,14 +138,14 @@ def as_written(*, scripted: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def of_a_shard(*, named: bool, scripted: bool) -> AbstractContextManager[object]:
-    """Return a context for a shard that restores the thread's modes.
+def of_a_shard(*, named: bool, scripted: bool) -> Callable[[], AbstractContextManager[object]]:
+    """Return what makes a context for a shard that restores the thread's modes.
 
     Args:
         named: see ``refusals``.
         scripted: see ``as_written``.
     """
-    return _of_a_shard(named, scripted) if named or scripted else ThreadModes()
+    return partial(_of_a_shard, named, scripted) if named or scripted else ThreadModes
 
 
 @contextmanager
