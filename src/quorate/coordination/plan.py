@@ -189,9 +189,9 @@ class Plan:
 
     def shards_from(self, step: int, shard: int, count: int) -> Rows:
         """Return the rows of neighbouring shards of step t, from shard s on."""
-        rows, v = self.batch(step), self.shards_of(step)
-        b = len(rows)
-        return rows[shard * b // v : (shard + count) * b // v]
+        start, stop, v, _ = self._size(step)
+        b, order = stop - start, self._order(self.epoch(step))
+        return order[start + shard * b // v : start + (shard + count) * b // v]
 
     def repeats(self, step: int, shard: int) -> Rows | None:
         """Return how often each row of a shard was dealt before in the same epoch; None: never."""
@@ -233,16 +233,16 @@ class Plan:
     def _size(self, step: int) -> _Size:
         """Return the size of step t. Several threads ask, a dozen times for each step."""
         if (size := self._sizes.get(step)) is None:
-            start, stop, phase = self._bounds(step)
-            size = start, stop, min(self.shards, stop - start), phase or None
+            size = self._new_size(step)
             # A new dict, as other threads may be reading the old one.
             self._sizes = {**dict(list(self._sizes.items())[-7:]), step: size}
         return size
 
-    def _bounds(self, step: int) -> tuple[int, int, str]:
-        """Return begin and end of the rows of step t in the order of the epoch, and the phase."""
+    def _new_size(self, step: int) -> _Size:
+        """Compute the size of step t."""
         phase, batch = self._round.at(step % self.steps_per_epoch)
-        return *batch_bounds(batch, self.dealt_rows, self.batch_size, self.last), phase
+        start, stop = batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
+        return start, stop, min(self.shards, stop - start), phase or None
 
     def _order(self, epoch: int) -> Rows:
         rows = self._orders.get(epoch)
@@ -282,16 +282,12 @@ class PlanByShard(Plan):
         is_last = batch + 1 == self.batches_per_epoch
         return batch, shard, self._last_shards if is_last else self.shards
 
-    def _bounds(self, step: int) -> tuple[int, int, str]:
-        """Return begin and end of the rows of step u in the order of the epoch; no phase."""
+    def _new_size(self, step: int) -> _Size:
+        """Compute the size of step u: a step is a shard."""
         batch, shard, shards = self._where(step)
         start, stop = batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
         rows = stop - start
-        return start + shard * rows // shards, start + (shard + 1) * rows // shards, ""
-
-    def shards_of(self, step: int) -> int:  # noqa: ARG002
-        """Return 1: a step is a shard."""
-        return 1
+        return start + shard * rows // shards, start + (shard + 1) * rows // shards, 1, None
 
     def home_shards(self, rank_of: tuple[int, int], step: int) -> range:
         """Return the single shard of step u at the shard's home, and none elsewhere."""

@@ -69,7 +69,7 @@ def reseed(seed: Seed) -> None:
 
 def mark() -> Mark:
     """Return a mark that changes with each draw from a generator: 1 us."""
-    return (*_python(), *_numpy(), torch_mark())
+    return (*_python(), *_numpy(), _torch())
 
 
 def shared_mark() -> Mark:
