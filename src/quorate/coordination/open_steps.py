@@ -42,16 +42,16 @@ class UnassignedShards:
         return self._size
 
     def __contains__(self, shard: int) -> bool:
-        return any(start <= shard < stop for start, stop in self._runs_around(shard))
+        return self.first_in(range(shard, shard + 1)) is not None
 
-    def _runs_around(self, shard: int) -> list[tuple[int, int]]:
-        """Return the last run that begins at a shard or before, and the next run, if present."""
-        place = bisect_right(self._runs, (shard, inf))
-        return self._runs[max(0, place - 1) : place + 1]
+    def _place(self, shard: int) -> int:
+        """Return the place of the last run that begins at a shard or before; 0 if none does."""
+        return max(0, bisect_right(self._runs, (shard, inf)) - 1)
 
     def first_in(self, shards: range) -> range | None:
         """Return the first run inside a range of shards, or None."""
-        for start, stop in self._runs_around(shards.start):
+        place = self._place(shards.start)
+        for start, stop in self._runs[place : place + 2]:
             if run := range(max(start, shards.start), min(stop, shards.stop)):
                 return run
         return None
@@ -65,30 +65,35 @@ class UnassignedShards:
 
     def take(self, shards: range) -> None:
         """Remove a run of shards, all of which must be in the set."""
-        start, stop = run = self._runs_around(shards.start)[0]
+        place = self._place(shards.start)
+        start, stop = self._runs[place]
         assert start <= shards.start < shards.stop <= stop
         rest = (start, shards.start), (shards.stop, stop)
-        self._replace([run], [part for part in rest if part[0] < part[1]])
+        self._replace(place, 1, [part for part in rest if part[0] < part[1]])
         self._size -= len(shards)
 
     def add(self, shards: Iterable[int]) -> None:
         """Add shards; shards in the set remain."""
         for shard in shards:
-            around = self._runs_around(shard)
-            touching = [run for run in around if run[0] <= shard + 1 and shard <= run[1]]
+            place = self._place(shard)
+            if self._runs[place : place + 1] and self._runs[place][1] < shard:
+                place += 1
+            touching = [run for run in self._runs[place : place + 2] if run[0] <= shard + 1]
             start = min([shard, *(start for start, _ in touching)])
             stop = max([shard + 1, *(stop for _, stop in touching)])
             if (start, stop) not in touching:
-                self._replace(touching, [(start, stop)])
+                self._replace(place, len(touching), [(start, stop)])
                 self._size += 1
 
-    def _replace(self, before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
-        """Replace runs."""
-        for runs, change in (before, remove), (after, insort):
-            for start, stop in runs:
-                change(self._runs, (start, stop))
-                if self._by_length is not None:
-                    change(self._by_length, (start - stop, start))
+    def _replace(self, place: int, count: int, after: list[tuple[int, int]]) -> None:
+        """Replace some runs, from a place on."""
+        before = self._runs[place : place + count]
+        self._runs[place : place + count] = after
+        if self._by_length is not None:
+            for start, stop in before:
+                remove(self._by_length, (start - stop, start))
+            for start, stop in after:
+                insort(self._by_length, (start - stop, start))
 
 
 _Age = tuple[int, int, int]  # version, order, number: the oldest step is the least

@@ -74,7 +74,7 @@ class ShardRunner:
         first: int,
         into: Sequence[Flat | None],
         *,
-        is_cancelled: Callable[[], bool],
+        is_cancelled: Callable[[], bool] | None = None,
         beside: Sequence[Any] | None = None,
         **options: Any,
     ) -> Outcome:
@@ -84,7 +84,7 @@ class ShardRunner:
             feed: returns the rows of the job; called when the first phase has begun.
             first: the first of the shards.
             into: for each shard a vector to write the gradient to, or None.
-            is_cancelled: asked at the start of each phase.
+            is_cancelled: asked at the start of each phase. Default: nothing cancels the shards.
             beside: for each shard its further inputs; see ``Job.beside``.
             options: further fields of each ``Task``.
 
@@ -98,7 +98,7 @@ class ShardRunner:
         def enter(shard: int, phase: str) -> None:
             nonlocal at_shard
             at_shard = shard
-            if is_cancelled():
+            if is_cancelled is not None and is_cancelled():
                 raise NotWanted
             self.sheet.tell(phase, step, shard)
 

@@ -214,7 +214,8 @@ class TowersChannel(JobChannel):
 
         outcome = runner.run(
             *(self.job, rows, stream, request.step, request.shard, [None] * request.count),
-            is_cancelled=lambda: request.is_cancelled,
+            # The caller's tower ends its shards before the caller can cancel any.
+            is_cancelled=None if self._caller is not None else lambda: request.is_cancelled,
             snapshot=request.snapshot,
         )
         self.inbox.put((runner.number, outcome, runner.sheet.recorded(cuts=True)))

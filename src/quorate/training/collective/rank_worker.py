@@ -493,7 +493,6 @@ class RankWorker:
             job.trace.step = step
         outcome = self._runner.run(
             *(job, lambda: feed, stream, step, shard, [into]),
-            is_cancelled=lambda: False,
             is_only=True,
         )
         assert outcome is not None

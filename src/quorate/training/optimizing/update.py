@@ -332,5 +332,5 @@ class Update:
 
 def _on_cores(*optimizers: FlatOptimizer) -> AbstractContextManager[None]:
     """Return a context with several cores, if optimizers work element by element."""
-    cores = min(each.cores if each.uses_vectors else 1 for each in optimizers)
+    cores = min([each.cores if each.uses_vectors else 1 for each in optimizers])
     return intra_op_threads(cores) if cores > 1 else _SAME_CORES
