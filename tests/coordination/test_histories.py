@@ -12,25 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from quorate.coordination import protocol
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.protocol import (
-    Abort,
-    Applied,
-    Apply,
-    Cancelled,
-    Compute,
-    Done,
-    Effect,
-    Event,
-    Failed,
-    Finish,
-    Joined,
-    Left,
-    Replace,
-    Stop,
-    Tick,
-    Wake,
-)
 from quorate.coordination.rules import Sync, parse
 from quorate.errors import ProtocolError
 
@@ -55,21 +38,23 @@ def settings_of(line: str) -> tuple[Coordinator, int, float | None]:
     return made, joined, None if began is None else float(began)
 
 
-def event_of(words: str) -> Event:
+def event_of(words: str) -> protocol.Event:
     match words.split():
         case ["tick"]:
-            return Tick()
+            return protocol.Tick()
         case ["stop", reason]:
-            return Stop(reason)
+            return protocol.Stop(reason)
         case ["applied", step]:
-            return Applied(int(step))
+            return protocol.Applied(int(step))
         case [worker, "joined"]:
-            return Joined(int(worker[1:]))
+            return protocol.Joined(int(worker[1:]))
         case [worker, "left" | "left-behind" | "crashed" as how]:
             stays = how == "left-behind"
-            return Left(int(worker[1:]), how, crashed=how == "crashed", results_stay=stays)
+            return protocol.Left(int(worker[1:]), how, crashed=how == "crashed", results_stay=stays)
         case [worker, "done" | "failed" | "off" as how, place]:
-            kind = {"done": Done, "failed": Failed, "off": Cancelled}[how]
+            kind = {"done": protocol.Done, "failed": protocol.Failed, "off": protocol.Cancelled}[
+                how
+            ]
             return kind(int(worker[1:]), *map(int, place.split(".")))
     raise ValueError(words)
 
@@ -85,23 +70,23 @@ def short(reason: str) -> str:
     return reason
 
 
-def shown(effect: Effect) -> str:
+def shown(effect: protocol.Effect) -> str:
     """Return an effect as the tables write it: of an update, the shards and the holders of sums."""
     match effect:
-        case Wake(at):
+        case protocol.Wake(at):
             return f"wake {at:g}"
-        case Finish(step, reason):
+        case protocol.Finish(step, reason):
             return f"finish {step} ({reason})"
-        case Apply(step, holders, shards, staleness):
+        case protocol.Apply(step, holders, shards, staleness):
             of = " ".join(f"w{worker}" for worker in holders)
             stale = f", {staleness} stale" if staleness else ""
             return f"apply {step} [{' '.join(map(str, shards))}] of {of}{stale}"
-        case Replace(worker, reason):
+        case protocol.Replace(worker, reason):
             return f"replace w{worker} ({reason})"
-        case Compute(worker, step, shard, reason):
+        case protocol.Compute(worker, step, shard, reason):
             lost = "" if effect.lost_with is None else f", lost with w{effect.lost_with}"
             return f"compute w{worker} {step}.{shard} ({short(reason)}{lost})"
-    name = "abort on" if isinstance(effect, Abort) else type(effect).__name__.lower()
+    name = "abort on" if isinstance(effect, protocol.Abort) else type(effect).__name__.lower()
     return f"{name} w{effect.worker} {effect.step}.{effect.shard}"
 
 
@@ -123,41 +108,43 @@ HISTORIES = {
 @pytest.mark.parametrize("title", HISTORIES)
 def test_a_history(title: str) -> None:
     c, joined, began = settings_of(title.partition(" | ")[0])
-    dealt = [effect for worker in range(joined) for effect in c.handle(Joined(worker), 0.0)]
+    dealt = [
+        effect for worker in range(joined) for effect in c.handle(protocol.Joined(worker), 0.0)
+    ]
     if began is not None:
-        for task in [effect for effect in dealt if isinstance(effect, Compute)]:
-            c.handle(Done(task.worker, task.step, task.shard), 1.0)
-        c.handle(Applied(0), began)
+        for task in [effect for effect in dealt if isinstance(effect, protocol.Compute)]:
+            c.handle(protocol.Done(task.worker, task.step, task.shard), 1.0)
+        c.handle(protocol.Applied(0), began)
     made = [] if began is None else [0]  # updates
     for line in HISTORIES[title]:
         when, _, expected = line.partition("->")
         at, words = when.strip().split(maxsplit=1)
         events = [] if words == "count" else [event_of(each) for each in words.split(" + ")]
         found = [shown(effect) for event in events for effect in c.handle(event, float(at))]
-        made += [event.step for event in events if isinstance(event, Applied)]
+        made += [event.step for event in events if isinstance(event, protocol.Applied)]
         assert "; ".join(found or (() if events else counted(c, made))) == expected.strip(), when
 
 
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (Joined(0), "worker 0 joined twice"),
-        (Left(5, "killed"), "worker 5 left and had not joined"),
-        (Done(0, 0, 1), "worker 0 was not computing step 0, shard 1"),
-        (Done(0, 1, 0), "worker 0 was not computing step 1, shard 0"),
-        (Done(5, 0, 0), "worker 5 was not computing step 0, shard 0"),
-        (Failed(1, 0, 0), "worker 1 was not computing step 0, shard 0"),
-        (Cancelled(0, 0, 0), "worker 0 left off what it was not told to"),
-        (Applied(0), "no update of step 0 was asked for"),
+        (protocol.Joined(0), "worker 0 joined twice"),
+        (protocol.Left(5, "killed"), "worker 5 left and had not joined"),
+        (protocol.Done(0, 0, 1), "worker 0 was not computing step 0, shard 1"),
+        (protocol.Done(0, 1, 0), "worker 0 was not computing step 1, shard 0"),
+        (protocol.Done(5, 0, 0), "worker 5 was not computing step 0, shard 0"),
+        (protocol.Failed(1, 0, 0), "worker 1 was not computing step 0, shard 0"),
+        (protocol.Cancelled(0, 0, 0), "worker 0 left off what it was not told to"),
+        (protocol.Applied(0), "no update of step 0 was asked for"),
     ],
     ids=str,
 )
 def test_an_impossible_event_is_refused_with_the_events_before_it(
-    event: Event, message: str
+    event: protocol.Event, message: str
 ) -> None:
     c = Coordinator(shards_of=lambda step: 2, first_step=0, last_step=1, rule=Sync())
-    c.handle(Joined(0), 0.0)
-    c.handle(Joined(1), 0.0)
+    c.handle(protocol.Joined(0), 0.0)
+    c.handle(protocol.Joined(1), 0.0)
     with pytest.raises(ProtocolError) as caught:
         c.handle(event, 1.0)
     assert str(caught.value).splitlines() == [

@@ -27,13 +27,15 @@ import torch
 
 from quorate.errors import UserError
 from quorate.machine.environment import device_environment, set_device_variable
+from quorate.machine.shared_setting import SharedSetting
 from quorate.replica.computing import Computing
 from quorate.replica.precision import float32_products
 from quorate.replica.shared.code import user_line_of
+from quorate.replica.torch_internals import let_compiler_measure
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 ONE_SIZE = (":4096:8", ":16:8")  # the values with which torch's flag allows products
-ERROR = 2  # of torch's deterministic debug mode: an error instead of a warning
+WARN, ERROR = 1, 2  # of torch's deterministic debug mode
 REFUSED = " does not have a deterministic implementation, but you set"
 
 # Whether CUDA started in this process before ``fix_workspace``: a fact of the process.
@@ -85,23 +87,31 @@ def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
 
     Yields lines for the user.
     """
-    before = torch.get_deterministic_debug_mode()
-    memory: Any = torch.utils.deterministic
-    filled = memory.fill_uninitialized_memory
     # With the flag, torch refuses every product on a GPU whose workspaces may have two sizes.
     warns = are_any_nvidia(devices) and not _products_pass()
     said = "deterministic=True: every operator adds in a fixed order, which takes longer"
     if warns:
         said += "; torch only warns of operators without a fixed order"
-    try:
-        if before != ERROR:
-            torch.use_deterministic_algorithms(True, warn_only=warns)
-            # The fill guards against programs that read uninitialized memory, and takes time.
-            memory.fill_uninitialized_memory = False
+    set_by_script = _read_order()
+    # The fill guards against programs that read uninitialized memory, and takes time.
+    ours = WARN if warns else ERROR, False
+    with _order.at(set_by_script if set_by_script[0] == ERROR else ours):
         yield [f"{said}; --no-deterministic turns it off"]
-    finally:
-        torch.set_deterministic_debug_mode(before)
-        memory.fill_uninitialized_memory = filled
+
+
+def _read_order() -> tuple[int, bool]:
+    memory: Any = torch.utils.deterministic
+    return torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+
+
+def _write_order(values: tuple[int, bool]) -> None:
+    memory: Any = torch.utils.deterministic
+    mode, memory.fill_uninitialized_memory = values
+    torch.set_deterministic_debug_mode(mode)
+    let_compiler_measure(mode == 0)
+
+
+_order = SharedSetting(_read_order, _write_order)
 
 
 @contextmanager
@@ -140,18 +150,22 @@ def deterministic(devices: Sequence[torch.device]) -> Iterator[list[str]]:
     if not are_any_nvidia(devices):
         yield []
         return
+    with _cudnn.at((True, False)) as (_, had_benchmark):
+        said = "cudnn.benchmark is off now: a choice of kernels by measured time changes the bits"
+        yield [said] if had_benchmark else []
+
+
+def _read_cudnn() -> tuple[bool, bool]:
     cudnn: Any = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    said = []
-    if cudnn.benchmark:
-        said.append(
-            "cudnn.benchmark is off now: a choice of kernels by measured time changes the bits"
-        )
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield said
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
+    return cudnn.deterministic, cudnn.benchmark
+
+
+def _write_cudnn(values: tuple[bool, bool]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    cudnn.deterministic, cudnn.benchmark = values
+
+
+_cudnn = SharedSetting(_read_cudnn, _write_cudnn)
 
 
 @contextmanager

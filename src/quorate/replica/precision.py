@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from quorate.errors import SettingError, cure
+from quorate.machine.shared_setting import SharedSetting
 from quorate.replica.quick import torch_calls
 from quorate.replica.torch_internals import NORM_BASES, cpu_has_bfloat16
 
@@ -200,20 +201,21 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
 
     Yields lines for the user: roundings switched off now.
     """
-    before = [backend.fp32_precision for backend in float32_backends()]
     on_gpu = "tf32" if precision.tf32 else "ieee"
     on_cpu = "bf16" if precision.is_bf32 else "ieee"
+    with _float32.at([on_gpu] * 3 + [on_cpu] * 3) as before:
+        yield _switched_off(before, precision)
+
+
+def _switched_off(before: Sequence[str], precision: Precision) -> list[str]:
+    """Return lines for the user on roundings that the script has switched on."""
     said = []
     if before[0] == "tf32" and torch.cuda.is_available() and not precision.tf32:
         said.append(f"TF32 is off, because precision={precision.name!r}; pass 'tf32' to use TF32")
     # Set by ``set_float32_matmul_precision("medium")``, for example.
     if "bf16" in before[3:] and not precision.is_bf32 and rounds_factors():
         said.append(f"BF32 is off, because precision={precision.name!r}; pass 'bf32' to use BF32")
-    try:
-        set_float32([on_gpu] * 3 + [on_cpu] * 3)
-        yield said
-    finally:
-        set_float32(before)
+    return said
 
 
 def float32_backends() -> list[Any]:
@@ -242,3 +244,8 @@ def set_float32(values: Sequence[str]) -> None:
         torch.set_float32_matmul_precision("medium")
     for backend, value in zip(float32_backends(), values, strict=True):
         backend.fp32_precision = value
+
+
+_float32: SharedSetting[Sequence[str]] = SharedSetting(
+    lambda: [backend.fp32_precision for backend in float32_backends()], set_float32
+)

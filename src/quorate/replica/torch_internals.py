@@ -641,6 +641,18 @@ def compiler_is_in_use() -> bool:
     return backends is None or any(map(callable, backends.values()))
 
 
+def let_compiler_measure(may_measure: bool) -> None:
+    """Set whether torch's compiler may choose kernels by measured times.
+
+    ``torch.use_deterministic_algorithms`` does the same, and fails while the interpreter ends.
+    """
+    config: Any = sys.modules.get("torch._inductor.config")
+    if config is None and not may_measure:
+        from torch._inductor import config
+    if config is not None:
+        config.deterministic = not may_measure
+
+
 def tell_compilations(started: Callable[[object], None]) -> None:
     """Call ``started`` whenever torch's compiler begins, in the compiling thread.
 

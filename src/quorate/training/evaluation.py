@@ -31,7 +31,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
 from quorate.training.config import DatasetConfig
 from quorate.training.drive import ReadyStep, run_job
-from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.optimizing.cores import threads_of_loop
 from quorate.training.predicting.columns import Sink, in_memory
 from quorate.training.predicting.files import Files
 from quorate.training.predicting.gathered import Gathered
@@ -234,7 +234,7 @@ def _evaluable_weights(
     workers, plan = setup.workers, source.plan
     workers.note_use()
     with ExitStack() as stack:
-        stack.enter_context(intra_op_threads(workers.config.workers.threads))
+        stack.enter_context(threads_of_loop(workers.config.workers.threads))
         stack.enter_context(repeatable(workers.replicas.computing, workers.devices))
         plan.course = setup.position_of_evaluation(0)
         state = setup.state_for_evaluation(source)

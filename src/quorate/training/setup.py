@@ -40,7 +40,7 @@ from quorate.training.config import DatasetConfig, StopAfter
 from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
-from quorate.training.optimizing.cores import intra_op_threads
+from quorate.training.optimizing.cores import intra_op_threads, threads_of_loop
 from quorate.training.owners.server_owners import ServerStandIn
 from quorate.training.planning import plan_of
 from quorate.training.probing.checks import cut_once, try_row_alone
@@ -275,7 +275,7 @@ class TrainingSetup:
             self.shards = plan.shards
             last_step = stop_after.last_step(plan)
             plan.course = replace(plan.course, last_step=last_step)
-            stack.enter_context(intra_op_threads(threads))
+            stack.enter_context(threads_of_loop(threads))
             source = Source(dataset, plan, config.loading.collate, config.loading.augment)
             notes = stack.enter_context(repeatable(workers.replicas.computing, workers.devices))
             stack.enter_context(workers.starting())

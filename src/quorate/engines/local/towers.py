@@ -18,8 +18,8 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from queue import SimpleQueue
 
@@ -34,6 +34,7 @@ from quorate.engines.worker_status import Timesheet, WorkerStatus
 from quorate.machine.devices import Group
 from quorate.machine.freed_memory import keep_freed_memory, return_freed_memory
 from quorate.machine.limits import ABANDONED_S, THREAD_EXIT_S
+from quorate.machine.shared_setting import SharedSetting
 from quorate.machine.signal_handlers import ends_program
 from quorate.replica.buffers import Buffers
 from quorate.replica.compute_thread import as_compute_thread, become_compute_thread, end_threads
@@ -43,32 +44,7 @@ from quorate.replica.streams import Stream
 
 WAIT_S = 2e-4  # a shorter wait costs more for switches than the wait saves
 
-_lock = threading.Lock()
-_users = 0
-_before_s = _ours_s = 0.0  # as returned by the interpreter, which keeps whole microseconds
-
-
-@contextmanager
-def short_waits() -> Iterator[None]:
-    """Within the block no thread waits longer than ``WAIT_S``, nor longer than the script has set.
-
-    After the block waits are as before, unless the script has set a wait since, or further blocks
-    go on.
-    """
-    global _users, _before_s, _ours_s
-    with _lock:
-        if not _users:
-            _before_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(_before_s, WAIT_S))
-            _ours_s = sys.getswitchinterval()
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users and sys.getswitchinterval() == _ours_s:
-                sys.setswitchinterval(_before_s)
+_waits_s = SharedSetting(sys.getswitchinterval, sys.setswitchinterval)
 
 
 class Towers:
@@ -128,7 +104,7 @@ class Towers:
         channel = TowersChannel(job, self)
         # Threads start after the channel, whose feed may fork: a fork with threads is unsafe.
         if self._threads and not self._started:
-            self._waits.enter_context(short_waits())
+            self._waits.enter_context(_waits_s.at(min(sys.getswitchinterval(), WAIT_S)))
         self._started = True
         for tower in self.towers:
             tower.begin()

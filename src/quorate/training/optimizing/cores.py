@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import Thread
 from typing import TypeVar
 
 import torch
 
 from quorate.machine.resources import usable_cores
+from quorate.machine.shared_setting import SharedSetting
 
 T = TypeVar("T")
 
@@ -44,6 +47,19 @@ class intra_op_threads:  # noqa: N801
     def __exit__(self, *_: object) -> None:
         if torch.get_num_threads() != self._before:
             torch.set_num_threads(self._before)
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.threads = SharedSetting(torch.get_num_threads, torch.set_num_threads)
+
+
+_of_thread = _OfThread()
+
+
+def threads_of_loop(threads: int) -> AbstractContextManager[int]:
+    """Return a context like ``intra_op_threads`` for a loop, which may overlap with others."""
+    return _of_thread.threads.at(threads)
 
 
 def side_by_side(work: Callable[[int, int], T], count: int, cores: int) -> list[T]:

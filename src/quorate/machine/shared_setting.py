@@ -1,0 +1,66 @@
+"""Settings of a process or thread, for blocks that overlap and end in any order.
+
+Several loops over updates may be open at a time, and any of them may end first. If each loop
+restored the value of its begin, the first to end would change the setting under the others, and the
+last to end would leave the value of another loop behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Block(Generic[T]):
+    """A block in progress."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+
+class SharedSetting(Generic[T]):
+    """A setting shared by blocks.
+
+    Args:
+        read: returns the present value.
+        write: sets a value.
+    """
+
+    def __init__(self, read: Callable[[], T], write: Callable[[T], None]) -> None:
+        self._read, self._write = read, write
+        self._lock = threading.Lock()
+        self._blocks: list[_Block[T]] = []  # in progress, in the order of their begins
+
+    @contextmanager
+    def at(self, value: T) -> Iterator[T]:
+        """Set a value inside the block. Of overlapping blocks, the last to begin counts.
+
+        After the block the value is that of another block in progress, or else that before the
+        first block. A value set by other code inside the block remains.
+
+        Yields:
+            The value before.
+        """
+        block = _Block(value)
+        with self._lock:
+            before = self._read()
+            if not self._blocks:
+                self._outside = before
+            self._blocks.append(block)
+            self._put(value)
+        try:
+            yield before
+        finally:
+            with self._lock:
+                self._blocks.remove(block)
+                if self._read() == self._ours:
+                    self._put(self._blocks[-1].value if self._blocks else self._outside)
+
+    def _put(self, value: T) -> None:
+        if value != self._read():  # Python rounds its wait down at each write
+            self._write(value)
+        self._ours = self._read()
