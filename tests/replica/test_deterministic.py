@@ -105,14 +105,18 @@ def test_loops_that_end_in_any_order_leave_the_settings_of_the_process_as_before
     before, options = settings(), {"batch_size": 4, "optimizer": SGD}
     options["workers"] = Workers(2, engine="towers", threads=3)
     first, second = (Trainer(Bag, bag_loss, **options).updates(INDICES, steps=6) for _ in "12")
+    drawn = torch.rand((), generator=torch.manual_seed(5))
+    torch.manual_seed(5)
     next(first)
     inside = settings()
     assert not any(ours == others for ours, others in zip(inside, before, strict=True))
     next(second)
     first.close()
     assert settings() == inside
+    torch.rand(())  # in the body of the second loop, whose stream is not the script's
     second.close()
     assert settings() == before
+    assert torch.rand(()) == drawn
 
 
 def test_an_operator_without_one_order_is_named() -> None:

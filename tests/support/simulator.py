@@ -39,29 +39,8 @@ from dataclasses import dataclass, field
 
 from support.shown_sums import add, leaf, whole_sum
 
-from quorate.coordination import plan
+from quorate.coordination import plan, protocol
 from quorate.coordination.coordinator import Coordinator
-from quorate.coordination.protocol import (
-    Abort,
-    Applied,
-    Apply,
-    Cancel,
-    Cancelled,
-    Compute,
-    Discard,
-    Done,
-    Effect,
-    Event,
-    Failed,
-    Finish,
-    Joined,
-    Keep,
-    Left,
-    Replace,
-    Stop,
-    Tick,
-    Wake,
-)
 from quorate.coordination.rules import Rule, Sync
 from quorate.coordination.tally import Tally
 from quorate.coordination.tree import TreeSum, tree_sum
@@ -150,9 +129,9 @@ class Simulation:
         self.computed: Counter[int] = Counter()  # worker -> kept results
         self.copies = 0  # shards dealt during the computation by another worker
         self.runs = 0  # dealt runs of several shards
-        self.finish: Finish | None = None
-        self.abort: Abort | None = None
-        self.log: deque[tuple[float, Event, Sequence[Effect]]] = deque(maxlen=50)
+        self.finish: protocol.Finish | None = None
+        self.abort: protocol.Abort | None = None
+        self.log: deque[tuple[float, protocol.Event, Sequence[protocol.Effect]]] = deque(maxlen=50)
         left_open = list(self.left_open)
         as_given = ("first_step", "rule", "home_shards", "lookahead", "most_open", "tally")
         as_given += ("patience", "attempts", "timeout_s", "run_s")
@@ -165,7 +144,7 @@ class Simulation:
         self._homes = self.home_shards or (
             lambda rank_of, step: plan.home_shards(rank_of, self.shards_of(step))
         )
-        self._queue: EventQueue[Event] = EventQueue()
+        self._queue: EventQueue[protocol.Event] = EventQueue()
         self._events = 0
         self._wake_at = math.inf
         self._workers: dict[int, Worker] = {}
@@ -174,7 +153,7 @@ class Simulation:
         self._open: dict[int, OpenStep] = {}
         self._closed = set(range(self.first_step + len(left_open))) - {*left_open}  # applied
         self._end = self.steps  # updates applied at the end, stopped or not
-        self._applying: tuple[Apply, str] | None = None  # and the collected sum
+        self._applying: tuple[protocol.Apply, str] | None = None  # and the collected sum
         self._to_tell: set[tuple[int, int, int]] = set()  # who computes (t, s) in vain
 
     @property
@@ -184,7 +163,7 @@ class Simulation:
 
     # --- methods for tests ------------------------------------------------------------------------
 
-    def at(self, time_s: float, *events: Joined | Left | Stop) -> None:
+    def at(self, time_s: float, *events: protocol.Joined | protocol.Left | protocol.Stop) -> None:
         """Script events for a time. At equal times, events come in the order of scripting.
 
         A worker cannot leave while its replacement starts, nor join after the replacement: void.
@@ -201,7 +180,7 @@ class Simulation:
         while self.finish is None and self.abort is None:
             self.advance()
 
-    def advance(self) -> Sequence[Effect]:
+    def advance(self) -> Sequence[protocol.Effect]:
         """Let the next event happen, and return the effects of the event."""
         event = self._receive()
         self._events += 1
@@ -216,26 +195,26 @@ class Simulation:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _is_possible(self, event: Joined | Left | Stop) -> bool:
-        if isinstance(event, Stop):
+    def _is_possible(self, event: protocol.Joined | protocol.Left | protocol.Stop) -> bool:
+        if isinstance(event, protocol.Stop):
             return True
-        return (event.worker in self._workers) == isinstance(event, Left)
+        return (event.worker in self._workers) == isinstance(event, protocol.Left)
 
-    def _receive(self) -> Event:
+    def _receive(self) -> protocol.Event:
         """The next event, or a tick where the coordinator asked to be woken before."""
         event = self._queue.next(self._wake_at)
         if event is None and self._wake_at == math.inf:
             raise self._violation("the run is not over, and nothing will happen any more")
-        return event or Tick()
+        return event or protocol.Tick()
 
-    def _happen(self, event: Event) -> None:
+    def _happen(self, event: protocol.Event) -> None:
         """Carry out the event's meaning for the workers, before the coordinator sees the event."""
         match event:
-            case Joined(worker):
+            case protocol.Joined(worker):
                 self._workers[worker] = Worker(event.place)
                 self._ranks.clear()
                 self._results.setdefault(worker, Results())
-            case Left(worker):
+            case protocol.Left(worker):
                 member = self._workers.pop(worker)
                 self._ranks.clear()
                 if not event.results_stay:
@@ -247,20 +226,20 @@ class Simulation:
                 if event.crashed and task is not None and len(task.shards) == 1:
                     self._note_failure(worker, task.step, task.shards[0])
                 if member.is_replaced:
-                    back = Joined(worker, member.place)
+                    back = protocol.Joined(worker, member.place)
                     self._queue.post(self.now + self.start_s, back, lambda: self._is_possible(back))
-            case Done(worker, step):
+            case protocol.Done(worker, step):
                 task = self._end_task(worker)
                 for shard in task.shards:
                     self._results[worker].pending[step, shard] = task
-            case Failed(worker, step, shard):
+            case protocol.Failed(worker, step, shard):
                 self._end_task(worker)
                 self._note_failure(worker, step, shard)
-            case Cancelled(worker):
+            case protocol.Cancelled(worker):
                 self._end_task(worker)
-            case Applied(step):
+            case protocol.Applied(step):
                 self._end_step(step)
-            case Stop():
+            case protocol.Stop():
                 # A step without computed or held shards is not under way any more.
                 idle = [t for t in self._open if not self._kept(t) and not self._running(t)]
                 for step in idle:
@@ -303,13 +282,13 @@ class Simulation:
 
     # --- effects: each is carried out if allowed --------------------------------------------------
 
-    def _carry_out(self, effect: Effect, event: Event) -> None:
+    def _carry_out(self, effect: protocol.Effect, event: protocol.Event) -> None:
         if self.finish is not None or self.abort is not None:
             raise self._violation(f"the run is over, and then {effect}")
         match effect:
-            case Compute():
+            case protocol.Compute():
                 self._compute(effect)
-            case Keep(worker, step, first, count):
+            case protocol.Keep(worker, step, first, count):
                 for shard in range(first, first + count):
                     if not self._is_wanted(step, shard):
                         raise self._violation(f"nobody needs this result any more: {effect}")
@@ -319,42 +298,42 @@ class Simulation:
                     results.versions[step, shard] = task.version
                     self._open[step].kept_now = None
                     self.computed[worker] += 1
-            case Discard(worker, step, first, count):
+            case protocol.Discard(worker, step, first, count):
                 kept = self._kept(step) if step in self._open else set()
                 for shard in range(first, first + count):
                     if self._is_wanted(step, shard) or not self.rule.copies:
                         raise self._violation(f"it was not in vain: {effect}")
                     _, task = self._result(effect, shard)
                     self._lose(worker, task, shard, kept)
-            case Cancel(worker, step, shard):
+            case protocol.Cancel(worker, step, shard):
                 if (worker, step, shard) not in self._to_tell or not self.rule.copies:
                     raise self._violation(f"it is not in vain: {effect}")
                 self._to_tell.remove((worker, step, shard))
                 self._cancel(effect)
-            case Apply():
+            case protocol.Apply():
                 self._apply(effect)
-            case Replace(worker):
-                if not isinstance(event, Tick):
+            case protocol.Replace(worker):
+                if not isinstance(event, protocol.Tick):
                     raise self._violation(f"a result may be under way, and yet {effect}")
                 self._replace(effect)
-            case Wake(at):
+            case protocol.Wake(at):
                 # At once is allowed, but not after a tick: the run would never end.
-                if at < self.now or (at == self.now and isinstance(event, Tick)):
+                if at < self.now or (at == self.now and isinstance(event, protocol.Tick)):
                     raise self._violation(f"at {self.now} the coordinator asks for {effect}")
                 if self._wake_at < math.inf:
                     raise self._violation(f"the coordinator asks for two ticks: {effect}")
                 self._wake_at = at
-            case Abort(_, step, shard):
+            case protocol.Abort(_, step, shard):
                 failed_on = self._open[step].failed_on.get(shard, []) if step in self._open else []
                 if len(failed_on) < self.attempts and not self._workers.keys() <= set(failed_on):
                     raise self._violation(f"someone could try shard {shard} again: {effect}")
                 self.abort = effect
-            case Finish(step):
+            case protocol.Finish(step):
                 if step != self.applied or step != self._end:
                     raise self._violation(f"it is not {self._end} updates at {effect}")
                 self.finish = effect
 
-    def _compute(self, effect: Compute) -> None:
+    def _compute(self, effect: protocol.Compute) -> None:
         worker, number = effect.worker, effect.step
         member = self._workers.get(worker)
         if member is None or member.task is not None:
@@ -383,11 +362,11 @@ class Simulation:
         for shard in shards:
             time_s += self.time_s(worker, number, shard)
             if self.fails(worker, number, shard):
-                self._post_of(worker, task, time_s, Failed(worker, number, shard))
+                self._post_of(worker, task, time_s, protocol.Failed(worker, number, shard))
                 return
-        self._post_of(worker, task, time_s, Done(worker, number, effect.shard))
+        self._post_of(worker, task, time_s, protocol.Done(worker, number, effect.shard))
 
-    def _post_of(self, worker: int, task: Task, after_s: float, event: Event) -> None:
+    def _post_of(self, worker: int, task: Task, after_s: float, event: protocol.Event) -> None:
         """Let a worker report later, if it is then alive and computing the same task."""
         member = self._workers[worker]
         if after_s < math.inf:
@@ -397,7 +376,7 @@ class Simulation:
                 lambda: self._workers.get(worker) is member and member.task is task,
             )
 
-    def _begin(self, effect: Compute) -> None:
+    def _begin(self, effect: protocol.Compute) -> None:
         if not self._may_begin():
             raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
         waiting = (t for t in itertools.count() if t not in self._closed and t not in self._open)
@@ -410,20 +389,20 @@ class Simulation:
             raise self._violation(f"step {first} is before one that is at home elsewhere: {effect}")
         self._open[effect.step] = OpenStep(self._events)
 
-    def _cancel(self, effect: Cancel) -> None:
+    def _cancel(self, effect: protocol.Cancel) -> None:
         task = self._workers[effect.worker].task
         assert task is not None
-        event = Cancelled(effect.worker, effect.step, task.shards[0])
+        event = protocol.Cancelled(effect.worker, effect.step, task.shards[0])
         self._post_of(effect.worker, task, self.leaves_off_s, event)
 
-    def _result(self, effect: Keep | Discard, shard: int) -> tuple[Results, Task]:
+    def _result(self, effect: protocol.Keep | protocol.Discard, shard: int) -> tuple[Results, Task]:
         results = self._results.get(effect.worker)
         task = results and results.pending.pop((effect.step, shard), None)
         if results is None or task is None:
             raise self._violation(f"there is no such result: {effect}")
         return results, task
 
-    def _replace(self, effect: Replace) -> None:
+    def _replace(self, effect: protocol.Replace) -> None:
         worker = effect.worker
         member = self._workers.get(worker)
         if member is None or member.task is None or member.is_replaced:
@@ -431,10 +410,10 @@ class Simulation:
         if self.timeout_s is None or self.now < member.task.since + self.timeout_s:
             raise self._violation(f"worker {worker} has time left: {effect}")
         member.is_replaced = True
-        left = Left(worker, effect.reason, crashed=True, results_stay=self.results_stay)
+        left = protocol.Left(worker, effect.reason, crashed=True, results_stay=self.results_stay)
         self._queue.post(self.now + self.end_s, left, lambda: self._workers.get(worker) is member)
 
-    def _apply(self, effect: Apply) -> None:
+    def _apply(self, effect: protocol.Apply) -> None:
         step = effect.step
         if self._applying is not None or step not in self._open:
             raise self._violation(f"steps {sorted(self._open)} are open, and then {effect}")
@@ -465,7 +444,7 @@ class Simulation:
         # An update in no time ends before anything else happens at the same time.
         self._queue.post(
             self.now + self.apply_s,
-            Applied(step),
+            protocol.Applied(step),
             lambda: self._applying is applying,
             is_first=True,
         )
@@ -477,9 +456,9 @@ class Simulation:
 
     # --- the judge: the conditions after every event ----------------------------------------------
 
-    def _check(self, event: Event) -> None:
+    def _check(self, event: protocol.Event) -> None:
         """Check the conditions after all effects of an event are carried out."""
-        if isinstance(event, Done) and self._results[event.worker].pending:
+        if isinstance(event, protocol.Done) and self._results[event.worker].pending:
             raise self._violation(f"neither kept nor discarded: the result of {event}")
         if self._to_tell:
             raise self._violation(f"these compute in vain, untold: {sorted(self._to_tell)}")

@@ -110,6 +110,7 @@ class Stream:
         self._generator = torch.Generator()
         self._seed: Seed | None = None
         self._guard: AbstractContextManager[object] | None = None  # can be entered repeatedly
+        self._outer: Stream | None = None  # of the same thread
         self.kinds: frozenset[str] = frozenset()  # of devices that draw from the stream too
 
     def reseed(self, seed: Seed) -> None:
@@ -144,9 +145,21 @@ class Stream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _local.stream = self._outer
         assert self._guard is not None
         self._guard.__exit__(kind, error, trace)
+        innermost: Stream | None = getattr(_local, "stream", None)
+        if innermost is self:
+            _local.stream = self._outer
+        elif innermost is not None:
+            # Loops over updates that overlap end in any order: streams entered later stay.
+            inner: Stream | None = innermost
+            while inner is not None and inner._outer is not self:
+                inner = inner._outer
+            if inner is not None:
+                inner._outer = self._outer
+            assert innermost._guard is not None
+            innermost._guard.__exit__(None, None, None)  # they had no effect inside this guard
+            innermost._guard.__enter__()
 
     @contextmanager
     def of_devices(self, kinds: frozenset[str]) -> Iterator[None]:
