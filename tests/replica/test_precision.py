@@ -192,8 +192,11 @@ def test_a_gradient_that_no_scale_makes_finite_is_an_error() -> None:
         fit(nn.Linear(1, 1), root, ONES, steps=1, precision="fp16")
 
 
-def test_training_and_evaluation_leave_the_users_model_in_float32(tmp_path: Path) -> None:
+def test_training_and_evaluation_leave_the_users_model_in_float32(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = trained_mlp(1, "bf16", ema_decay=0.9, run_dir=tmp_path)
+    assert "sync, bf16" in capsys.readouterr().out
     data = TensorDataset(IMAGES, LABELS)
     plain, averaged = (trainer.evaluate(data, averaged=which)["loss"] for which in (False, True))
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}

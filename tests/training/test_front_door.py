@@ -1,6 +1,7 @@
 """The front door: groups of settings, their shorthands, overriding by the command, moved names."""
 
 import inspect
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,6 +67,8 @@ WRONG: list[tuple[str, object, Any]] = [
     ("every_steps", 0, lambda: quorate.Validation(DATA, every_steps=0)),
     ("mode", "less", lambda: EarlyStopping(mode="less")),
     ("patience", 0, lambda: EarlyStopping(patience=0)),
+    ("min_delta", -1.0, lambda: EarlyStopping(min_delta=-1.0)),
+    ("min_delta", math.inf, lambda: EarlyStopping(min_delta=math.inf)),
     ("factor", 1.0, lambda: ReduceLROnPlateau(factor=1.0)),
     ("every_steps", 0, lambda: LearningRateMonitor(every_steps=0)),
     ("best", "loss", lambda: quorate.Validation(DATA, best="loss")),

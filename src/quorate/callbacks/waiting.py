@@ -27,7 +27,7 @@ class Waiting:
         if mode not in MODES:
             raise SettingError("mode", mode, "min or max", "for example mode='max'")
         if not min_delta >= 0 or math.isinf(min_delta):
-            raise SettingError("min_delta", min_delta, "a number >= 0", "leave it out")
+            raise SettingError("min_delta", min_delta, "a finite number >= 0", "leave it out")
         self.metric = metric.removeprefix("validation/")
         self._sign = 1.0 if mode == "max" else -1.0
         self._min_delta = min_delta
