@@ -169,7 +169,7 @@ def predicted(file: Path, case: Case, *, shares_cores: bool) -> float:
 def measure(file: Path, case: Case, seconds: float, device_s: float, log: Path) -> float:
     """Run a case once, and return examples/s."""
     from quorate.commands.bench.contenders import Contender
-    from quorate.commands.bench.runs import Program, run
+    from quorate.commands.bench.runs import BenchProgram, run
     from quorate.commands.plan.measurements import read_bench
 
     words = ["train", "--device-s", str(device_s)]
@@ -182,7 +182,7 @@ def measure(file: Path, case: Case, seconds: float, device_s: float, log: Path) 
     words += ["--kills"] * case.kills
     options = {"engine": "processes", "update": case.rule}
     lasts_s = max(seconds, LEAST_KILLS * KILL_EVERY_S) if case.kills else seconds
-    program = Program(str(HERE), None, tuple(words), options, lasts_s)
+    program = BenchProgram(str(HERE), None, tuple(words), options, lasts_s)
     more = {"save_every_s": SAVE_EVERY_S} if case.saves else {}
     return run(program, Contender("cpu", case.workers), SHARDS, log, more=more).examples_per_s
 

@@ -30,7 +30,7 @@ from quorate.commands.doctor.table import shown, text
 from quorate.commands.doctor.verdict import FAILS, Verdict
 from quorate.commands.doctor.verdicts import verdicts
 from quorate.commands.doctor.wanted import Wanted, named_devices
-from quorate.machine.visible_devices import Selection, Visible
+from quorate.machine.visible_devices import Selection, VisibleGpu
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 COMMAND = [*QUORATE, "doctor", "--json"]
@@ -192,9 +192,9 @@ def gpu(index: int, **changes: Any) -> Gpu:
 
 
 HOST = facts.Host("AMD EPYC", 64, 32, 64, None, 2, 256 * GIB, 200 * GIB, None)
-LIMITS = facts.Limits(None, 65536, None, None, None, "/tmp", None, 50 * GIB)
+LIMITS = facts.ProcessLimits(None, 65536, None, None, None, "/tmp", None, 50 * GIB)
 TORCH = facts.Torch("1.2.3+cu130", "13.0", None, "cuda", 32, True, "91002", True, True, None, None)
-VISIBLE = tuple(Visible(index, f"GPU-{index}") for index in range(2))
+VISIBLE = tuple(VisibleGpu(index, f"GPU-{index}") for index in range(2))
 WELL = Facts(
     environment={},
     driver=facts.Driver("580.65.06", "13.0", None),
@@ -208,7 +208,7 @@ WELL = Facts(
     ),
     host=HOST,
     limits=LIMITS,
-    interfaces=(facts.Interface("eth0", ("10.0.0.2",), 25_000, False),),
+    interfaces=(facts.NetworkInterface("eth0", ("10.0.0.2",), 25_000, False),),
 )
 LAPTOP = replace(
     WELL,
@@ -229,7 +229,7 @@ def limited(**changes: Any) -> Facts:
     return replace(LAPTOP, limits=replace(LIMITS, **changes))
 
 
-def hidden(value: str, remark: str | None, *visible: Visible, **changes: Any) -> Facts:
+def hidden(value: str, remark: str | None, *visible: VisibleGpu, **changes: Any) -> Facts:
     return replace(
         WELL,
         environment={"CUDA_VISIBLE_DEVICES": value},

@@ -16,7 +16,7 @@ from quorate.machine.devices import worker_devices
 from quorate.machine.gpu_identity import mapping
 from quorate.machine.memory_fraction import bound_memory, checked_fraction, fraction_remark
 from quorate.machine.resources import usable_cores
-from quorate.machine.visible_devices import Gpu, Selection, Slice, Visible, select, why_none
+from quorate.machine.visible_devices import Gpu, Selection, Slice, VisibleGpu, select, why_none
 
 MIB = 1 << 20
 CPU, CUDA_0, CUDA_1 = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
@@ -269,19 +269,19 @@ CUT = [Gpu(0, A), Gpu(1, C, is_cut=True, slices=(FIRST, SECOND)), Gpu(2, D, is_c
 @pytest.mark.parametrize(
     ("value", "visible", "remark"),
     [
-        ("MIG-bbbb", [Visible(1, "MIG-bbbb")], None),
-        (f"MIG-{C}/1/0", [Visible(1, "MIG-aaaa")], None),  # the form before driver R470
-        ("MIG-bbbb,MIG-aaaa", [Visible(1, "MIG-bbbb")], "a process sees one slice"),
+        ("MIG-bbbb", [VisibleGpu(1, "MIG-bbbb")], None),
+        (f"MIG-{C}/1/0", [VisibleGpu(1, "MIG-aaaa")], None),  # the form before driver R470
+        ("MIG-bbbb,MIG-aaaa", [VisibleGpu(1, "MIG-bbbb")], "a process sees one slice"),
         ("MIG-cccc", [], "is none of the slices here"),
-        ("MIG-bbbb,0", [Visible(1, "MIG-bbbb")], "does not begin with MIG-"),
+        ("MIG-bbbb,0", [VisibleGpu(1, "MIG-bbbb")], "does not begin with MIG-"),
         # A GPU cut into slices stands for the first slice, and beside a slice no GPU is seen.
-        ("1", [Visible(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
-        (None, [Visible(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
-        ("0", [Visible(0, A)], None),
-        ("0,2", [Visible(0, A)], "GPU 2 is to be cut into slices (MIG), and has none"),
+        ("1", [VisibleGpu(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
+        (None, [VisibleGpu(1, "MIG-aaaa")], "GPU 1 is cut into slices"),
+        ("0", [VisibleGpu(0, A)], None),
+        ("0,2", [VisibleGpu(0, A)], "GPU 2 is to be cut into slices (MIG), and has none"),
     ],
 )
-def test_slices(value: str | None, visible: list[Visible], remark: str | None) -> None:
+def test_slices(value: str | None, visible: list[VisibleGpu], remark: str | None) -> None:
     found = select(value, CUT)
     assert list(found.visible) == visible
     assert (found.remark is None) == (remark is None)

@@ -23,7 +23,7 @@ from quorate.replica import compiled
 from quorate.replica.beside import shared as shared_values
 from quorate.replica.beside.at import At
 from quorate.replica.beside.shared import Shared
-from quorate.replica.beside.view import View
+from quorate.replica.beside.view import ValuesView
 from quorate.replica.compiled import Compiled
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "compiled.py"
@@ -224,7 +224,7 @@ def set_as_at(shared: Shared, step: int) -> None:
 
 def computed(loop: Compiled, loss: Any, batch: Any, model: nn.Module) -> tuple[float, float]:
     """Return the result of a shard, compiled and not."""
-    view = View(torch.device("cpu"))
+    view = ValuesView(torch.device("cpu"))
     with view.reading():
         found = loop.run(batch, training=True, work=work(model, batch))
         return found, float(loss(model, batch))

@@ -9,7 +9,7 @@ from torch import nn
 
 from quorate.errors import SettingError
 from quorate.machine.devices import Group
-from quorate.replica.spread import Spread
+from quorate.replica.spread import DeviceSpread
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -28,4 +28,4 @@ def two_parts() -> nn.Module:
 )
 def test_what_does_not_fit_is_refused(model: nn.Module, groups: Any) -> None:
     with expect_error(SettingError):
-        Spread(model, [Group(group) for group in groups])
+        DeviceSpread(model, [Group(group) for group in groups])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quorate.callbacks.waiting import Waiting, at_least
+from quorate.callbacks.waiting import PatienceCount, at_least
 from quorate.training.callbacks import Callback, Run
 
 
@@ -40,7 +40,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         restore: bool = True,
     ) -> None:
-        self._waiting = Waiting(metric, mode, min_delta)
+        self._waiting = PatienceCount(metric, mode, min_delta)
         self.metrics = (self._waiting.metric,)
         self._patience = at_least("patience", patience, 1)
         self._restore = restore

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quorate.callbacks.waiting import Waiting, at_least
+from quorate.callbacks.waiting import PatienceCount, at_least
 from quorate.errors import SettingError
 from quorate.training.callbacks import Callback, Run
 
@@ -47,7 +47,7 @@ class ReduceLROnPlateau(Callback):
             raise SettingError(
                 "factor", factor, "a number between 0 and 1", "for example factor=0.1"
             )
-        self._waiting = Waiting(metric, mode, min_delta)
+        self._waiting = PatienceCount(metric, mode, min_delta)
         self.metrics = (self._waiting.metric,)
         self._factor, self._min_lr = factor, min_lr
         self._patience = at_least("patience", patience, 0)

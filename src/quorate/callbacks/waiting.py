@@ -11,7 +11,7 @@ from quorate.settings import whole
 MODES = ("min", "max")
 
 
-class Waiting:
+class PatienceCount:
     """A count of the evaluations since the best value of a metric.
 
     Args:

@@ -56,7 +56,7 @@ class Command(click.Command):
         return partial(self.callback, **ctx.params)
 
 
-class Line(NamedTuple):
+class ScriptLine(NamedTuple):
     """A command line for a script, divided into parts; each part in the order of typing."""
 
     ours: list[str]  # options of the command, with their values
@@ -101,7 +101,7 @@ class ScriptCommand(Command):
         call = super().invoke(ctx)
         return partial(_called, call, ctx.command_path, ctx.meta[__name__])
 
-    def _taken_apart(self, ctx: click.Context, words: Sequence[str]) -> Line:
+    def _taken_apart(self, ctx: click.Context, words: Sequence[str]) -> ScriptLine:
         takes_value = {
             name: not (parameter.is_flag or parameter.count)
             for parameter in self.params
@@ -113,7 +113,7 @@ class ScriptCommand(Command):
         ours, rest = [*words[:end]], words[end:]
         del takes_value["-m"]  # after the script, -m belongs to the script
         if rest[:1] == ["--"]:
-            return Line(ours, [], [*rest[1:2]], [*rest[2:]])
+            return ScriptLine(ours, [], [*rest[1:2]], [*rest[2:]])
         # 2. The script, or a module in its place: click receives the module's name for both.
         module = rest[0][2:] if rest and rest[0] != "-m" and rest[0].startswith("-m") else ""
         if rest[:1] == ["-m"]:
@@ -142,7 +142,7 @@ class ScriptCommand(Command):
             ours += rest[position:end]
             behind.append(name)
             position = end
-        return Line(ours, behind, script, arguments)
+        return ScriptLine(ours, behind, script, arguments)
 
 
 def _called(call: partial[int], command: str, behind: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ MOST_TERM = 26  # largest width of the left column
 NARROW = 50  # fewer columns leave too little room for two, with words like Trainer(devices=)
 
 
-class Formatter(click.HelpFormatter):
+class TerminalFormatter(click.HelpFormatter):
     """A formatter of texts as wide as the terminal, within bounds."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Formatter(click.HelpFormatter):
 class HelpContext(click.Context):
     """A context whose help is formatted by this module."""
 
-    formatter_class = Formatter
+    formatter_class = TerminalFormatter
 
 
 class GroupedOption(click.Option):

@@ -14,7 +14,7 @@ from quorate.errors import UserError
 from quorate.machine.valid_json import dumped
 
 if TYPE_CHECKING:
-    from quorate.commands.newest_metrics import Measured
+    from quorate.commands.newest_metrics import NewestMetrics
     from quorate.commands.run_facts import RunFacts
     from quorate.services.checkpoints.files import Listed
 
@@ -187,7 +187,7 @@ def _step(record: dict[str, Any], run: RunFacts) -> str:
     return text
 
 
-def _metrics(measured: Measured) -> str:
+def _metrics(measured: NewestMetrics) -> str:
     """Return ``step 400: loss 0.0004  accuracy 1.0000``."""
     from quorate.machine.text import in_four_places, printable
 
@@ -197,7 +197,7 @@ def _metrics(measured: Measured) -> str:
     return f"step {measured.global_step:,}: {'  '.join(shown)}"
 
 
-def _measured(measured: Measured) -> dict[str, Any]:
+def _measured(measured: NewestMetrics) -> dict[str, Any]:
     return {"global_step": measured.global_step, "metrics": measured.metrics}
 
 

@@ -21,7 +21,7 @@ MOST_BYTES = 64 << 20
 NO_METRICS = {field.name for field in fields(Report)} | {"at", "begun_at", "spent", "slow"}
 
 
-class Measured(NamedTuple):
+class NewestMetrics(NamedTuple):
     """The metrics of one update, or of one evaluation of the validation set."""
 
     global_step: int
@@ -34,24 +34,24 @@ class Measured(NamedTuple):
         return self.metrics.get("loss" if self.phase is None else f"{self.phase}/loss")
 
 
-def newest_update(log: Path) -> Measured | None:
+def newest_update(log: Path) -> NewestMetrics | None:
     """Return the newest update in a log; None if the log's last lines have none."""
     for line in _lines_from_the_end(log, BLOCK_BYTES):
         if (record := _record(line)) is not None and "validation" not in record:
             metrics = {name: value for name, value in record.items() if name not in NO_METRICS}
             phase = record.get("phase")
             known = phase if isinstance(phase, str) else None
-            return Measured(record["global_step"], _numbers(metrics), known)
+            return NewestMetrics(record["global_step"], _numbers(metrics), known)
     return None
 
 
-def newest_validation(log: Path) -> Measured | None:
+def newest_validation(log: Path) -> NewestMetrics | None:
     """Return the newest evaluation in a log; None if there is none within ``MOST_BYTES``."""
     for line in _lines_from_the_end(log, MOST_BYTES):
         if b'"validation"' not in line or (record := _record(line)) is None:
             continue
         if isinstance(record.get("validation"), dict):
-            return Measured(record["global_step"], _numbers(record["validation"]))
+            return NewestMetrics(record["global_step"], _numbers(record["validation"]))
     return None
 
 

@@ -42,21 +42,21 @@ class RunFacts(NamedTuple):
     why: str  # why the run ended, or the fault
 
 
-class Found(NamedTuple):
+class RunListing(NamedTuple):
     """The run directories below a folder."""
 
     runs: list[RunFacts]
     unread: list[str]  # unreadable folders, with the reason
 
 
-def runs_below(folder: Path) -> Found:
+def runs_below(folder: Path) -> RunListing:
     """Find run directories in a folder and below. A damaged run has a line about the damage.
 
     A link to a folder is followed as an argument, but not during the search.
     """
     unread: list[str] = []
     runs = [facts_of(path, folder) for path in _run_dirs(folder, MOST_DEPTH, unread)]
-    return Found(runs, unread)
+    return RunListing(runs, unread)
 
 
 def _run_dirs(folder: Path, depth: int, unread: list[str]) -> Iterator[Path]:

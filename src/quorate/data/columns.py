@@ -32,7 +32,7 @@ class Column:
         return self._tensor.index_select(0, index) if self.is_plain else self._tensor[index]
 
 
-class Columns:
+class DatasetColumns:
     """The tensors of a dataset."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

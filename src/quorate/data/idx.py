@@ -47,16 +47,16 @@ def read_idx(path: str | Path) -> torch.Tensor:
             compressed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             if not compressed:
-                return _Content(path, file).tensor()
+                return _FileContent(path, file).tensor()
             with gzip.GzipFile(fileobj=file) as unpacked:
-                return _Content(path, unpacked).tensor()
+                return _FileContent(path, unpacked).tensor()
     except FileNotFoundError:
         raise DataError(path, got="no such file", expected="an IDX file") from None
     except OSError as error:
         raise DataError(path, got=error.strerror or error, expected="a readable file") from error
 
 
-class _Content:
+class _FileContent:
     """The uncompressed content of a file, read from front to back.
 
     A size in the header is trusted only after so many bytes have arrived: memory grows with the

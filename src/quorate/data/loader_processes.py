@@ -36,7 +36,7 @@ def nobody_told(_ticket: Ticket | None) -> None:
     """Do nothing with a ticket."""
 
 
-class Loads(Protocol):
+class LoadedBatches(Protocol):
     """Batches in the order of the tickets; None for a batch that could not be loaded."""
 
     def __iter__(self) -> Iterator[Load]: ...
@@ -54,7 +54,7 @@ def load_all(
     loader_workers: int,
     threads: int,
     told: Told = nobody_told,
-) -> Loads:
+) -> LoadedBatches:
     """Load the tickets in turn; None where the dataset raised.
 
     Processes start before the return, in the calling thread.
@@ -103,16 +103,16 @@ class LoaderProcesses:
 
     def __init__(self, source: Source, tickets: Iterable[Ticket], count: int, threads: int) -> None:
         self._tickets = iter(tickets)
-        self._loaders: list[_Loader] = []
+        self._loaders: list[_LoaderProcess] = []
         try:
             for _ in range(count):
-                self._loaders.append(_Loader(source, threads))
+                self._loaders.append(_LoaderProcess(source, threads))
         except BaseException:
             self.close()
             raise
 
     def __iter__(self) -> Iterator[Load]:
-        asked: deque[tuple[_Loader, Ticket]] = deque()
+        asked: deque[tuple[_LoaderProcess, Ticket]] = deque()
         turns = cycle(self._loaders)
         while True:
             while len(asked) < PREFETCHED * len(self._loaders):
@@ -140,7 +140,7 @@ class LoaderProcesses:
             loader.close()
 
 
-class _Loader:
+class _LoaderProcess:
     """A loader process, and the parent's end of the socket."""
 
     def __init__(self, source: Source, threads: int) -> None:

@@ -153,15 +153,15 @@ def _pickled(value: Any) -> list[memoryview]:
         buffers.append(view)
         return False
 
-    _Pickler(stream, keep).dump(value)
+    _ParcelPickler(stream, keep).dump(value)
     return [stream.getbuffer(), *buffers]
 
 
-class _Pickler(pickle.Pickler):
+class _ParcelPickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(stream, protocol=5, buffer_callback=keep)
         # By address and extent: the pickle refers to the same object for shared memory.
-        self._memories: dict[tuple[int, int, int], _Memory] = {}
+        self._memories: dict[tuple[int, int, int], _StoragePart] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
@@ -186,12 +186,12 @@ class _Pickler(pickle.Pickler):
             start, stop = first // _ALIGNMENT * _ALIGNMENT, last
         key = (storage.data_ptr(), start, stop)
         if key not in self._memories:
-            self._memories[key] = _Memory(storage, start, stop)
+            self._memories[key] = _StoragePart(storage, start, stop)
         lies = (value.dtype, (first - start) // size, tuple(value.shape), value.stride())
         return _tensor, (self._memories[key], *lies, value.requires_grad)
 
 
-class _Memory:
+class _StoragePart:
     """A part of a storage, with the methods for pickling."""
 
     def __init__(self, storage: torch.UntypedStorage, start: int, stop: int) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged
 from quorate.coordination.sampling import Rows
-from quorate.data.columns import Columns
+from quorate.data.columns import DatasetColumns
 from quorate.data.draws import Augment, Draws
 from quorate.errors import DataError
 from quorate.replica.beside.at import at_of, loading
@@ -129,7 +129,7 @@ class Source:
         self._augment = augment
         self.has_defaults = collate is None and augment is None  # the defaults copy rows
         self._tensors = type(dataset) is TensorDataset and collate is None
-        self._known_columns: Columns | None = None
+        self._known_columns: DatasetColumns | None = None
         self._turns = Turns()
         self._draws = False  # whether samples draw from torch's generator
         self.load_s, self.last_s = inf, 0.0  # shortest and last time of a shard
@@ -217,11 +217,11 @@ class Source:
             raise DataError("what augment returned", got=None, expected="the batch")
         return batch, hashes
 
-    def _columns(self) -> Columns:
+    def _columns(self) -> DatasetColumns:
         """Return the columns of a ``TensorDataset``; a script may replace the tensors."""
         known = self._known_columns
         if known is None or known.tensors is not self.dataset.tensors:
-            self._known_columns = known = Columns(self.dataset.tensors)
+            self._known_columns = known = DatasetColumns(self.dataset.tensors)
         return known
 
     def _collated(

@@ -62,7 +62,7 @@ class Tokens(Dataset[Any]):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        self._file = _File(self.path)
+        self._file = _TokenFile(self.path)
         self._fields, self.made_from_sha256 = self._file.fields, self._file.made_from_sha256
 
     @classmethod
@@ -225,7 +225,7 @@ def _fitting(
     raise DataError(row, got=wrong, expected=f"{least} to {most}", fix=fix)
 
 
-class _File:
+class _TokenFile:
     """An open token file. Any thread may read; a fork reads through the same descriptor.
 
     Raises:

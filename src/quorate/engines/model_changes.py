@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quorate.replica.beside.shared import Simple
-from quorate.replica.beside.values import NO_VALUES, Values
+from quorate.replica.beside.values import NO_VALUES, SharedValues
 from quorate.replica.replica import Replica
 
 __all__ = ["ModelChanges", "ModelChangesReceiver", "Simple", "plain"]
@@ -36,7 +36,7 @@ class ModelChanges:
     switched_off: frozenset[str] = frozenset()
     attributes: Mapping[str, Mapping[str, Simple]] = field(default_factory=dict)
     frozen: int = 0
-    shared: Values = field(default=NO_VALUES, compare=False)
+    shared: SharedValues = field(default=NO_VALUES, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the changes without ``shared``, for messages and checkpoints."""

@@ -36,10 +36,10 @@ from quorate.replica.outputs.rows import Piece
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.witness.again import Computed, Shard, doubts, result_of
+from quorate.replica.witness.again import Computed, ShardArgs, doubts, result_of
 from quorate.replica.witness.kept import Kept, changed, kept
 from quorate.replica.witness.module_trace import Event, ModuleTrace
-from quorate.replica.witness.outside import Outside
+from quorate.replica.witness.outside import OutsideChecks
 from quorate.replica.witness.values import tensor_text
 from quorate.replica.witness.words import module_text
 
@@ -126,7 +126,7 @@ class SpotCheck(Job):
         # 3. Compute in one piece. The vector for the gradient is freed afterwards; later shards of
         # a worker process need only the vector of a slot.
         seed = shard_seed(self.plan, *self.ticket)
-        shards = [Shard(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
+        shards = [ShardArgs(batch.data, len(batch.rows), stream, seed) for batch in (first, again)]
         into = self.parameters.layout.gradients.new(CPU) if replica.device == CPU else None
         # A tower may still compute a shard that was cancelled, and write to common objects.
         with replica.alone.turns.held():
@@ -139,7 +139,7 @@ class SpotCheck(Job):
         return self._looked_closer(replica, shards[0], result) if self.closer else result
 
     def _looked_closer(
-        self, replica: Replica, shard: Shard, result: SpotCheckResult
+        self, replica: Replica, shard: ShardArgs, result: SpotCheckResult
     ) -> SpotCheckResult:
         with ModuleTrace(replica.model) as trace, replica.watched(trace.watch):
             total = replica.gradient(shard.data, shard.rows, shard.stream, shard.seed)
@@ -203,7 +203,7 @@ def _doubts_of_stages(through: Sequence[str], whole: str, *, has_doubts: bool) -
     return []
 
 
-def _computed(replica: Replica, shard: Shard, task: Task, into: Flat | None) -> Computed:
+def _computed(replica: Replica, shard: ShardArgs, task: Task, into: Flat | None) -> Computed:
     before = kept(replica.model, replica.plain_loss)
     computed = replica.gradient(
         shard.data, shard.rows, shard.stream, shard.seed, into=into, at=task.at
@@ -290,7 +290,7 @@ class SpotChecks:
     _due_at: float = field(default=0.0, init=False)  # of the monotonic clock
 
     def __post_init__(self, model_and_loss: tuple[torch.nn.Module, Loss], alone: bool) -> None:
-        self._outside = Outside(*model_and_loss, self.notes, alone=alone)
+        self._outside = OutsideChecks(*model_and_loss, self.notes, alone=alone)
 
     def updated(self, step: int, patience_s: float) -> None:
         """Count an update, and make a spot check if a check is due. Blocks during the check.

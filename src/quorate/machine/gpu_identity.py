@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.machine.visible_devices import Visible
+from quorate.machine.visible_devices import VisibleGpu
 
 
-class Found(NamedTuple):
+class GpuHandle(NamedTuple):
     """A GPU found by the driver's library."""
 
     handle: Any  # NVML's handle of the GPU or of its slice
-    visible: Visible
+    visible: VisibleGpu
 
 
 class Nvml:
@@ -43,7 +43,7 @@ class Nvml:
         """True if the package nvidia-ml-py is installed."""
         return self._pynvml is not None
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> GpuHandle | None:
         """Return the GPU with a torch name, or None if unknown.
 
         Searches by UUID: torch numbers GPUs differently if CUDA_VISIBLE_DEVICES hides or reorders
@@ -60,11 +60,11 @@ class Nvml:
             return None  # callers report the lack
         with self.unless_it_fails():
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            return Found(handle, Visible(nvml.nvmlDeviceGetIndex(handle), f"GPU-{uuid}"))
+            return GpuHandle(handle, VisibleGpu(nvml.nvmlDeviceGetIndex(handle), f"GPU-{uuid}"))
         with self.unless_it_fails():
             handle = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
             whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-            return Found(handle, Visible(nvml.nvmlDeviceGetIndex(whole), f"MIG-{uuid}"))
+            return GpuHandle(handle, VisibleGpu(nvml.nvmlDeviceGetIndex(whole), f"MIG-{uuid}"))
         return None
 
     def unless_it_fails(self) -> suppress:

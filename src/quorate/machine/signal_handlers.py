@@ -24,7 +24,7 @@ OF_PYTHON: Mapping[int, Any] = {
 }
 
 
-class _Handler(NamedTuple):
+class _InstalledHandler(NamedTuple):
     """A handler of quorate's, and the replaced handler."""
 
     number: int
@@ -32,7 +32,7 @@ class _Handler(NamedTuple):
     before: Any
 
 
-_handlers: list[_Handler] = []  # in the order of installation
+_handlers: list[_InstalledHandler] = []  # in the order of installation
 _in_forks: list[Callable[[], None]] = []  # called in a fork
 _mask = threading.local()  # per forking thread: the signal mask before the fork
 
@@ -53,7 +53,7 @@ def handle(number: int, handler: Any, before: Any = None) -> None:
     if now == handler:
         return
     signal.signal(number, handler)
-    _handlers.append(_Handler(number, handler, now if before is None else before))
+    _handlers.append(_InstalledHandler(number, handler, now if before is None else before))
 
 
 def put_back(handlers: Iterable[Any]) -> None:
@@ -93,7 +93,7 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Ignore a signal."""
 
 
-def _put_back(entry: _Handler) -> None:
+def _put_back(entry: _InstalledHandler) -> None:
     # None: a handler installed by C code, which Python cannot restore.
     if entry.before is not None and signal.getsignal(entry.number) == entry.handler:
         signal.signal(entry.number, entry.before)

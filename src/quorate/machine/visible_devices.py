@@ -45,7 +45,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Visible:
+class VisibleGpu:
     """The GPU, or slice, behind a name ``cuda:N``."""
 
     index: int  # nvidia-smi's
@@ -58,11 +58,11 @@ class Visible:
 class Selection(NamedTuple):
     """The GPUs selected by the variable."""
 
-    visible: tuple[Visible, ...]  # cuda:0, cuda:1, ...
+    visible: tuple[VisibleGpu, ...]  # cuda:0, cuda:1, ...
     remark: str | None  # why fewer GPUs are visible than the variable seems to say
 
 
-class _Entries(NamedTuple):
+class _ValidEntries(NamedTuple):
     """The entries before the first entry that is invalid on any machine."""
 
     valid: tuple[int | str, ...]
@@ -101,9 +101,9 @@ def why_none(value: str | None) -> str | None:
     return None if entries.valid else entries.remark
 
 
-def _entries(value: str) -> _Entries:
+def _entries(value: str) -> _ValidEntries:
     if not value.strip():
-        return _Entries((), "it is empty, which hides every GPU")
+        return _ValidEntries((), "it is empty, which hides every GPU")
     kind = next((prefix for prefix in ("GPU-", "MIG-") if value.startswith(prefix)), None)
     valid: list[int | str] = []
     for number, text in enumerate(value.split(","), start=1):
@@ -111,7 +111,7 @@ def _entries(value: str) -> _Entries:
         if kind is None:
             digits = re.match(r"\+?[0-9]+", text.strip())
             if digits is None:
-                return _Entries(tuple(valid), _ends(number, text, _no_index(text.strip())))
+                return _ValidEntries(tuple(valid), _ends(number, text, _no_index(text.strip())))
             entry = int(digits[0])
         elif text.startswith(kind):
             entry = text
@@ -119,11 +119,11 @@ def _entries(value: str) -> _Entries:
             why = f"does not begin with {kind}, as the first entry does"
             if text.strip().startswith(kind):
                 why = "has a blank before it"
-            return _Entries(tuple(valid), _ends(number, text, why))
+            return _ValidEntries(tuple(valid), _ends(number, text, why))
         if entry in valid:
-            return _Entries((), _twice(entry))
+            return _ValidEntries((), _twice(entry))
         valid.append(entry)
-    return _Entries(tuple(valid), None)
+    return _ValidEntries(tuple(valid), None)
 
 
 def _no_index(text: str) -> str:
@@ -150,13 +150,13 @@ def _sliced(gpus: Sequence[Gpu], remark: str | None) -> Selection:
         if gpu.slices:
             if len(gpus) > 1 or len(gpu.slices) > 1:
                 remark = f"GPU {gpu.index} is cut into slices: a process sees one, and nothing else"
-            return Selection((Visible(gpu.index, gpu.slices[0].uuid),), remark)
+            return Selection((VisibleGpu(gpu.index, gpu.slices[0].uuid),), remark)
     if cut := [gpu.index for gpu in gpus if gpu.is_cut]:
         remark = f"GPU {cut[0]} is to be cut into slices (MIG), and has none"
-    return Selection(tuple(Visible(g.index, g.uuid) for g in gpus if not g.is_cut), remark)
+    return Selection(tuple(VisibleGpu(g.index, g.uuid) for g in gpus if not g.is_cut), remark)
 
 
-def _slices(entries: _Entries, gpus: Sequence[Gpu]) -> Selection:
+def _slices(entries: _ValidEntries, gpus: Sequence[Gpu]) -> Selection:
     first = entries.valid[0]
     for gpu in gpus:
         for part in gpu.slices:
@@ -166,5 +166,5 @@ def _slices(entries: _Entries, gpus: Sequence[Gpu]) -> Selection:
                 remark = entries.remark
                 if len(entries.valid) > 1:
                     remark = "a process sees one slice: those after the first are hidden"
-                return Selection((Visible(gpu.index, part.uuid),), remark)
+                return Selection((VisibleGpu(gpu.index, part.uuid),), remark)
     return Selection((), _ends(1, first, "is none of the slices here"))

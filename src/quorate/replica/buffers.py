@@ -22,7 +22,7 @@ from quorate.machine.devices import has_float64
 from quorate.replica.torch_internals import buffers_of, copy_all, version
 
 
-class _Place(NamedTuple):
+class _BufferPlace(NamedTuple):
     """The place of a buffer."""
 
     label: str  # for messages
@@ -47,12 +47,12 @@ class Buffers:
     def __init__(self, model: torch.nn.Module, mutable_frozen: Collection[int] = ()) -> None:
         # Looked up anew at each use: a forward pass may replace the tensor of a buffer.
         places = [
-            _Place(f"{path}.{name}".lstrip("."), buffers_of(module), name)
+            _BufferPlace(f"{path}.{name}".lstrip("."), buffers_of(module), name)
             for path, module in model.named_modules()
             for name, _ in module.named_buffers(recurse=False)
         ]
         places += [
-            _Place(name, {name: parameter}, name)
+            _BufferPlace(name, {name: parameter}, name)
             for number, (name, parameter) in enumerate(model.named_parameters())
             if number in mutable_frozen
         ]
@@ -271,7 +271,7 @@ class _Part:
         places: the places of the buffers.
     """
 
-    def __init__(self, places: Sequence[_Place]) -> None:
+    def __init__(self, places: Sequence[_BufferPlace]) -> None:
         self.names = [place.label for place in places]
         self._places = places
         self._is_complex = any(place.tensor.is_complex() for place in places)

@@ -35,7 +35,7 @@ MOST_COMPILING = 64
 T = TypeVar("T")
 
 
-class Gate:
+class CompileGate:
     """A lock: many threads run compiled code, or one thread compiles, alone in the process."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Gate:
             self._changed.notify_all()
 
 
-gate = Gate()  # the compiler belongs to the process
+gate = CompileGate()  # the compiler belongs to the process
 
 
 # --- user code that compiles ----------------------------------------------------------------------
@@ -93,7 +93,7 @@ class _CompilesError(BaseException):
     """
 
 
-class _Shard(threading.local):
+class _ThreadShard(threading.local):
     """The state of the shard that the calling thread computes."""
 
     is_begun = False
@@ -101,7 +101,7 @@ class _Shard(threading.local):
     has_compiled = False
 
 
-_shard = _Shard()
+_shard = _ThreadShard()
 
 
 def _started(_: object) -> None:

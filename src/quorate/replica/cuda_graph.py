@@ -51,7 +51,7 @@ class CaptureError(UserError):
     """A recording that torch cannot end; afterwards the process cannot compute."""
 
 
-class Record(Protocol):
+class GraphRecord(Protocol):
     """The recording of graphs on a device."""
 
     device: torch.device
@@ -69,7 +69,7 @@ class Record(Protocol):
         """
 
 
-class _Graph(NamedTuple):
+class _ShardGraph(NamedTuple):
     batch: Any  # input memory
     step: Step  # output memory
     replay: Replay
@@ -86,12 +86,12 @@ class ShardGraphs:
     """
 
     def __init__(
-        self, record: Record, fixed_tensors: Callable[[], Sequence[torch.Tensor]], notes: Notes
+        self, record: GraphRecord, fixed_tensors: Callable[[], Sequence[torch.Tensor]], notes: Notes
     ) -> None:
         self._record = record
         self._fixed_tensors = fixed_tensors
         self._notes = notes
-        self._graphs: dict[object, _Graph | None] = {}
+        self._graphs: dict[object, _ShardGraph | None] = {}
 
     def run(
         self,
@@ -132,7 +132,7 @@ class ShardGraphs:
         owner: object,
         begin: Callable[[], None],
         step: Callable[[Any], Step],
-    ) -> _Graph | None:
+    ) -> _ShardGraph | None:
         device = self._record.device
         why = unfit(batch, device)
         if sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS:
@@ -154,7 +154,7 @@ class ShardGraphs:
                 if why is None:
                     begin()
                     made, replay = self._record(lambda: step(mapped(held, _itself)))
-                    return _Graph(held, made, replay, owner)
+                    return _ShardGraph(held, made, replay, owner)
             except CaptureError:
                 raise
             except Exception as error:  # user code: without a graph, it works or raises again
@@ -258,7 +258,7 @@ class CudaRecord:
         return made, None
 
     def __call__(self, step: Callable[[], Step]) -> tuple[Step, Replay]:
-        """Record a step: see ``Record``."""
+        """Record a step: see ``GraphRecord``."""
         with torch.cuda.device(self.device):
             if self._side is None:
                 self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -28,17 +28,17 @@ from quorate.errors import LossError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.beside.at import NOWHERE, at_of
 from quorate.replica.beside.shared import are_any
-from quorate.replica.beside.view import View
+from quorate.replica.beside.view import ValuesView
 from quorate.replica.loss_terms import LOSS, Denominators, Scales, combined
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import NONE, Counts, Wanted, counts
 
-__all__ = ["NONE", "Called", "Loss", "LossResult", "Wanted", "read"]
+__all__ = ["NONE", "Loss", "LossCall", "LossResult", "Wanted", "read"]
 
 Loss = Callable[..., Any]  # (model, batch), or (model, batch, at)
 
 
-class Called:
+class LossCall:
     """The call of a loss function, with the values readable beside model and batch.
 
     Made once for all shards of a replica. All calls of a loss function are made here.
@@ -53,7 +53,7 @@ class Called:
         self, loss: Loss, device: torch.device, begin_phase: Callable[[str | None], None]
     ) -> None:
         self._begin_phase = begin_phase
-        self.shared = View(device)  # the shard's view of ``Shared`` values
+        self.shared = ValuesView(device)  # the shard's view of ``Shared`` values
         self.at = NOWHERE  # the position of the next shard
         self.asks_for_at = asks_for_at(loss)
         self.reads_numbers = self.asks_for_at or are_any()  # numbers that may differ between shards

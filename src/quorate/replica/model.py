@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from quorate.replica.flat import Flat
-from quorate.replica.spread import Scattered
+from quorate.replica.spread import SplitFlat
 from quorate.replica.torch_internals import buffers_of
 
 MOST_KEPT = 1 << 23
@@ -29,7 +29,7 @@ def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if not p.requires_grad}
 
 
-class Modes:
+class ModuleModes:
     """A model's training and evaluation mode, set as in a plain loop.
 
     ``train()`` is called if a module overrides the method, for example to keep parts of the model
@@ -76,7 +76,7 @@ def settle(model: torch.nn.Module) -> None:
     The method may freeze parameters, so it has to be called before parameters are counted.
     """
     if any(_overrides(module) for module in model.modules()):
-        Modes(model)
+        ModuleModes(model)
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(marks.as_strided(other.shape, other.stride(), second // size).any())
 
 
-def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | Scattered) -> None:
+def bind(parameters: Mapping[str, torch.nn.Parameter], flat: Flat | SplitFlat) -> None:
     """Make parameters views of the flat vectors."""
     for name, parameter in parameters.items():
         parameter.data = flat.views[name]

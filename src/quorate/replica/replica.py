@@ -25,17 +25,17 @@ from quorate.replica.computing import Computing
 from quorate.replica.cuda_graph import CudaRecord, ShardGraphs, Step, forward_backward, has_graphs
 from quorate.replica.device_generators import AloneOn, reseed_devices
 from quorate.replica.flat import Flat
-from quorate.replica.loss import NONE, Called, Loss, LossResult, Wanted
+from quorate.replica.loss import NONE, Loss, LossCall, LossResult, Wanted
 from quorate.replica.loss_terms import Scales
-from quorate.replica.model import Modes, bind, laid_out, take_grads
+from quorate.replica.model import ModuleModes, bind, laid_out, take_grads
 from quorate.replica.notes import Notes
-from quorate.replica.phases.turn import Turn
+from quorate.replica.phases.turn import CurrentPhase
 from quorate.replica.placement.placement import Placement
 from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, derive, overflows
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.shared.alone import Alone
+from quorate.replica.shared.alone import ShardTurns
 from quorate.replica.shared.copies import copy_of
-from quorate.replica.spread import Spread, working_copy
+from quorate.replica.spread import DeviceSpread, working_copy
 from quorate.replica.streams import Seed, Stream
 from quorate.replica.torch_internals import compiler_is_in_use
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
@@ -62,7 +62,7 @@ class Replica:
         parameters: the trainable parameters of the model. A replica on the same device reads them
             in place: they change only while no replica computes.
         mutable_frozen: see ``Buffers``.
-        written: names of trained parameters written by the forward pass; see ``Writes``.
+        written: names of trained parameters written by the forward pass; see ``ParameterWrites``.
         own: whether the replica is the model's only user, and needs no copy.
         set_buffers: sets the coordinator's values in buffers, before every shard. Default: copies
             the coordinator's present buffers; with ``own``, their values at construction.
@@ -79,7 +79,7 @@ class Replica:
         parameters: Flat,
         group: Group,
         *,
-        spread: Spread | None = None,
+        spread: DeviceSpread | None = None,
         mutable_frozen: Collection[int] = (),
         written: Collection[str] = (),
         own: bool = False,
@@ -96,7 +96,7 @@ class Replica:
         self._gathers_on = self.device if spread is None else torch.device("cpu")  # of gradients
         self.plain_loss = loss
         # Receives the position of each shard from the loading code.
-        self.called = Called(loss, self.device, self._begin_phase)
+        self.called = LossCall(loss, self.device, self._begin_phase)
         self._totals = totals
         self._computing, self._notes = computing, notes
         self._layout = parameters.layout.gradients
@@ -116,12 +116,12 @@ class Replica:
         self._trainable = laid_out(self.model, parameters.layout.sections)
         bind(self._trainable, self._flat)
         wrap = partial(Compiled, threads=torch.get_num_threads()) if computing.compile else None
-        self._turn = Turn(loss, self._trainable, wrap)
+        self._turn = CurrentPhase(loss, self._trainable, wrap)
         self._loss = self._turn.loss(None)
-        self._modes = Modes(self.model)
+        self._modes = ModuleModes(self.model)
         is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())
         named = computing.deterministic
-        self.alone = Alone(turns, notes, named=named, scripted=is_scripted)
+        self.alone = ShardTurns(turns, notes, named=named, scripted=is_scripted)
         self._buffers = Buffers(self.model, mutable_frozen)
         self._is_on_host = all(device.type == "cpu" for device in group)
         self._set_buffers = set_buffers or copier(Buffers(model, mutable_frozen), snapshot=own)

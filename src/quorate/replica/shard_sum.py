@@ -17,11 +17,11 @@ from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Denominators
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import Counts, add
-from quorate.replica.whole_batch.represented import Represented
+from quorate.replica.whole_batch.represented import Representations
 from quorate.replica.witness import writes
 
 
-class Share(NamedTuple):
+class ShardShare(NamedTuple):
     """A shard's contribution and worker: for people, not for sums."""
 
     shard: int
@@ -39,11 +39,11 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
     buffers: torch.Tensor | None = None  # sums of ``Buffers.change``, float64
     integer_buffers: torch.Tensor | None = None  # (other buffers,) bytes of the leftmost shard
     missing: frozenset[str] | None = None  # parameters without gradient in any shard of weight > 0
-    shares: list[Share] = []  # of all shards in the sum
+    shares: list[ShardShare] = []  # of all shards in the sum
     totals: Counts = {}
     written: Flat | None = None  # parameters written by forward, see ``writes``
     # Of each shard, in order, for a loss over the whole batch.
-    represented: list[Represented] = []
+    represented: list[Representations] = []
     outputs: list[Piece] = []  # by row, of all shards in the sum
     # Of terms and metrics with weights of their own; None: ``weight`` divides all sums.
     denominators: Denominators | None = None
@@ -88,7 +88,7 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
 
     def computed_by(self, worker: int, shard: int) -> ShardSum:
         """Note the worker of a shard in this sum, and return the sum."""
-        self.shares = [Share(shard, worker, self.metrics["loss"], self.weight)]
+        self.shares = [ShardShare(shard, worker, self.metrics["loss"], self.weight)]
         return self
 
     def add(self, right: ShardSum) -> ShardSum:

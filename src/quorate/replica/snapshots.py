@@ -18,7 +18,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
 
 
-class Vectors(NamedTuple):
+class VectorSet(NamedTuple):
     """A value for every parameter (itself, or its gradient), and for every buffer."""
 
     flat: Flat
@@ -44,7 +44,7 @@ class Vectors(NamedTuple):
 class Snapshot(NamedTuple):
     """The parameters and buffers after one update."""
 
-    values: Vectors
+    values: VectorSet
     number: int  # of its slot
     version: int  # counts snapshots; unique
 
@@ -61,7 +61,7 @@ class Snapshots:
     """
 
     def __init__(
-        self, parameters: Flat | None, buffers: Buffers, slots: Mapping[int, Vectors]
+        self, parameters: Flat | None, buffers: Buffers, slots: Mapping[int, VectorSet]
     ) -> None:
         self._parameters = parameters
         self._buffers = buffers
@@ -104,7 +104,7 @@ def new_snapshots(parameters: Flat, buffers: Buffers, workers: int) -> Snapshots
     none = torch.empty(0)
     floats, integer_buffers = buffers.values(), buffers.integer_buffers()
     slots = {
-        number: Vectors(
+        number: VectorSet(
             parameters.layout.new(parameters.device),
             none if floats is None else torch.empty_like(floats),
             none if integer_buffers is None else torch.empty_like(integer_buffers),

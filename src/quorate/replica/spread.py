@@ -22,7 +22,7 @@ from quorate.replica.flat import Flat, Layout
 from quorate.replica.torch_internals import replace_tensors
 
 
-class Spread:
+class DeviceSpread:
     """The places of a model's tensors, as numbers of a replica's devices.
 
     Args:
@@ -50,7 +50,7 @@ class Spread:
         self._number = {name: first.index(tensor.device) for name, tensor in tensors.items()}
 
     @classmethod
-    def of(cls, numbers: Mapping[str, int]) -> Spread:
+    def of(cls, numbers: Mapping[str, int]) -> DeviceSpread:
         """Return the places of a model's tensors from device numbers by name."""
         spread = cls.__new__(cls)
         spread._number = dict(numbers)
@@ -62,9 +62,9 @@ class Spread:
         devices = {id(tensor): group[self._number[name]] for name, tensor in tensors}
         replace_tensors(model, lambda tensor: tensor.to(devices.get(id(tensor), tensor.device)))
 
-    def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:
+    def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> SplitFlat:
         """Return zeroed tensors like the given ones, each on its part's device."""
-        return Scattered(
+        return SplitFlat(
             [
                 Layout((n, t) for n, t in tensors.items() if self._number[n] == number).new(device)
                 for number, device in enumerate(group)
@@ -73,7 +73,7 @@ class Spread:
         )
 
 
-class Scattered:
+class SplitFlat:
     """Flat vectors on several devices, with a view per tensor."""
 
     def __init__(self, flats: Sequence[Flat], order: Sequence[str]) -> None:
@@ -91,8 +91,8 @@ def working_copy(
     trained: Mapping[str, torch.Tensor],
     lowered: Sequence[tuple[str, torch.Tensor]] | None,
     group: Group,
-    spread: Spread | None,
-) -> Flat | Scattered:
+    spread: DeviceSpread | None,
+) -> Flat | SplitFlat:
     """Return the parameters that a replica computes with: the masters themselves, if possible.
 
     Args:
@@ -104,7 +104,7 @@ def working_copy(
     """
     if lowered is None and spread is None and parameters.device == group[0]:
         return parameters
-    working: Flat | Scattered
+    working: Flat | SplitFlat
     if spread is not None:
         working = spread.working(dict(lowered or trained), group)
     else:

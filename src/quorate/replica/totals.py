@@ -16,12 +16,12 @@ import torch
 
 from quorate.errors import LossError, SettingError
 from quorate.replica.outputs.collect import Collect
-from quorate.replica.outputs.metric import Metric, is_metric
+from quorate.replica.outputs.metric import UserMetric, is_metric
 
 Finish = Callable[[torch.Tensor], Any]  # from a total to a number, or to numbers by name
 Counts = dict[str, torch.Tensor]  # by name; int64, on the host
 # By name: the collecting object for evaluations; None for counts.
-Wanted = Mapping[str, Collect | Metric | None]
+Wanted = Mapping[str, Collect | UserMetric | None]
 NONE: Wanted = MappingProxyType({})
 
 # The dtypes within int64. Not bool: the sum of a mask has to be returned instead.
@@ -47,7 +47,7 @@ class Totals:
         if not isinstance(listed, Mapping):
             expected = "a dict from names to functions"
             raise SettingError("totals", type(listed).__name__, expected, 'as {"confusion": iou}')
-        self.kept: dict[str, Collect | Metric] = {}
+        self.kept: dict[str, Collect | UserMetric] = {}
         for name, function in listed.items():
             if not isinstance(name, str) or name in ("", "loss", "weight"):
                 expected = "the name of a metric other than loss and weight"
@@ -55,7 +55,7 @@ class Totals:
             if isinstance(function, Collect):
                 self.kept[name] = function
             elif is_metric(function):
-                self.kept[name] = Metric(name, function)
+                self.kept[name] = UserMetric(name, function)
             elif not callable(function):
                 expected = "a function from the total, an int64 tensor, to a number or a dict"
                 got = type(function).__name__

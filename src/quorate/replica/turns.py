@@ -53,7 +53,7 @@ class Turns:
         self.may_draw: str | None = None
         self._first = True
         self._is_said = False
-        self._beside = _Beside() if side_by_side else None
+        self._beside = _OutsideRuns() if side_by_side else None
 
     def require(self, reason: str) -> None:
         """Take turns from now on: the code is known to use objects that a process has once."""
@@ -153,7 +153,7 @@ class Turns:
                 switches.restore(stand)
 
 
-class _Beside:
+class _OutsideRuns:
     """The runs outside of turns in progress; inside ``held_up`` there are none."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class _Beside:
         self._held_up = 0
         self.stand: switches.Settings | None = None  # of the switches, before the first run
 
-    def __enter__(self) -> _Seen | None:
+    def __enter__(self) -> _ProcessState | None:
         """Return the observation at the beginning, if no other run was in progress."""
         seen = None
         with self._lock:
@@ -196,7 +196,7 @@ class _Beside:
                 self._changed.notify_all()
 
 
-class _Seen(NamedTuple):
+class _ProcessState(NamedTuple):
     """An observation of the objects that a process has once."""
 
     drawn: generators.Mark
@@ -204,7 +204,7 @@ class _Seen(NamedTuple):
     disturbed: int
 
 
-class _Turn:
+class _ProcessTurn:
     """The turn on objects that a process has once: a single object, like them."""
 
     def __init__(self) -> None:
@@ -220,15 +220,15 @@ class _Turn:
         self._active = 0  # turns in progress: they may be nested
         # The observation when the outermost of them began.
         self._at_rest: tuple[generators.Mark, switches.Settings] = ((), ())
-        self._known: tuple[generators.Mark, generators.States] | None = None
+        self._known: tuple[generators.Mark, generators.GeneratorStates] | None = None
 
-    def look(self) -> _Seen:
+    def look(self) -> _ProcessState:
         """Return an observation that changes with draws and switches outside of turns."""
         while True:
             begun = self._begun
             found = self._at_rest if self._active else (generators.mark(), switches.settings())
             if self._begun == begun:  # otherwise a turn began meanwhile
-                return _Seen(*found, self.disturbed)
+                return _ProcessState(*found, self.disturbed)
 
     def shared_mark(self) -> generators.Mark:
         """Return a mark that changes with draws from Python or NumPy generators without a turn."""
@@ -250,7 +250,7 @@ class _Turn:
         finally:
             self._active -= 1
 
-    def states(self) -> generators.States:
+    def states(self) -> generators.GeneratorStates:
         """Return the states of the generators; the lock must be held."""
         mark = generators.mark()
         if self._known is None or self._known[0] != mark:
@@ -258,7 +258,7 @@ class _Turn:
         return self._known[1]
 
 
-_turn = _Turn()
+_turn = _ProcessTurn()
 
 
 def drawn_outside() -> object:

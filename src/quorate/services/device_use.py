@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from quorate.engines.worker_status import WorkerStatus
-from quorate.machine.gpu_identity import Found, Nvml
+from quorate.machine.gpu_identity import GpuHandle, Nvml
 
 
 class DeviceUse(NamedTuple):
@@ -140,7 +140,7 @@ class _Gpus:
 
     def __init__(self) -> None:
         self._nvml = Nvml()
-        self._gpus: dict[str, Found | None] = {}  # by torch's name
+        self._gpus: dict[str, GpuHandle | None] = {}  # by torch's name
 
     def use(self, nothing: DeviceUse) -> DeviceUse:
         """Return the use of a GPU. Each value may be None on its own."""

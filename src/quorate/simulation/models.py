@@ -203,9 +203,9 @@ class SharedCores:
     def __init__(self, hosts: Sequence[int], cores: Cores, beside: int = 0) -> None:
         self._host_of = hosts
         self._cores, self._beside = cores, beside
-        self._hosts = [_Host() for _ in range(max(hosts, default=0) + 1)]
+        self._hosts = [_SimulatedHost() for _ in range(max(hosts, default=0) + 1)]
         # The end of the first job of each host, void once a job of the host begins or ends.
-        self._ends: EventQueue[_Host] = EventQueue()
+        self._ends: EventQueue[_SimulatedHost] = EventQueue()
 
     def begin(self, now: float, job: int, seconds: float) -> None:
         """Begin a job: a worker's number, or ``COORDINATOR``."""
@@ -240,19 +240,19 @@ class SharedCores:
         self._look_ahead(host)
         return at, job
 
-    def _of(self, job: int) -> _Host:
+    def _of(self, job: int) -> _SimulatedHost:
         return self._hosts[0 if job == COORDINATOR else self._host_of[job]]
 
-    def _settle(self, host: _Host, now: float) -> None:
+    def _settle(self, host: _SimulatedHost, now: float) -> None:
         """Record the work up to ``now``."""
         if host.jobs:
             host.ends.now += max(0.0, now - host.at) / self._slowdown(host)
         host.at = max(host.at, now)
 
-    def _slowdown(self, host: _Host) -> float:
+    def _slowdown(self, host: _SimulatedHost) -> float:
         return self._cores.slowdown(len(host.jobs) * self._cores.threads + self._beside)
 
-    def _look_ahead(self, host: _Host) -> None:
+    def _look_ahead(self, host: _SimulatedHost) -> None:
         """Find the next end on a host whose jobs have changed."""
         host.version = version = host.version + 1
         if (tag := host.ends.next_at) < inf:
@@ -261,7 +261,7 @@ class SharedCores:
 
 
 @dataclass(eq=False, slots=True)
-class _Host:
+class _SimulatedHost:
     """The jobs of a host."""
 
     at: float = 0.0  # ``ends.now`` is as of this time

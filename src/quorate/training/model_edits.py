@@ -26,15 +26,15 @@ import torch
 from quorate.engines.job import Original
 from quorate.engines.model_changes import ModelChanges, Simple, plain
 from quorate.errors import CheckpointError, UserError
-from quorate.replica.beside.values import Newest
+from quorate.replica.beside.values import NewestValues
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Flat
 from quorate.replica.notes import Notes
 from quorate.replica.torch_internals import version
 from quorate.replica.turns import disturbances, drawn_outside
-from quorate.replica.witness.attributes import Attributes
+from quorate.replica.witness.attributes import AttributeObjects
 from quorate.replica.witness.guard import bit_sum
-from quorate.replica.witness.structure import Tables, built
+from quorate.replica.witness.structure import ModuleTables, built
 from quorate.training.optimizing.homes import Home, bring_home, left
 
 # Attributes of every module: hooks, tables, and the mode, which replicas set themselves.
@@ -81,7 +81,7 @@ class ModelEdits:
         notes: Notes,
     ) -> None:
         self.model_changes = ModelChanges()
-        self._shared_values = Newest()
+        self._shared_values = NewestValues()
         self._model = model
         self._notes = notes
         self._refusal: UserError | None = None
@@ -115,7 +115,7 @@ class ModelEdits:
         }
         self._known_attributes: dict[str, dict[str, Any]] = {}
         self._known_objects: dict[str, dict[str, Any]] = {}
-        self._attribute_watch = Attributes(
+        self._attribute_watch = AttributeObjects(
             [module for _, module in self._modules], but=_MODULE_ATTRIBUTES
         )
         self.set_baseline()
@@ -193,7 +193,7 @@ class ModelEdits:
         self._attribute_watch.forget()  # also deleted attributes
         self.ignore_attributes()
         self._built = [built(module) for _, module in self._modules]
-        self._tables = Tables(self._modules)
+        self._tables = ModuleTables(self._modules)
         self._outline = self._tables.outline()
 
     def ignore_attributes(self) -> None:

@@ -9,7 +9,7 @@ from quorate.coordination.plan import abridged
 from quorate.engines.job import shard_seed
 from quorate.errors import NotFiniteError
 from quorate.replica.model import unchanged
-from quorate.replica.shard_sum import Share
+from quorate.replica.shard_sum import ShardShare
 from quorate.replica.streams import Stream
 from quorate.training.optimizing.not_finite import is_finite
 from quorate.training.optimizing.update import UpdateResult
@@ -59,7 +59,7 @@ def _explained(loop: TrainingLoop, step: int, applied: UpdateResult) -> str:
     return f"{what} is not finite in step {step}: {where}"
 
 
-def _guilty(loop: TrainingLoop, step: int, shares: Sequence[Share]) -> Iterator[Share]:
+def _guilty(loop: TrainingLoop, step: int, shares: Sequence[ShardShare]) -> Iterator[ShardShare]:
     """Yield the shards whose own gradient is not finite, at the parameters of the step."""
     if len(shares) == 1:
         yield shares[0]

@@ -11,7 +11,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.coordination.run_event import NOTE, WARNING, RunEvent
-from quorate.engines.stages.new_replica import Replica, Split, Spread, new_replica, parts_of
+from quorate.engines.stages.new_replica import DeviceSpread, Replica, Split, new_replica, parts_of
 from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
 from quorate.replica import host_draws, precision
@@ -22,9 +22,9 @@ from quorate.replica.deterministic import are_any_nvidia, fix_workspace
 from quorate.replica.kernels import choice
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
-from quorate.replica.shared.containers import Contents
+from quorate.replica.shared.containers import SharedContents
 from quorate.replica.shared.copies import refused
-from quorate.replica.shared.sharing import Sharing, rows_use
+from quorate.replica.shared.sharing import SharingFindings, rows_use
 from quorate.replica.totals import Totals
 from quorate.replica.turns import Turns
 from quorate.replica.witness.stray_writes import StrayWrites
@@ -69,18 +69,18 @@ class ReplicaFactory:
         host_draws.check(self.computing)
         self.totals = Totals(config.totals)
         self.notes = Notes()
-        self.spread: Spread | Split | None = None
+        self.spread: DeviceSpread | Split | None = None
         self._config = config
         self._groups = groups
         self._turns = Turns(side_by_side=True)
-        self._sharing: Sharing | None = None
+        self._sharing: SharingFindings | None = None
         self._obstacle: str | None = None
         if self.computing.deterministic and (why := fix_workspace(devices)) is not None:
             self.notes.doubt(why)
 
     def obstacle(self, model: torch.nn.Module) -> str | None:
         """Inspect model and loss function; return why towers cannot copy them, None if they can."""
-        self._sharing = Sharing(model, self._config.loss)
+        self._sharing = SharingFindings(model, self._config.loss)
         self._sharing.tell(self._turns)
         self._obstacle = self._sharing.obstacle
         return self._obstacle
@@ -109,9 +109,9 @@ class ReplicaFactory:
         number, compiled = len(self._groups) if towers else 0, self.computing.compile
         return self._sharing.watching(self._turns, towers=number, compiled=compiled)
 
-    def contents(self) -> Contents:
+    def contents(self) -> SharedContents:
         """Return the present content of all containers shared by code."""
-        return Contents(()) if self._sharing is None else self._sharing.contents()
+        return SharedContents(()) if self._sharing is None else self._sharing.contents()
 
     def stray_writes(self, state: State) -> StrayWrites:
         """Return the watcher of parameters between updates."""

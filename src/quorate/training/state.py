@@ -33,7 +33,7 @@ class State:
         model: the user's model; its trainable parameters become views of flat vectors on
             ``device``.
         mutable_frozen: see ``Buffers``.
-        written: names of trained parameters written by the forward pass; see ``Writes``.
+        written: names of trained parameters written by the forward pass; see ``ParameterWrites``.
         by_rows: names of parameters whose gradient is kept by rows.
         shared: whether other processes map the vectors; ``device`` must be the CPU.
         optimize: how the updates of each phase are made; see ``Phases``.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 
-from quorate.replica.witness.kept import Attribute, kept_in
+from quorate.replica.witness.kept import ObjectAttribute, kept_in
 from quorate.training.callbacks import Callback, defines
 from quorate.training.optimizing.attributes import optimizers
 from quorate.training.state import State
@@ -32,7 +32,7 @@ class UnsavedAttributes:
         self._state = state
         self._begun = [clock() for clock in _CLOCKS]
         self._updates = 0
-        self._known: Mapping[str, Attribute] = {}
+        self._known: Mapping[str, ObjectAttribute] = {}
 
     def updated(self, *, is_last: bool) -> None:
         """Compare attributes after an update, when all callbacks have been called.
@@ -43,7 +43,7 @@ class UnsavedAttributes:
         self._updates += 1
         if not self._callbacks or not (self._updates & (self._updates - 1) == 0 or is_last):
             return
-        now: dict[str, Attribute] = {}
+        now: dict[str, ObjectAttribute] = {}
         for callback in self._callbacks:
             kind = type(callback).__name__
             attributes = {

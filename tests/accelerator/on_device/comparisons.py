@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quorate
-from quorate.replica.beside.values import Newest
-from quorate.replica.pipeline.buffers import Restored
+from quorate.replica.beside.values import NewestValues
+from quorate.replica.pipeline.buffers import BufferSetter
 
 
 class Copied(TorchDispatchMode):
@@ -26,7 +26,7 @@ class Copied(TorchDispatchMode):
 def test_buffers_of_a_stage_are_compared_with_one_wait() -> None:
     model = nn.Sequential(*(nn.BatchNorm1d(8) for _ in range(4))).to("sim:0")
     values = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    restored = Restored(model, values)
+    restored = BufferSetter(model, values)
     in_step = torch.sim.calls()[1]
     restored()
     assert torch.sim.calls()[1] == in_step
@@ -39,7 +39,7 @@ def test_buffers_of_a_stage_are_compared_with_one_wait() -> None:
 def test_tensors_are_compared_where_they_lie() -> None:
     bank, other = torch.zeros(1000, device="sim:0"), torch.zeros(1000, device="sim:1")
     shared = quorate.Shared("teacher", bank=bank, other=other, scale=torch.zeros(3))
-    newest = Newest()
+    newest = NewestValues()
     first = newest.look()
     with Copied() as copied:
         assert newest.look() is first

@@ -9,7 +9,7 @@ from support.messages import expect_error
 from torch import nn
 
 from quorate.errors import CutError
-from quorate.replica.pipeline.balance import NEARLY, Pieces, balanced, memory, pieces
+from quorate.replica.pipeline.balance import NEARLY, ModelPieces, balanced, memory, pieces
 from quorate.replica.pipeline.measure import Cost
 from quorate.replica.pipeline.partition import partition
 
@@ -49,7 +49,7 @@ def test_the_costliest_run_is_the_least_of_all_partitions_in_the_bound(
 def test_a_model_of_equal_layers_is_cut_in_the_middle() -> None:
     piece = Cost(1.0, 2.0, 100, 100, 10, 5)
     names = tuple("bcdefgh")
-    found = Pieces(names, (piece,) * 8)
+    found = ModelPieces(names, (piece,) * 8)
     assert found.balanced(2) == ("e",)
     assert found.balanced(4) == ("c", "e", "g")
     assert found.balanced(9) is None
@@ -66,7 +66,7 @@ def test_a_model_of_equal_layers_is_cut_in_the_middle() -> None:
 )
 def test_of_cuts_nearly_as_fast_the_lightest(pairs: list[tuple[int, int]], stages: int) -> None:
     costs = tuple(Cost(seconds, 0.0, nbytes, nbytes // 2, 7, 3) for seconds, nbytes in pairs)
-    found = Pieces(tuple(f"part{n}" for n in range(1, len(pairs))), costs)
+    found = ModelPieces(tuple(f"part{n}" for n in range(1, len(pairs))), costs)
 
     def of(split: tuple[str, ...]) -> tuple[float, float]:
         runs = found.runs(split)

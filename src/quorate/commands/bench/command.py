@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quorate.commands.bench.contenders import Contender
     from quorate.commands.bench.measured import Measured
     from quorate.commands.bench.results import Proof, Result
-    from quorate.commands.bench.runs import Program
+    from quorate.commands.bench.runs import BenchProgram
 
 REPEATS, SECONDS, OUT = 3, 8.0, "bench"
 
@@ -108,7 +108,7 @@ def command(
     from quorate.commands.bench import contenders
     from quorate.commands.bench.conclusion import conclusion
     from quorate.commands.bench.results import proof, results
-    from quorate.commands.bench.runs import Program
+    from quorate.commands.bench.runs import BenchProgram
     from quorate.commands.bench.table import below, table
     from quorate.commands.child_run import ended_by_sigterm
     from quorate.settings import directory, real, whole
@@ -121,7 +121,7 @@ def command(
     assert folder is not None
     numbers = [] if workers is None else contenders.counts(workers)
     compared = contenders.contenders(devices, numbers)
-    program = Program(script, module, arguments, given(settings), seconds)
+    program = BenchProgram(script, module, arguments, given(settings), seconds)
     # 2. Make the runs.
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "failed.log"
@@ -151,7 +151,7 @@ def command(
 
 
 def _measured(
-    program: Program,
+    program: BenchProgram,
     order: Sequence[Sequence[Contender]],
     shards: int | None,
     log: Path,
@@ -182,7 +182,7 @@ def _measured(
 
 
 def _costs(
-    program: Program, measured: dict[Contender, list[Measured]], log: Path, *, as_json: bool
+    program: BenchProgram, measured: dict[Contender, list[Measured]], log: Path, *, as_json: bool
 ) -> dict[str, Any]:
     """Measure the costs that a plan needs, with the fewest workers."""
     from quorate.commands.bench.costs import costs
@@ -194,7 +194,7 @@ def _costs(
 
 
 def _write(
-    program: Program,
+    program: BenchProgram,
     results: Sequence[Result],
     same: Proof | None,
     folder: Path,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from quorate.commands.bench.contenders import Contender
 from quorate.commands.bench.measured import Measured
-from quorate.commands.bench.runs import Program, run
+from quorate.commands.bench.runs import BenchProgram, run
 from quorate.coordination.rules import parse
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints import files
@@ -30,7 +30,7 @@ MOST_COPIES = 8
 SAVE_EVERY_S = 1.0
 
 
-class Saves(NamedTuple):
+class SaveCosts(NamedTuple):
     """The effect of saves on a run."""
 
     every_s: float  # mean interval between two saves
@@ -38,7 +38,7 @@ class Saves(NamedTuple):
 
 
 def costs(
-    program: Program,
+    program: BenchProgram,
     contender: Contender,
     shards: int,
     base: Sequence[Measured],
@@ -76,7 +76,7 @@ def costs(
         found["by_shard"] = {"runs": [asdict(measured)], "examples_per_s": rows_per_s}
     # 3. Checkpoints, and a lost worker.
     say("costs: a checkpoint each second, and a worker that is killed")
-    seen: list[Saves] = []
+    seen: list[SaveCosts] = []
 
     def look(run_dir: Path) -> None:
         with suppress(OSError, CheckpointError):
@@ -103,7 +103,7 @@ def shard_s(measured: Measured) -> float:
     return work_s / max(1, sum(worker.shards for worker in measured.workers))
 
 
-def saves_in(run_dir: Path) -> list[Saves]:
+def saves_in(run_dir: Path) -> list[SaveCosts]:
     """Return the intervals of a run's saves, from its kept checkpoints; empty for fewer than three.
 
     Raises:
@@ -115,11 +115,11 @@ def saves_in(run_dir: Path) -> list[Saves]:
         took_s.append(max(0.0, (path / files.MARKER).stat().st_mtime - begun_s[-1]))
     # Without the last checkpoint: it may be the save at the end, outside of the rhythm.
     between_s = [after - before for before, after in pairwise(begun_s[:-1])]
-    return [Saves(fmean(between_s), median(took_s))] if between_s else []
+    return [SaveCosts(fmean(between_s), median(took_s))] if between_s else []
 
 
 def _at_once(
-    copies: int, program: Program, contender: Contender, shards: int, log: Path
+    copies: int, program: BenchProgram, contender: Contender, shards: int, log: Path
 ) -> list[Measured]:
     """Run a script several times at once. One failure, or an interrupt, ends all copies."""
     stopped = threading.Event()

@@ -51,7 +51,7 @@ def profiling(file: Path, seconds: float, *, kills: bool = False) -> Observe:
     """
 
     def observe(transport: Transport, state: State, facts: Mapping[str, Any]) -> Transport:
-        return Profiled(transport, Clock(transport, state, facts, file, seconds, kills=kills))
+        return Profiled(transport, LoopClock(transport, state, facts, file, seconds, kills=kills))
 
     return observe
 
@@ -59,7 +59,7 @@ def profiling(file: Path, seconds: float, *, kills: bool = False) -> Observe:
 class Profiled(WrappedTransport):
     """A transport that times its jobs."""
 
-    def __init__(self, inner: Transport, clock: Clock) -> None:
+    def __init__(self, inner: Transport, clock: LoopClock) -> None:
         super().__init__(inner)
         self._clock = clock
         # Stages overlap only shards that are assigned together.
@@ -80,7 +80,7 @@ class Profiled(WrappedTransport):
 class EvaluationChannel(WrappedChannel):
     """The channel of an evaluation, which is excluded from the time of steps."""
 
-    def __init__(self, inner: Channel, clock: Clock) -> None:
+    def __init__(self, inner: Channel, clock: LoopClock) -> None:
         super().__init__(inner)
         self._clock = clock
 
@@ -93,7 +93,7 @@ class EvaluationChannel(WrappedChannel):
 class TrainingChannel(WrappedChannel):
     """The channel of the training, which reports each update to the clock."""
 
-    def __init__(self, inner: Channel, clock: Clock) -> None:
+    def __init__(self, inner: Channel, clock: LoopClock) -> None:
         super().__init__(inner)
         self._clock = clock
 
@@ -139,7 +139,7 @@ class TrainingChannel(WrappedChannel):
             raise SystemExit(0)
 
 
-class Clock:
+class LoopClock:
     """The sums of the parts of a loop's time. One thread, the coordinator's.
 
     An update passes through these methods, in this order: ``collecting``, ``collected``,
@@ -184,8 +184,8 @@ class Clock:
         self._at = 0.0  # start of the current part
         self._is_held = False  # whether the caller holds a report
         self._evaluation: tuple[float, list[WorkerStatus]] | None = None  # time and status at start
-        self._begun: _Beginning | None = None  # set when the warm-up is over
-        self._spent = _Spent(status)
+        self._begun: _ClockStart | None = None  # set when the warm-up is over
+        self._spent = _ClockSums(status)
 
     def kept(self, step: int, shard: int) -> None:
         """Count the rows of a shard accepted for an update."""
@@ -242,10 +242,10 @@ class Clock:
             if is_warm and self._updates >= WARM_UP_UPDATES:
                 cpu = cpu_time()
                 status = self._transport.status()
-                self._spent = _Spent(status)
+                self._spent = _ClockSums(status)
                 if self.stages is not None:
                     self.stages.begin(self._state.global_step)
-                self._begun = _Beginning(self._updates, time.monotonic(), status, cpu)
+                self._begun = _ClockStart(self._updates, time.monotonic(), status, cpu)
         elif (
             now - self._begun.at - self._spent.paused_s >= self._seconds
             and self._spent.updates >= LEAST_UPDATES
@@ -338,7 +338,7 @@ class Clock:
         begun, spent = self._begun, self._spent
         workers = []
         for was, status in zip(begun.status, self._transport.status(), strict=True):
-            total, besides = _Account(), spent.not_training[status.number]
+            total, besides = _PhaseSums(), spent.not_training[status.number]
             total.add(was, status)
             seconds = {n: max(0.0, s - besides.seconds[n]) for n, s in total.seconds.items()}
             shards = total.shards - besides.shards
@@ -369,7 +369,7 @@ class Clock:
         )
 
 
-class _Beginning(NamedTuple):
+class _ClockStart(NamedTuple):
     """The start of the measured time."""
 
     updates: int  # before the measured time
@@ -378,7 +378,7 @@ class _Beginning(NamedTuple):
     cpu: CpuTime
 
 
-class _Account:
+class _PhaseSums:
     """The time of a worker by phase, summed over intervals."""
 
     def __init__(self) -> None:
@@ -391,7 +391,7 @@ class _Account:
         self.shards += after.shards - before.shards
 
 
-class _Spent:
+class _ClockSums:
     """The sums since the start of the measured time; names as in ``Measured``."""
 
     def __init__(self, workers: Sequence[WorkerStatus]) -> None:
@@ -399,4 +399,4 @@ class _Spent:
         self.rows = 0
         self.device_s = self.exchange_s = self.update_s = self.beside_s = self.evaluation_s = 0.0
         self.paused_s = 0.0  # in evaluations and digests
-        self.not_training = {worker.number: _Account() for worker in workers}  # the same, by worker
+        self.not_training = {worker.number: _PhaseSums() for worker in workers}  # by worker

@@ -15,7 +15,7 @@ from quorate.commands.child_run import NO_SAVES_S, child_run, last_error
 from quorate.errors import QuorateError, RunError, UserError
 
 
-class Program(NamedTuple):
+class BenchProgram(NamedTuple):
     """The program to run, apart from the contender."""
 
     script: str
@@ -26,7 +26,7 @@ class Program(NamedTuple):
 
 
 def run(
-    program: Program,
+    program: BenchProgram,
     contender: Contender,
     shards: int | None,
     log: Path,

@@ -41,7 +41,7 @@ def _ask() -> None:
     except Exception as error:  # the edge of a process: no library, no driver, no permission
         _say(error=str(error))
         return
-    ask = _Asked(nvml)
+    ask = _NvmlQueries(nvml)
     cuda = ask(nvml.nvmlSystemGetCudaDriverVersion_v2)
     _say(
         driver={
@@ -67,7 +67,7 @@ def _ask() -> None:
     ask(nvml.nvmlShutdown)
 
 
-class _Asked:
+class _NvmlQueries:
     """Calls that return None if the library refuses: not every GPU supports every query."""
 
     def __init__(self, nvml: Any) -> None:
@@ -80,7 +80,7 @@ class _Asked:
             return None
 
 
-def _gpu(nvml: Any, ask: _Asked, handle: Any) -> dict[str, Any]:
+def _gpu(nvml: Any, ask: _NvmlQueries, handle: Any) -> dict[str, Any]:
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
     mig = ask(nvml.nvmlDeviceGetMigMode, handle)
@@ -104,7 +104,7 @@ def _gpu(nvml: Any, ask: _Asked, handle: Any) -> dict[str, Any]:
     }
 
 
-def _slices(nvml: Any, ask: _Asked, handle: Any) -> list[dict[str, Any]]:
+def _slices(nvml: Any, ask: _NvmlQueries, handle: Any) -> list[dict[str, Any]]:
     slices = []
     for index in range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         part = ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
@@ -119,7 +119,7 @@ def _slices(nvml: Any, ask: _Asked, handle: Any) -> list[dict[str, Any]]:
     return slices
 
 
-def _link(nvml: Any, ask: _Asked, handle: Any, peer: Any) -> dict[str, Any]:
+def _link(nvml: Any, ask: _NvmlQueries, handle: Any, peer: Any) -> dict[str, Any]:
     nvlink = ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_NVLINK) == _P2P_OK
     read = ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)
     ancestor = ask(nvml.nvmlDeviceGetTopologyCommonAncestor, handle, peer)

@@ -15,7 +15,7 @@ from quorate.commands.doctor.limits import limits
 from quorate.commands.doctor.network import interfaces
 from quorate.machine.environment import device_environment
 from quorate.machine.host import host
-from quorate.machine.visible_devices import VARIABLE, Selection, Slice, Visible, select, why_none
+from quorate.machine.visible_devices import VARIABLE, Selection, Slice, VisibleGpu, select, why_none
 from quorate.machine.visible_devices import Gpu as Listed
 
 
@@ -84,7 +84,7 @@ def _accelerators(
     accelerators = []
     for number, answer in enumerate(asked.all("device")):
         uuids = [f"{kind}-{answer['uuid']}" for kind in ("GPU", "MIG")]
-        visible = next((Visible(indices[u], u) for u in uuids if u in indices), None)
+        visible = next((VisibleGpu(indices[u], u) for u in uuids if u in indices), None)
         is_listed = answer["device"].startswith("cuda") and number < len(selection.visible)
         if visible is None and answer["uuid"] is None and is_listed:
             visible = selection.visible[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quorate.machine.host import Host
-from quorate.machine.visible_devices import Selection, Slice, Visible
+from quorate.machine.visible_devices import Selection, Slice, VisibleGpu
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Accelerator:
     """A device visible to torch."""
 
     device: str  # "cuda:0"
-    visible: Visible | None  # the GPU behind the device
+    visible: VisibleGpu | None  # the GPU behind the device
     error: str | None  # why the device does not compute
 
 
@@ -80,7 +80,7 @@ class Torch:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """The limits of the system for a process."""
 
     segment_error: str | None  # why workers cannot have shared memory
@@ -94,7 +94,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Interface:
+class NetworkInterface:
     """An active network interface."""
 
     name: str
@@ -116,5 +116,5 @@ class Facts:
     torch: Torch
     accelerators: tuple[Accelerator, ...]
     host: Host
-    limits: Limits
-    interfaces: tuple[Interface, ...]
+    limits: ProcessLimits
+    interfaces: tuple[NetworkInterface, ...]

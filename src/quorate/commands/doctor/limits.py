@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 
-from quorate.commands.doctor.facts import Limits
+from quorate.commands.doctor.facts import ProcessLimits
 from quorate.errors import UserError
 from quorate.machine import descriptors
 from quorate.machine.shared_memory import MIB, Segment
@@ -15,11 +15,11 @@ from quorate.machine.shared_memory import MIB, Segment
 TRIED_BYTES = 64 * MIB
 
 
-def limits() -> Limits:
+def limits() -> ProcessLimits:
     """Return the limits. Creates a segment and a temporary file as tests, and removes both."""
     files = descriptors.limit()
     folder, error = _temporary()
-    return Limits(
+    return ProcessLimits(
         segment_error=_refusal(lambda: Segment(TRIED_BYTES)),
         files=files[0],
         files_most=files[1],

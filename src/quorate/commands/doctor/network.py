@@ -6,10 +6,10 @@ import socket
 
 import psutil
 
-from quorate.commands.doctor.facts import Interface
+from quorate.commands.doctor.facts import NetworkInterface
 
 
-def interfaces() -> tuple[Interface, ...]:
+def interfaces() -> tuple[NetworkInterface, ...]:
     """Return the active interfaces with an address; empty if the system does not report any."""
     listed = []
     try:
@@ -21,5 +21,5 @@ def interfaces() -> tuple[Interface, ...]:
         ips = [ip for ip in ips if not ip.startswith("fe80:")]  # link-local addresses need a zone
         if name in stats and stats[name].isup and ips:
             loopback = all(ip.startswith("127.") or ip == "::1" for ip in ips)
-            listed.append(Interface(name, tuple(ips), stats[name].speed or None, loopback))
+            listed.append(NetworkInterface(name, tuple(ips), stats[name].speed or None, loopback))
     return tuple(listed)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from quorate.commands.plan.assumptions import Assumptions
 from quorate.commands.plan.measurements import WORK, Measurement, read_bench
-from quorate.commands.plan.trace import Line, read_trace
+from quorate.commands.plan.trace import TracedUpdate, read_trace
 from quorate.coordination.rules import parse
 from quorate.errors import CheckpointError, DataError
 from quorate.machine.regular_file import exists
@@ -28,7 +28,7 @@ SAVE_EVERY_S = 600.0  # the default of RunDir(save_every_s=)
 OFF = 0.05  # share of a shard's time: a larger error is named as the cause of the rest
 
 
-class Figure(NamedTuple):
+class RunFigure(NamedTuple):
     """A figure of a run."""
 
     name: str
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
         return self.predicted / self.measured - 1 if self.measured else None
 
 
-class Observed(NamedTuple):
+class RunFigures(NamedTuple):
     """The figures in the lines of a run."""
 
     updates: int  # counted updates: no warm-up, none after an evaluation or a restart
@@ -114,7 +114,7 @@ def check(
     }
 
 
-def observed(lines: Sequence[Line], warm_up: int) -> Observed:
+def observed(lines: Sequence[TracedUpdate], warm_up: int) -> RunFigures:
     """Return the figures of a run.
 
     Args:
@@ -143,7 +143,7 @@ def observed(lines: Sequence[Line], warm_up: int) -> Observed:
     whole_s = sum(intervals_s)
     if intervals_s:
         lost_s = max(0.0, lost_s - restarts * median(intervals_s))
-    return Observed(
+    return RunFigures(
         updates=len(intervals_s),
         rows_per_s=rows / whole_s if whole_s else None,
         intervals_s=sorted(intervals_s),
@@ -157,7 +157,7 @@ def observed(lines: Sequence[Line], warm_up: int) -> Observed:
     )
 
 
-def _spent(lines: Sequence[Line]) -> tuple[list[float], float | None]:
+def _spent(lines: Sequence[TracedUpdate]) -> tuple[list[float], float | None]:
     """Return each worker's mean shard time, and the share of the time with a worker absent.
 
     Measured from the first to the last note of each process, so without the start of the process.
@@ -165,8 +165,8 @@ def _spent(lines: Sequence[Line]) -> tuple[list[float], float | None]:
     workers = lines[-1].workers
     begun, work_s = [0.0] * workers, [0.0] * workers
     starting_s = span_s = 0.0
-    first: Line | None = None
-    last: Line | None = None
+    first: TracedUpdate | None = None
+    last: TracedUpdate | None = None
     for line in [*lines, None]:
         if line is None or line.begun_at_s is not None:
             if first is not None and last is not None and first is not last:
@@ -201,7 +201,7 @@ def _facts(run_dir: Path) -> dict[str, Any]:
 def _source(
     run_dir: Path,
     bench: Path | None,
-    seen: Observed,
+    seen: RunFigures,
     facts: Mapping[str, Any],
     workers: int,
     assumptions: Assumptions,
@@ -246,7 +246,7 @@ def _source(
     return words, measured, Stragglers(steady=[s / mean_s for s in seen.shard_s])
 
 
-def _failures(told: Failures, seen: Observed) -> tuple[Failures, str]:
+def _failures(told: Failures, seen: RunFigures) -> tuple[Failures, str]:
     """Return the assumed failures: of the options, or else the run's own rate of restarts."""
     if not told.worker_mtbf_h == told.host_mtbf_h == inf:
         return told, ""
@@ -259,11 +259,11 @@ def _failures(told: Failures, seen: Observed) -> tuple[Failures, str]:
 
 def _figures(
     told: Prediction,
-    seen: Observed,
+    seen: RunFigures,
     measured: Measurement,
     failures: Failures,
-    lines: Sequence[Line],
-) -> list[Figure]:
+    lines: Sequence[TracedUpdate],
+) -> list[RunFigure]:
     """Return the figures to compare."""
     runs_again = told.run_mtbf_h != inf
     whys = {
@@ -292,19 +292,19 @@ def _figures(
     if workers_fail:  # workers were absent in the measured run, too
         running *= told.goodput_of_workers
     return [
-        Figure("a shard's work", measured.shard_s, mean_s, "s", whys["spent"]),
-        Figure("examples/s", running, seen.rows_per_s, "/s", whys["at"]),
-        Figure("step, median", told.step_s, median(times) if times else None, "s", whys["at"]),
-        Figure("step, p99", told.step_p99_s, p99_s, "s", whys["at"]),
-        Figure("rows dropped", told.dropped, seen.dropped, "%"),
-        Figure("staleness, mean", told.staleness_mean, seen.staleness, ""),
-        Figure("workers away", away, seen.away, "%", whys["spent"] or whys["mtbf"]),
-        Figure("restarts of the run", again, float(seen.restarts), "", whys["restarts"]),
-        Figure("time lost to them", lost_s, seen.lost_s, "s", whys["at"] or whys["restarts"]),
+        RunFigure("a shard's work", measured.shard_s, mean_s, "s", whys["spent"]),
+        RunFigure("examples/s", running, seen.rows_per_s, "/s", whys["at"]),
+        RunFigure("step, median", told.step_s, median(times) if times else None, "s", whys["at"]),
+        RunFigure("step, p99", told.step_p99_s, p99_s, "s", whys["at"]),
+        RunFigure("rows dropped", told.dropped, seen.dropped, "%"),
+        RunFigure("staleness, mean", told.staleness_mean, seen.staleness, ""),
+        RunFigure("workers away", away, seen.away, "%", whys["spent"] or whys["mtbf"]),
+        RunFigure("restarts of the run", again, float(seen.restarts), "", whys["restarts"]),
+        RunFigure("time lost to them", lost_s, seen.lost_s, "s", whys["at"] or whys["restarts"]),
     ]
 
 
-def _table(figures: Sequence[Figure]) -> str:
+def _table(figures: Sequence[RunFigure]) -> str:
     rows = [("figure", "predicted", "measured", "error", "")]
     for figure in figures:
         error = figure.error
@@ -329,7 +329,7 @@ def _shown(value: float | None, unit: str) -> str:
     return f"{value:.1%}" if unit == "%" else three_digits(value)
 
 
-def _remarks(figures: Sequence[Figure]) -> list[str]:
+def _remarks(figures: Sequence[RunFigure]) -> list[str]:
     """Return the causes of wrong predictions, as far as known."""
     shard, speed = figures[0], figures[1]
     lines = []

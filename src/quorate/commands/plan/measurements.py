@@ -82,7 +82,7 @@ def read_bench(path: Path) -> list[Measurement]:
         got = "the end of the file" if is_short else "no JSON"
         where = f"{path}, line {error.__cause__.lineno}"
         raise DataError(where, got=got, expected=_BENCH, fix=_AGAIN) from None
-    reader = _Reader(path, text)
+    reader = _JsonReader(path, text)
     if isinstance(record, dict) and "contenders" not in record and "updates" in record:
         rows_per_s = reader.positive(record, "rows") / reader.positive(record, "seconds")
         return [_measurement(reader, {"runs": [record], "examples_per_s": rows_per_s})]
@@ -94,7 +94,7 @@ def read_bench(path: Path) -> list[Measurement]:
     return sorted((_with(reader, one, costs) for one in found), key=lambda one: one.workers)
 
 
-def _with(reader: _Reader, measured: Measurement, costs: dict[str, Any]) -> Measurement:
+def _with(reader: _JsonReader, measured: Measurement, costs: dict[str, Any]) -> Measurement:
     """Return a measurement with its known costs."""
     by_name: dict[str, Any] = {}
     # Shards of several workers were measured on shared cores already.
@@ -113,7 +113,7 @@ def _with(reader: _Reader, measured: Measurement, costs: dict[str, Any]) -> Meas
     return measured._replace(**by_name)
 
 
-def _measurement(reader: _Reader, contender: Any) -> Measurement:
+def _measurement(reader: _JsonReader, contender: Any) -> Measurement:
     runs = reader.part(contender, "runs", list)
     if not runs:
         raise reader.wrong("runs", [], "at least one")
@@ -164,7 +164,7 @@ def _measurement(reader: _Reader, contender: Any) -> Measurement:
     )
 
 
-class _Reader:
+class _JsonReader:
     """A reader of parts of JSON objects, with the line of each part in the file.
 
     Args:

@@ -26,7 +26,7 @@ OTHERS = ("global_step", "lr", "lrs", "grad_norm", "slow", "doubts", "phase", "s
 _AGAIN = "mend or remove the line"
 
 
-class Line(NamedTuple):
+class TracedUpdate(NamedTuple):
     """An update of a run."""
 
     step: int
@@ -40,7 +40,7 @@ class Line(NamedTuple):
     is_after_evaluation: bool
 
 
-def read_trace(path: Path) -> list[Line]:
+def read_trace(path: Path) -> list[TracedUpdate]:
     """Return the updates of a run.
 
     Args:
@@ -49,7 +49,7 @@ def read_trace(path: Path) -> list[Line]:
     Raises:
         DataError: the file is missing, or has an invalid value; with the line.
     """
-    lines: list[Line] = []
+    lines: list[TracedUpdate] = []
     evaluated = False
     for place, words in enumerate(_lines_of(path), 1):
         where = f"{path}, line {place}"
@@ -99,7 +99,7 @@ def _object(where: str, words: bytes) -> dict[str, Any]:
     return dict(record)
 
 
-def _line(where: str, record: dict[str, Any], *, is_after_evaluation: bool) -> Line:
+def _line(where: str, record: dict[str, Any], *, is_after_evaluation: bool) -> TracedUpdate:
     for name in COUNTS:
         _number(where, record, name, whole=True)
     for name in NUMBERS:
@@ -116,7 +116,7 @@ def _line(where: str, record: dict[str, Any], *, is_after_evaluation: bool) -> L
             got = f"column {name!r}, {json.dumps(value)[:40]}"
             raise DataError(where, got=got, expected="a number, if it is a metric", fix=fix)
     (count,) = workers
-    return Line(
+    return TracedUpdate(
         step=record["global_step"],
         at_s=record.get("at"),
         begun_at_s=record.get("begun_at"),

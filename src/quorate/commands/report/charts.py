@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quorate.commands.report.comparison import Comparison
+from quorate.commands.report.comparison import RunComparison
 from quorate.commands.report.marks import CUT, LANE_OF, LANES, Mark
 from quorate.commands.report.run_history import Curve, RunHistory, is_loss
-from quorate.commands.report.sessions import Sessions
+from quorate.commands.report.sessions import FitSessions
 from quorate.commands.report.svg import COLOURS, LINK, STYLE, svg
 from quorate.coordination.run_event import (
     BACK,
@@ -58,7 +58,7 @@ SHAPES = {  # by kind: marker, size in points, colour
 LINES = {CUT: "bad", LOST: "bad", RESUME: "accent"}  # across all charts
 
 
-class Layout(NamedTuple):
+class ChartLayout(NamedTuple):
     """The size of a chart, for one width of a window."""
 
     name: str
@@ -68,8 +68,8 @@ class Layout(NamedTuple):
     left: float  # inches, for labels
 
 
-WIDE = Layout("wide", 9.6, 1.0, 8.0, 0.78)
-NARROW = Layout("narrow", 4.3, 0.9, 8.5, 0.72)
+WIDE = ChartLayout("wide", 9.6, 1.0, 8.0, 0.78)
+NARROW = ChartLayout("narrow", 4.3, 0.9, 8.5, 0.72)
 LAYOUTS = (WIDE, NARROW)
 
 
@@ -81,7 +81,7 @@ class Panel(NamedTuple):
     draw: Callable[[Axes], None]
 
 
-class Drawn(NamedTuple):
+class SvgCharts(NamedTuple):
     """Charts as SVG."""
 
     by_layout: dict[str, str]
@@ -105,7 +105,7 @@ class Series(NamedTuple):
         return [decimated(x, part, math.ceil(share * len(part)) + 2) for x, part in pieces]
 
 
-def run_charts(history: RunHistory, found: Sessions, marks: Sequence[Mark]) -> Drawn:
+def run_charts(history: RunHistory, found: FitSessions, marks: Sequence[Mark]) -> SvgCharts:
     """Draw the curves and events of one run on a time axis."""
     unit_s, unit = _unit(found)
     x = found.x / unit_s
@@ -155,10 +155,10 @@ def run_charts(history: RunHistory, found: Sessions, marks: Sequence[Mark]) -> D
         )
         for layout in LAYOUTS
     }
-    return Drawn(drawn, notes)
+    return SvgCharts(drawn, notes)
 
 
-def comparison_charts(histories: Sequence[RunHistory], comparison: Comparison) -> Drawn:
+def comparison_charts(histories: Sequence[RunHistory], comparison: RunComparison) -> SvgCharts:
     """Draw the curves of two runs over each other, on an axis of updates."""
     panels, notes = [], list[str]()
     names = list(dict.fromkeys(n for h in histories for n in h.updates.curves))
@@ -204,10 +204,10 @@ def comparison_charts(histories: Sequence[RunHistory], comparison: Comparison) -
         layout.name: _figure(panels, layout, "both", "updates", end, lines, [], {})
         for layout in LAYOUTS
     }
-    return Drawn(drawn, notes)
+    return SvgCharts(drawn, notes)
 
 
-def event_charts(found: Sequence[Sessions], marks: Sequence[Sequence[Mark]]) -> Drawn:
+def event_charts(found: Sequence[FitSessions], marks: Sequence[Sequence[Mark]]) -> SvgCharts:
     """Draw the events of two runs, one strip below the other."""
     longest = max(found, key=lambda one: one.seconds)
     unit_s, unit = _unit(longest)
@@ -223,7 +223,7 @@ def event_charts(found: Sequence[Sessions], marks: Sequence[Sequence[Mark]]) -> 
         layout.name: _figure(panels, layout, "events", axis, end, [], [], texts)
         for layout in LAYOUTS
     }
-    return Drawn(drawn if panels else {}, notes)
+    return SvgCharts(drawn if panels else {}, notes)
 
 
 # --- panels ---------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def _texts(marks: Sequence[Mark]) -> dict[str, tuple[str | None, str]]:
     return {m.key: (m.row, f"{m.name}, step {m.global_step:,}: {m.text}") for m in marks}
 
 
-def _shares(found: Sessions, unit_s: float) -> Panel | None:
+def _shares(found: FitSessions, unit_s: float) -> Panel | None:
     """Return the chart of the phases' shares of the workers' time."""
     x: list[float] = []
     shares: dict[str, list[float]] = {phase: [] for phase in PHASES}
@@ -417,7 +417,7 @@ def _shares(found: Sessions, unit_s: float) -> Panel | None:
 
 def _figure(
     panels: Sequence[Panel],
-    layout: Layout,
+    layout: ChartLayout,
     name: str,
     axis: str,
     end: float,
@@ -487,7 +487,7 @@ def _figure(
         return svg(figure, named, f"{name}: {', '.join(p.title for p in panels)}", texts)
 
 
-def _unit(found: Sessions) -> tuple[float, str]:
+def _unit(found: FitSessions) -> tuple[float, str]:
     seconds = found.seconds
     for most, unit_s, unit in (
         (180, 1, "seconds"),

@@ -17,7 +17,7 @@ class LossDifference(NamedTuple):
     values: tuple[float, float]
 
 
-class Comparison(NamedTuple):
+class RunComparison(NamedTuple):
     """The comparison of two runs."""
 
     settings: list[tuple[str, Any, Any]]  # different settings; None: a run lacks the setting
@@ -29,13 +29,13 @@ class Comparison(NamedTuple):
     validation: LossDifference | None  # the first evaluation whose metrics differ
 
 
-def compare(first: RunHistory, second: RunHistory) -> Comparison:
+def compare(first: RunHistory, second: RunHistory) -> RunComparison:
     """Compare two runs."""
     differing, same = _settings(first, second)
     step, digests = _digests(first, second)
     common, loss = _losses(first, second)
     validation = _validation(first, second)
-    return Comparison(differing, same, step, digests, common, loss, validation)
+    return RunComparison(differing, same, step, digests, common, loss, validation)
 
 
 def all_settings(history: RunHistory) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quorate.commands.report.run_history import RunHistory
-from quorate.commands.report.sessions import Sessions
+from quorate.commands.report.sessions import FitSessions
 from quorate.coordination.run_event import (
     BACK,
     END,
@@ -80,7 +80,7 @@ class Mark(NamedTuple):
         return NAMES.get(self.kind, self.kind)
 
 
-def marks(history: RunHistory, found: Sessions, letter: str = "") -> list[Mark]:
+def marks(history: RunHistory, found: FitSessions, letter: str = "") -> list[Mark]:
     """Return all events of a run, and the kills of its fits, in order.
 
     Args:

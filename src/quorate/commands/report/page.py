@@ -16,15 +16,15 @@ from typing import Any
 import quorate
 from quorate.commands.report.charts import (
     LAYOUTS,
-    Drawn,
+    SvgCharts,
     comparison_charts,
     event_charts,
     run_charts,
 )
-from quorate.commands.report.comparison import Comparison, LossDifference, all_settings, compare
+from quorate.commands.report.comparison import LossDifference, RunComparison, all_settings, compare
 from quorate.commands.report.marks import CUT, MOST_EVENTS, QUIET, Mark, lost_workers, marks
-from quorate.commands.report.run_history import Digest, RunHistory, is_loss
-from quorate.commands.report.sessions import Sessions, sessions, worker_totals
+from quorate.commands.report.run_history import RunHistory, WeightsDigest, is_loss
+from quorate.commands.report.sessions import FitSessions, sessions, worker_totals
 from quorate.commands.report.style import STYLE_SHEET
 from quorate.coordination.run_event import LOST, SLOW, WARNING
 from quorate.engines.worker_status import PHASES
@@ -69,7 +69,7 @@ def title_of(history: RunHistory) -> str:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def _of_one_run(history: RunHistory, found: Sessions) -> Iterable[str]:
+def _of_one_run(history: RunHistory, found: FitSessions) -> Iterable[str]:
     of_run = marks(history, found)
     yield _header(history)
     yield _summary(history, found)
@@ -83,7 +83,7 @@ def _of_one_run(history: RunHistory, found: Sessions) -> Iterable[str]:
 
 
 def _details(
-    history: RunHistory, found: Sessions, of_run: Sequence[Mark], letter: str = ""
+    history: RunHistory, found: FitSessions, of_run: Sequence[Mark], letter: str = ""
 ) -> Iterable[str]:
     yield _section("Workers", _workers(history, found), f"workers{letter}")
     yield _section("Events", _events(of_run), f"events{letter}")
@@ -111,7 +111,7 @@ def _tone(state: str) -> str:
     return tones.get(state, "warn")
 
 
-def _summary(history: RunHistory, found: Sessions) -> str:
+def _summary(history: RunHistory, found: FitSessions) -> str:
     facts, updates = history.facts, history.updates
     tiles: list[tuple[str, str, str]] = []
     step = "none" if facts.global_step is None else f"{facts.global_step:,}"
@@ -177,7 +177,7 @@ def _identity(history: RunHistory) -> str:
     return f'<div class="scroll"><table class="facts">{cells}</table></div>'
 
 
-def _digest(digest: Digest | None, history: RunHistory) -> str:
+def _digest(digest: WeightsDigest | None, history: RunHistory) -> str:
     if digest is None:
         return "no sound checkpoint" if history.checkpoints else "no checkpoint yet"
     averaged = ""
@@ -210,7 +210,7 @@ def _remarks(history: RunHistory, label: str = "") -> Iterable[str]:
         yield f'<p class="remark">{label}{text(" ".join(lines))}</p>'
 
 
-def _charts(drawn: Drawn, of_run: Sequence[Mark], *, with_phases: bool = False) -> str:
+def _charts(drawn: SvgCharts, of_run: Sequence[Mark], *, with_phases: bool = False) -> str:
     parts = []
     if of_run:
         items = "".join(f'<li><b class="{c}">{sign}</b> {what}</li>' for c, sign, what in KEY)
@@ -231,7 +231,7 @@ def _phase_key() -> str:
     return f'<ul class="key phases">{items}</ul>'
 
 
-def _workers(history: RunHistory, found: Sessions) -> str:
+def _workers(history: RunHistory, found: FitSessions) -> str:
     totals = worker_totals(found)
     if not totals:
         return "<p>The run ended before it noted what its workers' time went into.</p>"
@@ -360,7 +360,7 @@ def _value(value: Any) -> str:
 # --- two runs -------------------------------------------------------------------------------------
 
 
-def _of_two(histories: Sequence[RunHistory], found: Sequence[Sessions]) -> Iterable[str]:
+def _of_two(histories: Sequence[RunHistory], found: Sequence[FitSessions]) -> Iterable[str]:
     comparison = compare(*histories)
     all_marks = [
         marks(history, one, letter)
@@ -388,7 +388,7 @@ def _of_two(histories: Sequence[RunHistory], found: Sequence[Sessions]) -> Itera
     yield f'<div class="pair">{"".join(columns)}</div>'
 
 
-def _verdict(comparison: Comparison) -> str:
+def _verdict(comparison: RunComparison) -> str:
     if comparison.digests is not None:
         ours, theirs = comparison.digests
         return "The weights are equal" if ours == theirs else "The weights differ"
@@ -399,7 +399,7 @@ def _verdict(comparison: Comparison) -> str:
     return "Two runs without a common update"
 
 
-def _differences(histories: Sequence[RunHistory], comparison: Comparison) -> str:
+def _differences(histories: Sequence[RunHistory], comparison: RunComparison) -> str:
     lines = []
     if comparison.digests is not None:
         ours, theirs = comparison.digests
@@ -439,7 +439,7 @@ def _different(found: LossDifference) -> str:
     return f"{found.global_step:,}: {name}{a!r} (A) and {b!r} (B)"
 
 
-def _both_settings(comparison: Comparison) -> str:
+def _both_settings(comparison: RunComparison) -> str:
     head = "<tr><th></th><th>A</th><th>B</th></tr>"
     rows = "".join(
         f"<tr><th>{text(name)}</th><td>{_value(ours)}</td><td>{_value(theirs)}</td></tr>"
@@ -525,7 +525,7 @@ def size(nbytes: int) -> str:
     return f"{value:,.3g} TB"
 
 
-def _examples_per_s(history: RunHistory, found: Sessions) -> float | None:
+def _examples_per_s(history: RunHistory, found: FitSessions) -> float | None:
     """Return rows over the time of the updates, without pauses and starts."""
     spans = [
         found.x[session.end_row - 1] - found.x[session.first_row]

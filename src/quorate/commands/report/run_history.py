@@ -43,7 +43,7 @@ NOT_DRAWN = {field.name for field in dataclasses.fields(Report)} | {*TIMES, "slo
 NOT_DRAWN -= {"lr", "examples_per_s", "grad_norm"}
 
 
-class Evaluation(NamedTuple):
+class EvaluationRecord(NamedTuple):
     """An evaluation of the validation set."""
 
     global_step: int
@@ -52,7 +52,7 @@ class Evaluation(NamedTuple):
     metrics: dict[str, float]
 
 
-class Spent(NamedTuple):
+class PhaseTimes(NamedTuple):
     """The time of each worker by phase, since the start of a fit."""
 
     row: int  # number of updates in the log before the note; -1: the figures of an event
@@ -61,7 +61,7 @@ class Spent(NamedTuple):
     seconds: dict[str, list[float]]  # by phase, then by worker
 
 
-class Event(NamedTuple):
+class EventLine(NamedTuple):
     """A line of events.jsonl."""
 
     at: float  # seconds since the epoch
@@ -72,7 +72,7 @@ class Event(NamedTuple):
     more: dict[str, Any]  # further entries
 
 
-class Checkpoint(NamedTuple):
+class CheckpointFacts(NamedTuple):
     """A checkpoint whose record was read."""
 
     path: Path
@@ -92,15 +92,15 @@ class Curve:
 
 
 @dataclass
-class Updates:
+class LoggedUpdates:
     """The lines of metrics.jsonl. R updates."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))  # (R,)
     at: array[float] = field(default_factory=lambda: array("d"))  # (R,) nan: unknown
     begins: list[tuple[int, float]] = field(default_factory=list)  # (row, time) of each fit's start
     curves: dict[str, Curve] = field(default_factory=dict)  # by metric, "lr", "examples_per_s"
-    evaluations: list[Evaluation] = field(default_factory=list)
-    spent: list[Spent] = field(default_factory=list)
+    evaluations: list[EvaluationRecord] = field(default_factory=list)
+    spent: list[PhaseTimes] = field(default_factory=list)
     newest: dict[str, Any] = field(default_factory=dict)  # the last line of an update
     rows: int = 0  # rows of the dataset in all updates
     damaged: int = 0  # number of lines
@@ -117,11 +117,11 @@ class RunHistory(NamedTuple):
 
     run_dir: Path
     facts: RunFacts
-    updates: Updates
-    events: list[Event]
+    updates: LoggedUpdates
+    events: list[EventLine]
     damaged_events: int
-    checkpoints: list[Checkpoint]  # the newest first
-    digest: Digest | None  # of the newest sound checkpoint
+    checkpoints: list[CheckpointFacts]  # the newest first
+    digest: WeightsDigest | None  # of the newest sound checkpoint
 
     @property
     def record(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class RunHistory(NamedTuple):
         return [name for name in self.updates.curves if is_loss(name)]
 
 
-class Digest(NamedTuple):
+class WeightsDigest(NamedTuple):
     """The digest of the weights of a verified checkpoint."""
 
     global_step: int
@@ -220,9 +220,9 @@ def run_history(run_dir: Path) -> RunHistory:
 # --- metrics.jsonl --------------------------------------------------------------------------------
 
 
-def read_updates(path: Path) -> Updates:
+def read_updates(path: Path) -> LoggedUpdates:
     """Read metrics.jsonl; an unreadable file has no updates."""
-    updates = Updates()
+    updates = LoggedUpdates()
     try:
         updates.skipped_bytes = max(0, path.stat().st_size - MOST_BYTES)
         for record in _records(path, updates.skipped_bytes):
@@ -273,7 +273,7 @@ def _at(record: dict[str, Any]) -> float:
     return at if at is not None and 0 <= at < 1e11 else math.nan
 
 
-def _add(updates: Updates, record: dict[str, Any]) -> bool:
+def _add(updates: LoggedUpdates, record: dict[str, Any]) -> bool:
     """Add a line; return whether the line is an update or an evaluation."""
     step, at = _step(record), _at(record)
     if step is None:
@@ -285,7 +285,7 @@ def _add(updates: Updates, record: dict[str, Any]) -> bool:
             return False
         values = {printable(n, MOST_NAME): number(v) for n, v in [*found.items()][:MOST_METRICS]}
         known = {name: value for name, value in values.items() if value is not None}
-        updates.evaluations.append(Evaluation(step, row, at, known))
+        updates.evaluations.append(EvaluationRecord(step, row, at, known))
         return True
     begun_at = number(record.get("begun_at"))
     if begun_at is not None and 0 <= begun_at < 1e11:
@@ -320,7 +320,7 @@ def _counts(value: Any) -> list[int] | None:
     return None
 
 
-def _spent(value: Any, row: int, at: float) -> Spent | None:
+def _spent(value: Any, row: int, at: float) -> PhaseTimes | None:
     if not isinstance(value, dict):
         return None
     columns = {name: value.get(name) for name in ("shards", *PHASES)}
@@ -332,15 +332,15 @@ def _spent(value: Any, row: int, at: float) -> Spent | None:
         read[name] = [f for f in figures if f is not None and 0 <= f < math.inf]
         if len(read[name]) != len(column) or len(column) != len(columns["shards"] or ()):
             return None
-    return Spent(row, at, read.pop("shards"), read)
+    return PhaseTimes(row, at, read.pop("shards"), read)
 
 
 # --- events.jsonl ---------------------------------------------------------------------------------
 
 
-def read_events(path: Path) -> tuple[list[Event], int]:
+def read_events(path: Path) -> tuple[list[EventLine], int]:
     """Read events.jsonl; return the events, and the number of lines damaged or left out."""
-    events: list[Event] = []
+    events: list[EventLine] = []
     damaged = 0
     try:
         begin = max(0, path.stat().st_size - MOST_BYTES)
@@ -355,7 +355,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     return events, damaged
 
 
-def _event(record: dict[str, Any]) -> Event | None:
+def _event(record: dict[str, Any]) -> EventLine | None:
     step, at = _step(record), _at(record)
     if step is None or math.isnan(at):
         return None
@@ -364,10 +364,10 @@ def _event(record: dict[str, Any]) -> Event | None:
     kind, text = record.get("kind", WARNING), record.get("text", "")
     known = ("at", "global_step", "kind", "text", "worker")
     more = {name: value for name, value in record.items() if name not in known}
-    return Event(at, step, printable(kind, MOST_NAME), printable(text, MOST_TEXT), worker, more)
+    return EventLine(at, step, printable(kind, MOST_NAME), printable(text, MOST_TEXT), worker, more)
 
 
-def spent_at_end(event: Event) -> Spent | None:
+def spent_at_end(event: EventLine) -> PhaseTimes | None:
     """Return the workers' time in the end event of a fit."""
     return _spent(event.more.get("spent"), -1, event.at)
 
@@ -375,7 +375,7 @@ def spent_at_end(event: Event) -> Spent | None:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def read_checkpoints(run_dir: Path) -> list[Checkpoint]:
+def read_checkpoints(run_dir: Path) -> list[CheckpointFacts]:
     """Read the records of all checkpoints, the newest first. Tensors are not read."""
     checkpoints = []
     try:
@@ -392,11 +392,11 @@ def read_checkpoints(run_dir: Path) -> list[Checkpoint]:
         with suppress(OSError):
             nbytes = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
         saved_at = None if record is None else record["saved_at"]
-        checkpoints.append(Checkpoint(path, step, nbytes, saved_at, record, wrong))
+        checkpoints.append(CheckpointFacts(path, step, nbytes, saved_at, record, wrong))
     return checkpoints
 
 
-def newest_digest(checkpoints: list[Checkpoint]) -> Digest | None:
+def newest_digest(checkpoints: list[CheckpointFacts]) -> WeightsDigest | None:
     """Return the digest of the newest sound checkpoint; None if there is none."""
     for checkpoint in checkpoints:
         if (digest := digest_of(checkpoint)) is not None:
@@ -404,7 +404,7 @@ def newest_digest(checkpoints: list[Checkpoint]) -> Digest | None:
     return None
 
 
-def digest_of(checkpoint: Checkpoint) -> Digest | None:
+def digest_of(checkpoint: CheckpointFacts) -> WeightsDigest | None:
     """Verify every byte of a checkpoint, and return its digest; None if damaged."""
     if checkpoint.record is None:
         return None
@@ -417,4 +417,4 @@ def digest_of(checkpoint: Checkpoint) -> Digest | None:
             averaged = files.digest_of(path, "averaged.safetensors", order)
     except CheckpointError:
         return None
-    return Digest(checkpoint.global_step, weights, averaged)
+    return WeightsDigest(checkpoint.global_step, weights, averaged)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quorate.commands.report.run_history import Event, RunHistory, Spent, spent_at_end
+from quorate.commands.report.run_history import EventLine, PhaseTimes, RunHistory, spent_at_end
 from quorate.coordination.run_event import END, START
 
 EARLY_S = 1.0  # a log may seem to begin so long before its fit, because of clocks
@@ -21,7 +21,7 @@ EARLY_S = 1.0  # a log may seem to begin so long before its fit, because of cloc
 Floats = npt.NDArray[np.float64]
 
 
-class Session(NamedTuple):
+class FitSession(NamedTuple):
     """A fit of a run."""
 
     begin: float  # seconds since the epoch
@@ -29,9 +29,9 @@ class Session(NamedTuple):
     offset: float  # seconds of training time before the session
     first_row: int  # index of the first update
     end_row: int  # index after the last update
-    events: list[Event]
+    events: list[EventLine]
     state: str | None  # state at the end; None: no end is recorded
-    spent: list[Spent]  # the oldest first
+    spent: list[PhaseTimes]  # the oldest first
 
     @property
     def seconds(self) -> float:
@@ -43,10 +43,10 @@ class Session(NamedTuple):
         return self.offset + min(max(0.0, at - self.begin), self.seconds)
 
 
-class Sessions(NamedTuple):
+class FitSessions(NamedTuple):
     """All fits of a run."""
 
-    listed: list[Session]
+    listed: list[FitSession]
     has_times: bool  # False: the axis has updates, because the log is of an older version
     x: Floats  # (R,) training time in seconds of each update, or its step
 
@@ -66,7 +66,7 @@ class Sessions(NamedTuple):
         return 0.0
 
 
-def sessions(history: RunHistory) -> Sessions:
+def sessions(history: RunHistory) -> FitSessions:
     """Arrange the fits of a run one after another."""
     updates = history.updates
     at = np.array(updates.at, dtype=np.float64)
@@ -76,7 +76,7 @@ def sessions(history: RunHistory) -> Sessions:
         begins.insert(0, (0, float(at[0])))  # the line with the start of the fit is missing
     has_times = not len(at) or bool(np.isfinite(at).all())
     # 1. Group events by fit; events before any start belong to the first fit.
-    by_start: list[tuple[float, list[Event]]] = []
+    by_start: list[tuple[float, list[EventLine]]] = []
     for event in history.events:
         if event.kind == START or not by_start:
             by_start.append((event.at, []))
@@ -93,14 +93,14 @@ def sessions(history: RunHistory) -> Sessions:
             rows[number] = (row, end_row)
         else:
             alone.append((begun_at, row, end_row))
-    found: list[tuple[float, list[Event], int, int]] = [
+    found: list[tuple[float, list[EventLine], int, int]] = [
         (begin, events, *rows.get(number, (-1, -1)))
         for number, (begin, events) in enumerate(by_start)
     ]
     found += [(begin, [], row, end_row) for begin, row, end_row in alone]
     found.sort(key=lambda one: one[0])
     # 3. Arrange the fits one after another.
-    listed: list[Session] = []
+    listed: list[FitSession] = []
     evaluated = [evaluation.row for evaluation in updates.evaluations]
     noted = [note.row for note in updates.spent]
     x, offset, last_row = steps.copy(), 0.0, 0
@@ -117,11 +117,11 @@ def sessions(history: RunHistory) -> Sessions:
         state = str(ended[-1].more.get("state") or "ended") if ended else None
         spent = updates.spent[bisect_left(noted, row) : bisect_left(noted, end_row)]
         spent += [last for event in ended if (last := spent_at_end(event)) is not None]
-        listed.append(Session(begin, end, offset, row, end_row, events, state, spent))
+        listed.append(FitSession(begin, end, offset, row, end_row, events, state, spent))
         if has_times:
             x[row:end_row] = offset + np.clip(at[row:end_row] - begin, 0.0, end - begin)
         offset += end - begin
-    return Sessions(listed, has_times, x)
+    return FitSessions(listed, has_times, x)
 
 
 class WorkerTotal(NamedTuple):
@@ -132,7 +132,7 @@ class WorkerTotal(NamedTuple):
     seconds: dict[str, float]  # by phase
 
 
-def worker_totals(found: Sessions) -> list[WorkerTotal]:
+def worker_totals(found: FitSessions) -> list[WorkerTotal]:
     """Sum the recorded time of each worker by phase."""
     shards: dict[int, float] = {}
     seconds: dict[int, dict[str, float]] = {}

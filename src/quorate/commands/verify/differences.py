@@ -35,7 +35,7 @@ LENGTH = "length"  # one run made fewer updates
 
 
 @dataclass(frozen=True)
-class Sighting:
+class RowSighting:
     """The computation of a row: where and when."""
 
     row: int
@@ -53,7 +53,7 @@ class Difference:
     shard: int | None = None
     workers: tuple[int, int] | None = None  # the workers of the shard in each run
     row: int | None = None
-    seen: tuple[Sighting, ...] = ()  # rows of the same run with the same content
+    seen: tuple[RowSighting, ...] = ()  # rows of the same run with the same content
     module: str | None = None  # "" is the model itself
     kind: str = ""  # the module's class
     after: str | None = None  # the last module with equal outputs
@@ -98,15 +98,15 @@ def changed_rows(first: Recording, second: Recording) -> list[int]:
     return sorted(rows)
 
 
-def alike(run: Recording) -> list[tuple[Sighting, Sighting]]:
+def alike(run: Recording) -> list[tuple[RowSighting, RowSighting]]:
     """Return pairs of rows in an epoch of a run with equal content, each after the earlier row."""
     steps = max(1, int(run.facts.get("steps_per_epoch", 1)))
-    first: dict[tuple[int, str], Sighting] = {}
+    first: dict[tuple[int, str], RowSighting] = {}
     pairs = []
     for step, shard in sorted(run.shards):
         record = run.shards[step, shard][0]
         for row, text in zip(record.rows, record.samples, strict=True):
-            here = Sighting(row, record.worker, step, shard)
+            here = RowSighting(row, record.worker, step, shard)
             before = first.setdefault((step // steps, text), here)
             if before.row != row:
                 pairs.append((before, here))
@@ -148,7 +148,7 @@ def _in_shards(
         return None
     difference, (a, b) = parted[0]
     assert difference is not None
-    seen: tuple[Sighting, ...] = ()
+    seen: tuple[RowSighting, ...] = ()
     if difference.row is not None:
         at = b.rows.index(difference.row)
         seen = tuple(_sightings(second[0], b.samples[at], difference.row))
@@ -173,7 +173,7 @@ def _with(
     a: ShardRecord,
     b: ShardRecord,
     names: Sequence[str],
-    seen: tuple[Sighting, ...],
+    seen: tuple[RowSighting, ...],
     shards: int,
 ) -> Difference:
     return Difference(
@@ -189,12 +189,12 @@ def _with(
     )
 
 
-def _sightings(run: Recording, text: str, but: int) -> Iterator[Sighting]:
+def _sightings(run: Recording, text: str, but: int) -> Iterator[RowSighting]:
     for (step, shard), records in sorted(run.shards.items()):
         for record in records:
             for row, held in zip(record.rows, record.samples, strict=True):
                 if held == text and row != but:
-                    yield Sighting(row, record.worker, step, shard)
+                    yield RowSighting(row, record.worker, step, shard)
 
 
 def _parting(a: ShardRecord, b: ShardRecord, update: int) -> Difference | None:

@@ -76,7 +76,7 @@ def recording(folder: Path, updates: int, kill_in: int | None = None) -> Observe
         kill = None
         if kill_in is not None and transport.can_replace:  # otherwise no worker is a process
             kill = Kill(state.global_step + kill_in - 1)
-        return Recorded(transport, _Recorder(state, facts, folder, updates), kill)
+        return RecordedTransport(transport, _Recorder(state, facts, folder, updates), kill)
 
     return observe
 
@@ -119,7 +119,7 @@ class Kill:
         return self._awaited is not None and time.monotonic() < self._until
 
 
-class Recorded(WrappedTransport):
+class RecordedTransport(WrappedTransport):
     """A transport whose training is recorded."""
 
     def __init__(self, inner: Transport, recorder: _Recorder, kill: Kill | None = None) -> None:

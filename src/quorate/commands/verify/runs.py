@@ -116,7 +116,7 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
     if not program.ways:
         return Done(runs, [])
     updates = min(run.updates for run in sound)
-    further = _Further(program._replace(updates=updates), sound, shards, runs, [], [])
+    further = _FurtherRuns(program._replace(updates=updates), sound, shards, runs, [], [])
     try:
         further.stopped()
         further.killed()
@@ -152,7 +152,7 @@ def _nothing_compared(limit: Limit, label: str) -> UserError:
     )
 
 
-class _Further(NamedTuple):
+class _FurtherRuns(NamedTuple):
     """The further runs of a script that can be trained."""
 
     program: Program

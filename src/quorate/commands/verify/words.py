@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quorate.commands.verify import differences
-from quorate.commands.verify.differences import Difference, Sighting
+from quorate.commands.verify.differences import Difference, RowSighting
 from quorate.commands.verify.records import TwiceRecord
 from quorate.replica.witness.calls import CallRecord
 from quorate.replica.witness.words import call, module_text
@@ -188,7 +188,7 @@ def operator(blamed: CallRecord) -> list[str]:
     return [f"  the operator that they part at: {first}", *(f"    {line}" for line in rest)]
 
 
-def alike(pairs: Sequence[tuple[Sighting, Sighting]], where: str) -> list[str]:
+def alike(pairs: Sequence[tuple[RowSighting, RowSighting]], where: str) -> list[str]:
     """Return lines about rows of one epoch with the same content; empty without any.
 
     Args:

@@ -25,7 +25,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.channels_last import set_format
 from quorate.replica.flat import Description, Flat, Layout, Memory
 from quorate.replica.model import bind, trainable
-from quorate.replica.snapshots import Vectors
+from quorate.replica.snapshots import VectorSet
 from quorate.replica.witness import writes
 
 _PAGE = 4096
@@ -99,7 +99,7 @@ class Arena:
         self.snapshots = range(self.slots, sizes.slots)
         self._slots_of_a_job = self.slots // (1 + sizes.again)
         self._writes = writes.layout(parameters.views, sizes.written)
-        self._slots: dict[int, Vectors] = {}
+        self._slots: dict[int, VectorSet] = {}
         # From the front: buffers; per worker a timesheet, the ticket of a cancelled request, and
         # the shard whose rows are loaded ahead; slots. Slots begin on pages of their own, and the
         # system provides memory for a page with the first write.
@@ -114,7 +114,7 @@ class Arena:
         self.slot_bytes = _up(self._written_at + self._writes.nbytes, _PAGE)
         nbytes = self._slots_at + sizes.slots * self.slot_bytes
         self._segment = segment or Segment(nbytes)
-        self.current = Vectors(
+        self.current = VectorSet(
             parameters,
             self._segment.tensor(torch.float64, floats, 0),
             self._segment.tensor(torch.uint8, integer_buffers, integer_buffers_at),
@@ -297,7 +297,7 @@ class Arena:
 
     # --- both -------------------------------------------------------------------------------------
 
-    def slot(self, number: int) -> Vectors:
+    def slot(self, number: int) -> VectorSet:
         """Return a slot. The views, one per parameter, are made once."""
         if number not in self._slots:
             start, is_snapshot = self._slots_at + number * self.slot_bytes, number in self.snapshots
@@ -305,12 +305,12 @@ class Arena:
             self._slots[number] = slot
         return self._slots[number]
 
-    def slot_in(self, memory: Memory, start: int = 0, *, of_parameters: bool = False) -> Vectors:
+    def slot_in(self, memory: Memory, start: int = 0, *, of_parameters: bool = False) -> VectorSet:
         """Return views of memory from byte ``start`` on as a slot of parameters or gradients."""
         layout = self.parameters.layout if of_parameters else self.parameters.layout.gradients
         floats_at = start + _up(layout.nbytes, 64)
         floats, integer_buffers = self.sizes.floats, self.sizes.integer_buffers
-        return Vectors(
+        return VectorSet(
             layout.over(memory, start),
             memory.tensor(torch.float64, floats, floats_at),
             memory.tensor(torch.uint8, integer_buffers, floats_at + 8 * floats),

@@ -34,7 +34,7 @@ from quorate.machine.standard_streams import (
 from quorate.replica.compute_thread import become_compute_thread
 from quorate.replica.deterministic import repeatable
 from quorate.replica.notes import Notes
-from quorate.replica.shared.sharing import Sharing
+from quorate.replica.shared.sharing import SharingFindings
 from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 
@@ -141,7 +141,7 @@ class Worker:
             return  # the coordinator has ended, or ends this process
         arena = Arena.attach(answer.description, self._wire.fds, program.model)
         turns = Turns(side_by_side=True)
-        Sharing(program.model, program.loss, copies=False).tell(turns)
+        SharingFindings(program.model, program.loss, copies=False).tell(turns)
         replica = new_replica(
             program.model,
             arena.parameters,

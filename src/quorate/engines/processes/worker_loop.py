@@ -26,7 +26,7 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
-from quorate.engines.stages.new_replica import Split, Spread
+from quorate.engines.stages.new_replica import DeviceSpread, Split
 from quorate.errors import UserError
 from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
@@ -36,7 +36,7 @@ from quorate.replica.loss import Loss
 from quorate.replica.outputs import parcel
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.snapshots import Snapshot, Vectors
+from quorate.replica.snapshots import Snapshot, VectorSet
 from quorate.replica.streams import Stream
 from quorate.replica.totals import Wanted
 
@@ -54,7 +54,7 @@ class Program:
     totals: Wanted
     group: Group  # the worker's devices
     datasets: Mapping[str, Any]  # by the coordinator's names
-    spread: Spread | Split | None
+    spread: DeviceSpread | Split | None
     collates: Mapping[str, Collate | None]  # by the same names
     augment: Augment | None
     order: Order | None
@@ -226,7 +226,7 @@ class WorkerLoop:
         self._wire.send(answer, fds)
 
 
-def _put(result: ShardSum, into: Vectors) -> None:
+def _put(result: ShardSum, into: VectorSet) -> None:
     """Copy buffers and written parameters of a result into the slot; the gradient is there."""
     if result.buffers is not None:
         into.floats.copy_(result.buffers)

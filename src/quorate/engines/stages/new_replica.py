@@ -16,9 +16,9 @@ from quorate.replica.compute import Compute
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline.split import Split, refused, require_devices, stages_of
 from quorate.replica.replica import Replica
-from quorate.replica.spread import Spread
+from quorate.replica.spread import DeviceSpread
 
-__all__ = ["REPLICA_CLASSES", "Replica", "Split", "Spread", "new_replica", "parts_of"]
+__all__ = ["REPLICA_CLASSES", "DeviceSpread", "Replica", "Split", "new_replica", "parts_of"]
 
 # By the type of the stages' devices; for further types ``ThreadedReplica``. On CPUs threads would
 # wait for each other's Python. On GPUs kernels take the time, and memory belongs to one process.
@@ -27,7 +27,7 @@ REPLICA_CLASSES: dict[str, type[PipelinedReplica]] = {"cpu": PipelinedReplica}
 
 def parts_of(
     model: torch.nn.Module, groups: Sequence[Group], compute: Compute, *, engine: str, threads: int
-) -> Spread | Split | None:
+) -> DeviceSpread | Split | None:
     """Return the placement of a model on the devices of each replica; None: on a single device.
 
     Args:
@@ -43,7 +43,7 @@ def parts_of(
             return None
         is_placed = any(t.device.type != "cpu" for t in (*model.parameters(), *model.buffers()))
         if is_placed or ("cpu" in kinds and len(kinds) > 1):
-            return Spread(model, groups)
+            return DeviceSpread(model, groups)
         stages = stages_of(groups, compute.pipeline)
     else:
         require_devices(names, groups)
@@ -64,7 +64,7 @@ def new_replica(
     parameters: Flat,
     group: Group,
     *,
-    spread: Spread | Split | None,
+    spread: DeviceSpread | Split | None,
     **options: Any,
 ) -> Replica:
     """Return a replica; arguments as for ``Replica``."""

@@ -29,13 +29,13 @@ from quorate.errors import SettingError, WorkerError
 from quorate.machine.devices import Group
 from quorate.machine.limits import STAGE_POLL_S
 from quorate.machine.shared_memory import Segment
-from quorate.replica.beside.values import Values
+from quorate.replica.beside.values import SharedValues
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat, Layout
 from quorate.replica.model import bind
 from quorate.replica.pipeline.buffers import are_same
 from quorate.replica.pipeline.called import call_of, cut_by
-from quorate.replica.pipeline.routes import Route, routes
+from quorate.replica.pipeline.routes import StageRoute, routes
 from quorate.replica.pipeline.split import Split
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
@@ -66,7 +66,7 @@ class PipelinedReplica(StagedReplica):
         self._accelerators: Group | None = None  # the devices of stages, if these are threads
         self._graphs_of_stages: tuple[StageGraph, ...] = ()
         self._stage_devices: StageDevices | None = None
-        self._values_of_stages: Values | None = None  # the newest of ``Shared`` at the devices
+        self._values_of_stages: SharedValues | None = None  # the newest at the devices
         self._pool: GradientPool | None = None
         self._is_compared = False
         # Forks see what the parent writes into shared memory, and into no other.
@@ -335,7 +335,7 @@ class PipelinedReplica(StagedReplica):
         serve = partial(self.serve, graphs, self._routes(graphs), pool.vectors)
         return StageProcesses(self._devices, serve)
 
-    def _routes(self, graphs: Sequence[StageGraph]) -> tuple[Route, ...]:
+    def _routes(self, graphs: Sequence[StageGraph]) -> tuple[StageRoute, ...]:
         plan = routes(graphs)
         self._in_stages = {name for route in plan for name in route.owned}
         return plan

@@ -28,10 +28,10 @@ from quorate.replica.beside.at import At
 from quorate.replica.device_generators import AloneOn
 from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Scales
-from quorate.replica.pipeline.buffers import Restored
+from quorate.replica.pipeline.buffers import BufferSetter
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
-from quorate.replica.pipeline.routes import Route
-from quorate.replica.pipeline.stage import Back, Computing, Stage
+from quorate.replica.pipeline.routes import StageRoute
+from quorate.replica.pipeline.stage import BackwardResults, Stage, StageComputing
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.replica import Phase, Replica
 from quorate.replica.streams import Stream
@@ -93,7 +93,7 @@ class StageRunner:
         self._puts: Sequence[PlacedShard] = ()
         self._parts: dict[tuple[int, int], Flat] = {}  # of a stage, by stage and place
         self._answers: dict[_Shard, dict[str, Any]] = {}  # of shards on their way
-        self._begun: dict[_Shard, Back] = {}  # first parts of backward passes in two parts
+        self._begun: dict[_Shard, BackwardResults] = {}  # first parts of passes in two parts
         self.at: _Shard = (0, 0)
         self._began = 0.0  # when the input of the present work was there, by the monotonic clock
 
@@ -154,7 +154,7 @@ class StageRunner:
             back = stage.complete(self._begun.pop(self.at))
         self._finish(stage, back, Work.BACKWARD_WEIGHT)
 
-    def _finish(self, stage: Stage, back: Back, work: Work) -> None:
+    def _finish(self, stage: Stage, back: BackwardResults, work: Work) -> None:
         """Add a shard's gradient to the sums, and send the parent the answer."""
         put = self._puts[self.at[1]]
         self._part(stage, put.place).fill(back.gradients, back.weight)
@@ -255,7 +255,7 @@ class StagedReplica(Replica):
     def serve(
         self,
         graphs: Sequence[StageGraph],
-        plan: Sequence[Route],
+        plan: Sequence[StageRoute],
         gradients: Sequence[Flat],
         device: StageDevice,
     ) -> None:
@@ -268,7 +268,7 @@ class StagedReplica(Replica):
             device: to be.
         """
         with self._on_stage() as stream, self._computing.products():
-            computing = Computing(
+            computing = StageComputing(
                 self.model, self._trainable, self._begin_in_stage, self._read_in_stage, stream
             )
             stages = {
@@ -305,7 +305,7 @@ class StagedReplica(Replica):
         """Have the shards of a run begin with these values of buffers, as far as they are here."""
         own = dict(self.model.named_buffers())
         here = {name: b for name, b in buffers.items() if own[name].device.type != "meta"}
-        self._set_pulled = Restored(self.model, move(here, self.device))
+        self._set_pulled = BufferSetter(self.model, move(here, self.device))
 
     def _begin_in_stage(self, stream: Any, seed: int) -> None:
         self._begin(stream, seed, training=True)

@@ -1,9 +1,9 @@
 """A pipelined replica whose stages are threads: on GPUs, where kernels run beside each other.
 
 The model of the replica itself stays on the host, with the coordinator's parameters, and is called
-there once, to be cut. From then on there are a model in one piece, with each tensor on the device
-of its stage (``Whole``), and for each device a thread with a copy of the model (``DeviceReplica``):
-the copy has the tensors of its stages and reads the same parameters.
+there once, to be cut. From then on there are a model in one piece (``StagelessReplica``), with each
+tensor on the device of its stage, and for each device a thread with a copy of the model
+(``DeviceReplica``): the copy has the tensors of its stages and reads the same parameters.
 
 Gradients are summed on the host, as those of a replica in processes are.
 """
@@ -29,11 +29,11 @@ from quorate.replica.loss import Loss
 from quorate.replica.pipeline.on_devices.by_loss import UsedByLoss
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
 from quorate.replica.pipeline.on_devices.lying import OnItsDevice, over, owners, used
-from quorate.replica.pipeline.on_devices.whole import Whole
+from quorate.replica.pipeline.on_devices.whole import StagelessReplica
 from quorate.replica.pipeline.split import Split
 from quorate.replica.pipeline.stage_graph import StageGraph
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.spread import Spread
+from quorate.replica.spread import DeviceSpread
 from quorate.replica.streams import Stream
 
 
@@ -61,7 +61,7 @@ class ThreadedReplica(PipelinedReplica):
         **options: Any,
     ) -> None:
         self._masters = parameters  # not rounded to a lower precision
-        self._whole: Whole | None = None
+        self._whole: StagelessReplica | None = None
         self._parts: list[DeviceReplica] = []
         self._made_of = {
             name: o for name, o in options.items() if name not in ("own", "set_buffers")
@@ -118,7 +118,7 @@ class ThreadedReplica(PipelinedReplica):
         with watched(watch, eager=eager):
             yield
 
-    def _placed(self) -> Whole | None:
+    def _placed(self) -> StagelessReplica | None:
         """Return the model on its devices, with position and ``Shared``; None before the cut."""
         if (whole := self._whole) is not None:
             whole.called.at = self.called.at
@@ -146,11 +146,11 @@ class ThreadedReplica(PipelinedReplica):
             self._set_pulled(own)
             buffers.copy_(own)
 
-        whole = Whole(
+        whole = StagelessReplica(
             self.model,
             self._masters,
             self._on,
-            spread=Spread.of(numbers),
+            spread=DeviceSpread.of(numbers),
             set_buffers=set_buffers,
             **self._made_of,
         )

@@ -75,11 +75,11 @@ NOWHERE = At(0, 0, True, np.empty(0, dtype=np.int64))
 # --- where rows are loaded ------------------------------------------------------------------------
 
 
-class _Loading(threading.local):
+class _ThreadPosition(threading.local):
     at: At | None = None
 
 
-_loading = _Loading()
+_loading = _ThreadPosition()
 
 
 @contextmanager

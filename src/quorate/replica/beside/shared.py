@@ -183,23 +183,23 @@ class Shared:
 # --- where shards are computed ------------------------------------------------------------------
 
 
-class Reader(Protocol):
+class ValuesReader(Protocol):
     """The source of the values read by shards of one replica."""
 
     def value(self, name: str, key: str) -> Any:
         """Return a value, on the device of the replica."""
 
 
-class _Local(threading.local):
-    reader: Reader | None = None
+class _ThreadReader(threading.local):
+    reader: ValuesReader | None = None
 
 
-_local = _Local()
-_newest: dict[int, ref[Reader]] = {}  # of this process, by the device of the reader's thread
+_local = _ThreadReader()
+_newest: dict[int, ref[ValuesReader]] = {}  # of this process, by the device of the reader's thread
 
 
 @contextmanager
-def read_by(reader: Reader) -> Iterator[None]:
+def read_by(reader: ValuesReader) -> Iterator[None]:
     """Read values from the reader inside the block, where this thread computes a shard."""
     before, _local.reader = _local.reader, reader
     at = _device()
@@ -211,7 +211,7 @@ def read_by(reader: Reader) -> Iterator[None]:
         _local.reader = before
 
 
-def _of_autograd() -> Reader | None:
+def _of_autograd() -> ValuesReader | None:
     """Return the reader for a thread of autograd, where a checkpointed forward runs again.
 
     Such a thread is not made by Python. An accelerator has one such thread, at work for the only

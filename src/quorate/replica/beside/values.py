@@ -26,7 +26,7 @@ def _nothing() -> Flat:
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class SharedValues:
     """The content of all ``Shared`` objects.
 
     Args:
@@ -55,23 +55,23 @@ class Values:
             "tensors": self.tensors.layout.described() if stored else None,
         }
 
-    def from_json(self, sent: Mapping[str, Any]) -> Values:
+    def from_json(self, sent: Mapping[str, Any]) -> SharedValues:
         """Return the values of a message sent after these values, with new memory for tensors."""
         if sent["tensors"] is None:
-            return Values(sent["number"], sent["plain"], sent["stored"], self.tensors)
+            return SharedValues(sent["number"], sent["plain"], sent["stored"], self.tensors)
         tensors = Layout.of(sent["tensors"]).new(torch.device("cpu"))
-        return Values(sent["number"], sent["plain"], sent["stored"], tensors)
+        return SharedValues(sent["number"], sent["plain"], sent["stored"], tensors)
 
-    def mapped(self, sent: Mapping[str, Any], fd: int) -> Values:
+    def mapped(self, sent: Mapping[str, Any], fd: int) -> SharedValues:
         """Return the values of a message, and take over the descriptor of their tensors."""
         tensors = Layout.of(sent["tensors"]).over(Segment(os.fstat(fd).st_size, fd))
-        return Values(sent["number"], sent["plain"], sent["stored"], tensors)
+        return SharedValues(sent["number"], sent["plain"], sent["stored"], tensors)
 
 
-NO_VALUES = Values()
+NO_VALUES = SharedValues()
 
 
-class Newest:
+class NewestValues:
     """The coordinator's record of the values set by user code, for the next shards."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Newest:
         # Copies of tensors on accelerators, to be compared on the device: by ``name.key``.
         self._copies: dict[str, torch.Tensor] = {}
 
-    def look(self) -> Values:
+    def look(self) -> SharedValues:
         """Return the present values; the same object if nothing was changed.
 
         Makes a pass over the tensors, because a write through ``.data`` leaves no trace. The host
@@ -93,7 +93,7 @@ class Newest:
         return self._look()
 
     @torch.no_grad()
-    def _look(self) -> Values:
+    def _look(self) -> SharedValues:
         known = self.values
         plain, tensors = _looked_at()
         before = {**known.tensors.views, **self._copies}
@@ -108,7 +108,7 @@ class Newest:
                 stored.views[name].copy_(tensor)
             on_accelerators = (each for each in tensors.items() if each[1].device.type != "cpu")
             self._copies = {name: tensor.detach().clone() for name, tensor in on_accelerators}
-        self.values = Values(known.number + 1, plain, known.stored + (not is_stored), stored)
+        self.values = SharedValues(known.number + 1, plain, known.stored + (not is_stored), stored)
         return self.values
 
 

@@ -11,13 +11,13 @@ import torch
 
 from quorate.errors import SharedError
 from quorate.replica.beside.shared import are_any, everyone, live, read_by
-from quorate.replica.beside.values import Values, as_set
+from quorate.replica.beside.values import SharedValues, as_set
 from quorate.replica.torch_internals import version
 
 _NOTHING = nullcontext()
 
 
-class View:
+class ValuesView:
     """The shared values for the shards of a replica. Used by one thread at a time.
 
     Args:
@@ -26,7 +26,7 @@ class View:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._values: Values | None = None  # None: as set in this process, for a trial
+        self._values: SharedValues | None = None  # None: as set in this process, for a trial
         self._plain, self._tensors = as_set()
         # Tensors passed to user code, by name, with their number of writes at that time.
         self._handed: dict[str, tuple[torch.Tensor, int]] = {}
@@ -34,11 +34,11 @@ class View:
         self._stale: set[str] = set()  # modules with outdated values
 
     @property
-    def values(self) -> Values | None:
+    def values(self) -> SharedValues | None:
         """The values for the next shards; None: those set in this process."""
         return self._values
 
-    def take(self, values: Values) -> None:
+    def take(self, values: SharedValues) -> None:
         """Let the next shards read these values."""
         if values is self._values:
             return

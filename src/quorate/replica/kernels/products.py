@@ -68,7 +68,7 @@ def by(kernels: str) -> Iterator[None]:
         _local.is_onednn = outer
 
 
-class Part:
+class GradientChoice:
     """The gradients to compute in a node: all, unless restricted.
 
     An autograd function in Python is not told which of its gradients a backward pass needs.
@@ -77,7 +77,7 @@ class Part:
     wants_inputs = wants_parameters = True
 
 
-class _Linear(torch.autograd.Function):
+class _OneDnnLinear(torch.autograd.Function):
     """``rows @ weight.T + bias`` with its derivative, by oneDNN."""
 
     @staticmethod
@@ -86,7 +86,7 @@ class _Linear(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.set_materialize_grads(False)
-        ctx.part = Part()
+        ctx.part = GradientChoice()
         return onednn.product(rows, weight, bias)
 
     @staticmethod
@@ -132,7 +132,7 @@ def _linear(
     flat = rows if rows.dim() == 2 else rows.reshape(-1, rows.shape[-1])
     given = (rows, weight) if bias is None else (rows, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
-        output = _Linear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
+        output = _OneDnnLinear.apply(flat, weight, bias)  # type: ignore[no-untyped-call]
     else:
         output = onednn.product(flat, weight, bias)
     shaped: torch.Tensor = output if rows.dim() == 2 else output.view(*rows.shape[:-1], -1)

@@ -28,7 +28,7 @@ def is_metric(value: object) -> bool:
     return not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
 
-class Metric:
+class UserMetric:
     """A metric of the user.
 
     Args:
@@ -99,7 +99,7 @@ class Metric:
         metric = self._empty()
         for state, word in self._states.items():
             value = states[state]
-            if isinstance(value, _Gathered):
+            if isinstance(value, _ShardTensors):
                 value = torch.cat(value.all) if word else torch.stack(value.all)
             setattr(metric, state, value)
         metric._update_count = 1  # without an update the metric would warn
@@ -125,7 +125,7 @@ class Metric:
         }
 
 
-class _Gathered:
+class _ShardTensors:
     """Tensors of all shards, to be joined at the end."""
 
     def __init__(self, first: torch.Tensor) -> None:
@@ -141,13 +141,13 @@ def _on_host(state: Any) -> Any:
 def _first(word: str, state: Any) -> Any:
     if isinstance(state, list):
         return [each.clone() for each in state]
-    return _Gathered(state) if word in ("", "dim_zero_cat") else state.clone()
+    return _ShardTensors(state) if word in ("", "dim_zero_cat") else state.clone()
 
 
 def _merge(word: str, left: Any, right: Any) -> Any:
     if isinstance(right, list):
         return left + [each.clone() for each in right]
-    if isinstance(left, _Gathered):
+    if isinstance(left, _ShardTensors):
         left.all.append(right.clone())
         return left
     if word == "dim_zero_max":

@@ -17,7 +17,7 @@ _NOTHING = nullcontext()
 _NONE = frozenset[str]()
 
 
-class Turn:
+class CurrentPhase:
     """The phase that a replica computes; without phases, and between phases, the whole loss.
 
     Args:

@@ -25,7 +25,7 @@ NEARLY = 1.05  # times the slowest stage's time: the usual variation between mea
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ModelPieces:
     """The finest cut of a model, measured: piece i ends before ``names[i]``."""
 
     names: tuple[str, ...]  # (N - 1,) split points
@@ -92,7 +92,7 @@ def memory(costs: Sequence[Cost], in_flight: int = 1, state_factor: float = STAT
 
 def pieces(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Pieces:
+) -> ModelPieces:
     """Cut a model as finely as possible, and measure the pieces on one shard.
 
     Raises:
@@ -104,7 +104,7 @@ def pieces(
     except CutError:  # a piece may write values read by its neighbour
         names = tuple(name for name in names if _is_possible(model, name, args, kwargs))
         stages = cut(model, names, args, kwargs)
-    return Pieces(names, measured(model, stages, args, kwargs))
+    return ModelPieces(names, measured(model, stages, args, kwargs))
 
 
 def balanced(

@@ -18,7 +18,7 @@ from quorate.replica.nested import mapped, tensors
 Gradients = list[torch.Tensor | None]  # of the tensors of a value, in order
 
 
-class Passed(NamedTuple):
+class ForwardMessage(NamedTuple):
     """The message from stage to stage with a shard's forward pass."""
 
     values: Mapping[str, Any]  # detached
@@ -26,7 +26,7 @@ class Passed(NamedTuple):
     position: torch.Tensor | None  # of the random stream; None: no number was drawn
 
 
-class Returned(NamedTuple):
+class BackwardMessage(NamedTuple):
     """The message from stage to stage with a shard's backward pass."""
 
     values: Mapping[str, Gradients]
@@ -35,22 +35,22 @@ class Returned(NamedTuple):
     position: torch.Tensor | None
 
 
-def passed(values: Mapping[str, Any], position: torch.Tensor | None) -> Passed:
+def passed(values: Mapping[str, Any], position: torch.Tensor | None) -> ForwardMessage:
     """Return values in the form for another stage."""
-    return Passed(
+    return ForwardMessage(
         {name: mapped(value, torch.Tensor.detach) for name, value in values.items()},
         {name: [t.requires_grad for t in tensors(value)] for name, value in values.items()},
         position,
     )
 
 
-class Entered:
+class EnteredValues:
     """Values of earlier stages that entered a graph, with their gradients after backward."""
 
     def __init__(self) -> None:
-        self._held: dict[str, list[_Held]] = {}
+        self._held: dict[str, list[_BoundaryTensor]] = {}
 
-    def enter(self, arrived: Passed) -> dict[str, Any]:
+    def enter(self, arrived: ForwardMessage) -> dict[str, Any]:
         """Return values with a graph that begins here."""
         values = {}
         for name, value in arrived.values.items():
@@ -58,13 +58,13 @@ class Entered:
             held = self._held[name] = []
 
             def begin(
-                tensor: torch.Tensor, wanted: Any = wanted, held: list[_Held] = held
+                tensor: torch.Tensor, wanted: Any = wanted, held: list[_BoundaryTensor] = held
             ) -> torch.Tensor:
-                each = _Held(tensor)
+                each = _BoundaryTensor(tensor)
                 held.append(each)
                 if next(wanted) and torch.is_grad_enabled():
                     handle = torch.empty((), requires_grad=True)
-                    entered: torch.Tensor = _Enter.apply(handle, each)  # type: ignore[no-untyped-call]
+                    entered: torch.Tensor = _EnterGraph.apply(handle, each)  # type: ignore[no-untyped-call]
                     each.entered = entered
                     return entered
                 return tensor
@@ -98,18 +98,18 @@ def roots_of(
     ]
 
 
-class _Held:
+class _BoundaryTensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: torch.Tensor | None = tensor  # until the tensor has entered
         self.entered: torch.Tensor | None = None
         self.gradient: torch.Tensor | None = None
 
 
-class _Enter(torch.autograd.Function):
+class _EnterGraph(torch.autograd.Function):
     """The node where a value enters a graph: no leaf, which a module could not write in place."""
 
     @staticmethod
-    def forward(ctx: Any, handle: torch.Tensor, held: _Held) -> torch.Tensor:  # noqa: ARG004
+    def forward(ctx: Any, handle: torch.Tensor, held: _BoundaryTensor) -> torch.Tensor:  # noqa: ARG004
         ctx.held = held
         tensor, held.tensor = held.tensor, None
         assert tensor is not None

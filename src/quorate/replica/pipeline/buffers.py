@@ -16,7 +16,7 @@ from quorate.replica.digest import same_bits
 from quorate.replica.precision import NORMS
 
 
-class Restored:
+class BufferSetter:
     """A setter of the buffers' values at the beginning of a shard.
 
     Args:

@@ -20,7 +20,7 @@ from quorate.replica.streams import Stream
 from quorate.replica.turns import Turns
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """The arguments of a model's call, and the state of autocast."""
 
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Call(NamedTuple):
             yield
 
 
-def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> Call:
+def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) -> ModelCall:
     """Return the call of the model in a shard's forward pass, computed in one piece.
 
     Arguments as for ``Replica.gradient``.
@@ -46,10 +46,10 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
         LossError: the model was not called exactly once.
         Exception: an error of user code.
     """
-    calls: list[Call] = []
+    calls: list[ModelCall] = []
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(Call(args, kwargs, autocast()))
+        calls.append(ModelCall(args, kwargs, autocast()))
 
     def afresh(function: Loss) -> Callable[..., Any]:
         def loss(*args: Any) -> Any:
@@ -70,7 +70,7 @@ def call_of(replica: Replica, batch: Any, rows: int, stream: Stream, seed: int) 
 
 
 def cut_by(
-    model: torch.nn.Module, names: Sequence[str], call: Call, devices: Group | None
+    model: torch.nn.Module, names: Sequence[str], call: ModelCall, devices: Group | None
 ) -> tuple[StageGraph, ...]:
     """Cut a model at named modules, by a call of the model; as ``cut``.
 

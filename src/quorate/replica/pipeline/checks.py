@@ -18,7 +18,7 @@ from quorate.replica.nested import parts
 SIMPLE = (bool, int, float, str, bytes, type(None))
 
 
-class Call:
+class FunctionCall:
     """A function called by a graph, with a name for the graph's code."""
 
     def __init__(self, name: str, function: Callable[..., Any], held: object = None) -> None:
@@ -32,12 +32,12 @@ class Call:
         return self._function(*args, **kwargs)
 
 
-def held(value: object) -> Call:
+def held(value: object) -> FunctionCall:
     """Return a call that yields an object without an expression in a graph's code."""
-    return Call("held", lambda: value, value)
+    return FunctionCall("held", lambda: value, value)
 
 
-def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:
+def holds(how: Callable[[Any], Any], wanted: object, where: str) -> FunctionCall:
     """Return a call to check that a value equals the value at the trace."""
     what = getattr(how, "__name__", "value")
 
@@ -51,7 +51,7 @@ def holds(how: Callable[[Any], Any], wanted: object, where: str) -> Call:
                 "move the code that depends on this value into a module that is not cut",
             )
 
-    return Call("holds", check)
+    return FunctionCall("holds", check)
 
 
 def description(value: Any) -> Any:
@@ -65,7 +65,7 @@ def description(value: Any) -> Any:
     return value if is_fixed else type(value)
 
 
-def arguments_like(name: str, wanted: Any) -> Call:
+def arguments_like(name: str, wanted: Any) -> FunctionCall:
     """Return a call to check that an argument of forward has the same kind as at the trace."""
 
     def check(value: Any) -> None:
@@ -77,10 +77,10 @@ def arguments_like(name: str, wanted: Any) -> Call:
                 "give the model arguments of the same kinds in every shard",
             )
 
-    return Call(f"like_{name}", check)
+    return FunctionCall(f"like_{name}", check)
 
 
-def leaf(path: Sequence[Any]) -> Call:
+def leaf(path: Sequence[Any]) -> FunctionCall:
     """Return a call that takes a part out of nested arguments."""
 
     def take(value: Any) -> Any:
@@ -88,15 +88,15 @@ def leaf(path: Sequence[Any]) -> Call:
             value = value[key]
         return value
 
-    return Call("leaf", take)
+    return FunctionCall("leaf", take)
 
 
-def rebuilt(build: Callable[[Sequence[Any]], Any]) -> Call:
+def rebuilt(build: Callable[[Sequence[Any]], Any]) -> FunctionCall:
     """Return a call to make the output of forward from the values inside."""
-    return Call("rebuilt", lambda *values: build(values))
+    return FunctionCall("rebuilt", lambda *values: build(values))
 
 
-def as_they_were(modules: Mapping[str, nn.Module], reads_mode: set[str]) -> Call:
+def as_they_were(modules: Mapping[str, nn.Module], reads_mode: set[str]) -> FunctionCall:
     """Return a call that checks the numbers, words and switches in attributes of traced modules.
 
     Args:
@@ -128,4 +128,4 @@ def as_they_were(modules: Mapping[str, nn.Module], reads_mode: set[str]) -> Call
                     "read this attribute in a module that is not cut",
                 )
 
-    return Call("as_they_were", check)
+    return FunctionCall("as_they_were", check)

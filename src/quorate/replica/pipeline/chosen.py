@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import nn
 
 from quorate.replica.pipeline.balance import balanced
-from quorate.replica.pipeline.called import Call
+from quorate.replica.pipeline.called import ModelCall
 from quorate.replica.pipeline.cut import cut, listed
 from quorate.replica.pipeline.measure import Cost, measured
 from quorate.replica.pipeline.split import Split
@@ -23,14 +23,14 @@ REPEATS = 3  # measurements of a finished cut, shown only
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
-class Chosen(NamedTuple):
+class MeasuredCut(NamedTuple):
     """A cut with its costs."""
 
     names: tuple[str, ...]  # (S - 1,) modules before which the model is cut
     costs: tuple[Cost, ...]  # (S,) of one shard
 
 
-def chosen(model: nn.Module, split: Split, call: Call) -> Chosen:
+def chosen(model: nn.Module, split: Split, call: ModelCall) -> MeasuredCut:
     """Cut a model, and measure the stages on one shard. The model is restored. Blocks.
 
     Takes several times the duration of the shard.
@@ -45,18 +45,18 @@ def chosen(model: nn.Module, split: Split, call: Call) -> Chosen:
     """
     names = split.names
 
-    def in_turn() -> Chosen:
+    def in_turn() -> MeasuredCut:
         given = call.args, call.kwargs
         at = balanced(model, split.stages, *given) if names is None else names
         graphs = cut(model, at, *given)
-        return Chosen(at, measured(model, graphs, *given, repeats=REPEATS))
+        return MeasuredCut(at, measured(model, graphs, *given, repeats=REPEATS))
 
     # In a turn, because the cut compares generators: threads that load rows draw from them.
     with call.surroundings():
         return Turns().run(lambda _: in_turn())
 
 
-def described(made: Chosen) -> str:
+def described(made: MeasuredCut) -> str:
     """Return the message about a cut: its modules, the balance of stages, and their activations."""
     total_s = sum(cost.seconds for cost in made.costs) or 1.0
     shares = _joined([f"{cost.seconds / total_s:.0%}" for cost in made.costs])

@@ -23,7 +23,7 @@ from quorate.machine.devices import device_types, has_streams
 from quorate.replica.model import unchanged
 from quorate.replica.pipeline.deal import dealt
 from quorate.replica.pipeline.stage_graph import StageGraph, arguments
-from quorate.replica.pipeline.trace import Trace
+from quorate.replica.pipeline.trace import ForwardTrace
 
 MOST_NAMED = 12  # names of modules in an error
 
@@ -116,10 +116,10 @@ def _traced(
     kwargs: Mapping[str, Any] | None,
     inside: Sequence[str] = (),
     devices: Sequence[torch.device] = (),
-) -> Iterator[Trace]:
+) -> Iterator[ForwardTrace]:
     """Trace a call inside the block; forget its values afterwards, even after an error."""
     named = arguments(model, args, kwargs)
-    trace = Trace(model, points, inside, devices)
+    trace = ForwardTrace(model, points, inside, devices)
     try:
         with unchanged(model), _draws_undone(model), torch.enable_grad():
             trace.run(named, lambda given: _call(model, given))

@@ -14,10 +14,10 @@ from torch import fx, nn
 from quorate.errors import CutError
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
-from quorate.replica.pipeline.trace import FREE, Trace
+from quorate.replica.pipeline.trace import FREE, ForwardTrace
 
 
-def dealt(model: nn.Module, trace: Trace) -> tuple[StageGraph, ...]:
+def dealt(model: nn.Module, trace: ForwardTrace) -> tuple[StageGraph, ...]:
     """Return the stages of a trace.
 
     Raises:
@@ -87,7 +87,7 @@ def _called(nodes: Iterable[fx.Node]) -> list[str]:
     return [str(node.target) for node in nodes if node.op == "call_module"]
 
 
-def _needed(trace: Trace, own: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+def _needed(trace: ForwardTrace, own: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     """Return the values taken by a stage, and the free nodes copied to it."""
     stage = trace.stages[own[0]] if own else 0
     takes: dict[fx.Node, None] = {}
@@ -105,7 +105,7 @@ def _needed(trace: Trace, own: list[fx.Node]) -> tuple[list[fx.Node], list[fx.No
 
 
 def _graph(
-    trace: Trace, own: list[fx.Node], takes: list[fx.Node], gives: list[fx.Node]
+    trace: ForwardTrace, own: list[fx.Node], takes: list[fx.Node], gives: list[fx.Node]
 ) -> fx.Graph:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -142,7 +142,7 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _tensors(
-    model: nn.Module, trace: Trace, own: Iterable[fx.Node], free: Iterable[fx.Node]
+    model: nn.Module, trace: ForwardTrace, own: Iterable[fx.Node], free: Iterable[fx.Node]
 ) -> Iterable[torch.Tensor]:
     """Yield the parameters and buffers that a stage reads."""
     for node in own:
@@ -155,7 +155,7 @@ def _tensors(
             yield trace.values[node]
 
 
-def _refuse_shared_writes(trace: Trace) -> None:
+def _refuse_shared_writes(trace: ForwardTrace) -> None:
     """Refuse a tensor written by a stage and read by another: each stage has a copy."""
     for name, stages in trace.written_buffers.items():
         if len(stages) > 1:

@@ -26,7 +26,7 @@ _OUTSIDE = Path(torch.__file__).parent, Path(__file__).parents[2]  # folders wit
 _LIBRARY = Path(os.__file__).parent
 
 
-class Attributes:
+class ModuleAttributes:
     """The attributes of modules, to be restored.
 
     Args:

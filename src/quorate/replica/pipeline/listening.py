@@ -30,7 +30,7 @@ FACTORIES = """
 """
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """The receiver of reports."""
 
     @property
@@ -54,7 +54,7 @@ class Listener(Protocol):
 
 
 @contextmanager
-def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[None]:
+def listening(listener: CallListener, followed: Iterable[nn.Module]) -> Iterator[None]:
     """Report calls and reads to a listener inside the block.
 
     Args:
@@ -99,7 +99,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
     def applied(kind: type, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(apply.__func__, kind)
         if listener.is_noting and any(True for _ in recorded_in((args, kwargs))):
-            return listener.function(checks.Call(kind.__name__, own), args, kwargs)
+            return listener.function(checks.FunctionCall(kind.__name__, own), args, kwargs)
         return own(*args, **kwargs)
 
     def noticing(
@@ -121,7 +121,7 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
     for owner, name, factory in factories:
         setattr(owner, name, noticing(factory))
     try:
-        with _Mode(listener), checkpoint_body(lambda body: noticing(checkpoint, body)):
+        with _ReportingMode(listener), checkpoint_body(lambda body: noticing(checkpoint, body)):
             yield
     finally:
         nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -134,10 +134,10 @@ def listening(listener: Listener, followed: Iterable[nn.Module]) -> Iterator[Non
             vars(module).setdefault("training", training)
 
 
-class _Mode(TorchFunctionMode):
+class _ReportingMode(TorchFunctionMode):
     """A mode that reports torch's functions to a listener."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: CallListener) -> None:
         super().__init__()
         self._listener = listener
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-class Recorder(Protocol):
+class CallRecorder(Protocol):
     """The recorder of operations on recorded values."""
 
     def function(self, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -30,21 +30,21 @@ class Recorder(Protocol):
     def method(self, name: str, args: Any, kwargs: Any) -> Any:
         """Record and make a call of a method of the first argument."""
 
-    def fixed(self, value: Recorded, how: Callable[[Any], Any]) -> Any:
+    def fixed(self, value: RecordedValue, how: Callable[[Any], Any]) -> Any:
         """Return ``how(value)``, and require the same result in every shard."""
 
     def quiet(self, call: Callable[[], Any]) -> Any:
         """Call a function without recording."""
 
 
-class Recorded:
+class RecordedValue:
     """A value of the forward pass: the computing node, and the example's value.
 
     Not a tensor, and not disguised as a tensor: torch's code in C would look for a tensor's memory.
     The answers of ``isinstance`` are in ``listening.py``.
     """
 
-    def __init__(self, recorder: Recorder, node: fx.Node, value: Any) -> None:
+    def __init__(self, recorder: CallRecorder, node: fx.Node, value: Any) -> None:
         for name, part in (("recorder", recorder), ("node", node), ("value", value)):
             object.__setattr__(self, f"_quorate_{name}", part)
 
@@ -119,27 +119,27 @@ class Recorded:
     __repr__ = __str__
 
 
-def recorder_of(recorded: Recorded) -> Recorder:
+def recorder_of(recorded: RecordedValue) -> CallRecorder:
     """Return the recorder of a recorded value."""
     return object.__getattribute__(recorded, "_quorate_recorder")  # type: ignore[no-any-return]
 
 
-def node_of(recorded: Recorded) -> fx.Node:
+def node_of(recorded: RecordedValue) -> fx.Node:
     """Return the node that computes a recorded value."""
     return object.__getattribute__(recorded, "_quorate_node")  # type: ignore[no-any-return]
 
 
-def value_of(recorded: Recorded) -> Any:
+def value_of(recorded: RecordedValue) -> Any:
     """Return the example's value."""
     return object.__getattribute__(recorded, "_quorate_value")
 
 
 def is_recorded(value: Any) -> bool:
     """Return whether an object is a recorded value."""
-    return type(value) is Recorded
+    return type(value) is RecordedValue
 
 
-def recorded_in(value: Any) -> Iterator[Recorded]:
+def recorded_in(value: Any) -> Iterator[RecordedValue]:
     """Yield the recorded values in nested containers, in a fixed order."""
     if is_recorded(value):
         yield value
@@ -148,7 +148,7 @@ def recorded_in(value: Any) -> Iterator[Recorded]:
         yield from recorded_in(part)
 
 
-def mapped(value: Any, function: Callable[[Recorded], Any]) -> Any:
+def mapped(value: Any, function: Callable[[RecordedValue], Any]) -> Any:
     """Return the same structure with ``function(recorded)`` instead of every recorded value."""
     if is_recorded(value):
         return function(value)
@@ -212,15 +212,15 @@ def inner(value: Any) -> Iterable[tuple[Any, Any]] | None:
     return parts(value)
 
 
-def _of_one(function: Callable[..., Any]) -> Callable[[Recorded], Any]:
+def _of_one(function: Callable[..., Any]) -> Callable[[RecordedValue], Any]:
     return lambda self: recorder_of(self).function(function, (self,), {})
 
 
-def _of_two(function: Callable[..., Any]) -> Callable[[Recorded, Any], Any]:
+def _of_two(function: Callable[..., Any]) -> Callable[[RecordedValue, Any], Any]:
     return lambda self, other: recorder_of(self).function(function, (self, other), {})
 
 
-def _turned(function: Callable[..., Any]) -> Callable[[Recorded, Any], Any]:
+def _turned(function: Callable[..., Any]) -> Callable[[RecordedValue, Any], Any]:
     return lambda self, other: recorder_of(self).function(function, (other, self), {})
 
 
@@ -230,14 +230,14 @@ _BINARY = "add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshif
 
 def _define() -> None:
     for name in ("neg", "pos", "invert", "abs"):
-        setattr(Recorded, f"__{name}__", _of_one(getattr(operator, name)))
+        setattr(RecordedValue, f"__{name}__", _of_one(getattr(operator, name)))
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        setattr(Recorded, f"__{name}__", _of_two(getattr(operator, name)))
+        setattr(RecordedValue, f"__{name}__", _of_two(getattr(operator, name)))
     for name in _BINARY.split():
         plain, bare = getattr(operator, name), name.rstrip("_")
-        setattr(Recorded, f"__{bare}__", _of_two(plain))
-        setattr(Recorded, f"__r{bare}__", _turned(plain))
-        setattr(Recorded, f"__i{bare}__", _of_two(getattr(operator, f"i{bare}")))
+        setattr(RecordedValue, f"__{bare}__", _of_two(plain))
+        setattr(RecordedValue, f"__r{bare}__", _turned(plain))
+        setattr(RecordedValue, f"__i{bare}__", _of_two(getattr(operator, f"i{bare}")))
 
 
 _define()

@@ -23,7 +23,7 @@ from quorate.replica.pipeline.stage_graph import StageGraph
 Names = tuple[str, ...]
 
 
-class Route(NamedTuple):
+class StageRoute(NamedTuple):
     """The messages that a stage sends, and their senders and receivers, by number of the stage."""
 
     forward_to: Mapping[int, Names]  # values
@@ -33,7 +33,7 @@ class Route(NamedTuple):
     owned: Names  # parameters whose gradient the stage writes
 
 
-def routes(graphs: Sequence[StageGraph]) -> tuple[Route, ...]:
+def routes(graphs: Sequence[StageGraph]) -> tuple[StageRoute, ...]:
     """Return the route of each stage."""
     stages, last = range(len(graphs)), len(graphs) - 1
     values = {name: [graph.index] for graph in graphs[:last] for name in graph.gives}
@@ -51,7 +51,7 @@ def routes(graphs: Sequence[StageGraph]) -> tuple[Route, ...]:
         forward_to = {to: forward.get((stage, to), ()) for to in stages[stage + 1 :]}
         back_to = {to: back.get((stage, to), ()) for to in stages[:stage]}
         found.append(
-            Route(
+            StageRoute(
                 {to: names for to, names in forward_to.items() if names or to == stage + 1},
                 tuple(s for s in stages[:stage] if (s, stage) in forward or s == stage - 1),
                 {to: names for to, names in back_to.items() if names or to == stage - 1},

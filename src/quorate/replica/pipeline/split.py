@@ -10,7 +10,7 @@ from quorate.errors import SettingError
 from quorate.machine.devices import Group
 from quorate.replica.computing import Computing
 from quorate.replica.flat import Layout
-from quorate.replica.phases.turn import Turn
+from quorate.replica.phases.turn import CurrentPhase
 from quorate.replica.whole_batch.gather import Gather
 
 CHUNKS = 2  # default number of interleaved stages per device
@@ -31,7 +31,7 @@ class Split:
     def require_fits(
         self,
         computing: Computing,
-        turn: Turn,
+        turn: CurrentPhase,
         gradients: Layout,
         options: Mapping[str, Any],
     ) -> None:

@@ -18,27 +18,27 @@ import torch
 from quorate.errors import LossError
 from quorate.replica.loss import LossResult
 from quorate.replica.pipeline.boundary import (
-    Entered,
-    Passed,
-    Returned,
+    BackwardMessage,
+    EnteredValues,
+    ForwardMessage,
     passed,
     roots_of,
 )
 from quorate.replica.pipeline.draws import none_drawn
 from quorate.replica.pipeline.on_devices.device_stream import DeviceStream
-from quorate.replica.pipeline.routes import Route
+from quorate.replica.pipeline.routes import StageRoute
 from quorate.replica.pipeline.stage_graph import OUTPUT, StageGraph
-from quorate.replica.pipeline.two_parts import Root, Second, derive, derive_first
+from quorate.replica.pipeline.two_parts import Root, SecondPart, derive, derive_first
 from quorate.replica.streams import Stream
 
 FIX = "call model(...) once in the loss function, or leave split out"
 
 
-class Unwound(BaseException):
+class ForwardEnded(BaseException):
     """The signal of a finished forward part; the last stage computes the rest."""
 
 
-class Computing(NamedTuple):
+class StageComputing(NamedTuple):
     """The computation of a replica, the same for all of its stages."""
 
     model: torch.nn.Module
@@ -48,21 +48,21 @@ class Computing(NamedTuple):
     stream: Stream | DeviceStream
 
 
-class Given(NamedTuple):
+class ForwardResults(NamedTuple):
     """The results of a shard's forward pass in a stage."""
 
-    to: Mapping[int, Passed]  # by stage
+    to: Mapping[int, ForwardMessage]  # by stage
     buffers: Mapping[str, torch.Tensor]  # by name, as left by the shard
     outcome: LossResult | None  # of the last stage
 
 
-class Back(NamedTuple):
+class BackwardResults(NamedTuple):
     """The results of a shard's backward pass in a stage."""
 
-    to: Mapping[int, Returned]  # by stage
+    to: Mapping[int, BackwardMessage]  # by stage
     gradients: Mapping[str, torch.Tensor]  # of the stage's own parameters
     weight: float  # to multiply the gradients by
-    second: Second | None = None  # the rest of the gradients, not computed yet
+    second: SecondPart | None = None  # the rest of the gradients, not computed yet
 
 
 class Stage:
@@ -74,13 +74,13 @@ class Stage:
         computing: the computation of the replica.
     """
 
-    def __init__(self, graph: StageGraph, route: Route, computing: Computing) -> None:
+    def __init__(self, graph: StageGraph, route: StageRoute, computing: StageComputing) -> None:
         self.graph, self.route = graph, route
         self._computing = computing
         self._stream = computing.stream
         # Of the model's own forward pass, which is replaced while a shard is computed.
         self._signature = inspect.signature(computing.model.forward)
-        self._shards: dict[int, _Shard] = {}
+        self._shards: dict[int, _OpenShard] = {}
 
     def forward(
         self,
@@ -88,15 +88,15 @@ class Stage:
         batch: Any,
         rows: int,
         seed: int,
-        receive: Callable[[], Sequence[Passed]],
-    ) -> Given:
+        receive: Callable[[], Sequence[ForwardMessage]],
+    ) -> ForwardResults:
         """Compute a shard's forward pass.
 
         Args:
             number: number of the shard.
             receive: returns the messages of earlier stages about the shard. Blocks.
         """
-        shard = self._shards[number] = _Shard(seed)
+        shard = self._shards[number] = _OpenShard(seed)
         self._computing.begin(self._stream, seed)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -114,12 +114,12 @@ class Stage:
             if self.graph.is_last:
                 return given[OUTPUT]
             shard.given = given
-            raise Unwound
+            raise ForwardEnded
 
         try:
             with none_drawn(), _forward_is(self._computing.model, call):
                 shard.outcome = self._computing.read(batch, rows)
-        except Unwound:
+        except ForwardEnded:
             pass
         if not shard.was_called or (shard.outcome is None) is self.graph.is_last:
             raise LossError("the loss did not call the model, expected one call", fix=FIX)
@@ -128,15 +128,15 @@ class Stage:
             stage: passed({name: shard.given[name] for name in names}, shard.position)
             for stage, names in self.route.forward_to.items()
         }
-        return Given(to, self._left(), shard.outcome)
+        return ForwardResults(to, self._left(), shard.outcome)
 
     def backward(
         self,
         number: int,
-        receive: Callable[[], Sequence[Returned]],
+        receive: Callable[[], Sequence[BackwardMessage]],
         *,
         is_first_part: bool = False,
-    ) -> Back:
+    ) -> BackwardResults:
         """Compute a shard's backward pass, and forget the shard.
 
         Args:
@@ -162,7 +162,7 @@ class Stage:
         own, of_others = self._taken()
         position = self._position()
         to = {
-            stage: Returned(
+            stage: BackwardMessage(
                 {name: shard.entered.gradients(name) for name in names},
                 of_others if stage == self.graph.index - 1 else {},
                 weight,
@@ -170,9 +170,9 @@ class Stage:
             )
             for stage, names in self.route.back_to.items()
         }
-        return Back(to, own, weight, second)
+        return BackwardResults(to, own, weight, second)
 
-    def complete(self, back: Back) -> Back:
+    def complete(self, back: BackwardResults) -> BackwardResults:
         """Compute the second part of a backward pass; return the results of both parts."""
         if back.second is None:
             return back
@@ -180,7 +180,7 @@ class Stage:
         own, _ = self._taken()
         return back._replace(gradients={**back.gradients, **own}, second=None)
 
-    def _derived(self, roots: Sequence[Root], *, is_first_part: bool) -> Second | None:
+    def _derived(self, roots: Sequence[Root], *, is_first_part: bool) -> SecondPart | None:
         if not is_first_part:
             derive(roots)
             return None
@@ -211,7 +211,7 @@ class Stage:
     def _position(self) -> torch.Tensor | None:
         return self._stream.generator.get_state() if self._stream.drawn else None
 
-    def _set_position(self, shard: _Shard, returned: Sequence[Returned]) -> None:
+    def _set_position(self, shard: _OpenShard, returned: Sequence[BackwardMessage]) -> None:
         """Set the random stream for a backward pass that draws, as in the unsplit model."""
         position = returned[0].position if returned else shard.position
         self._stream.reseed(shard.seed)
@@ -233,12 +233,12 @@ def _forward_is(model: Any, function: Callable[..., Any]) -> Iterator[None]:
             model.forward = own
 
 
-class _Shard:
+class _OpenShard:
     """A shard in progress."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.entered = Entered()
+        self.entered = EnteredValues()
         self.given: dict[str, Any] = {}
         self.outcome: LossResult | None = None
         self.position: torch.Tensor | None = None

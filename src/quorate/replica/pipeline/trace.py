@@ -23,7 +23,7 @@ from quorate.errors import CutError
 from quorate.replica import nested
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.followed import (
-    Attributes,
+    ModuleAttributes,
     autocast,
     line_here,
     line_of,
@@ -31,7 +31,7 @@ from quorate.replica.pipeline.followed import (
 )
 from quorate.replica.pipeline.listening import listening
 from quorate.replica.pipeline.recorded import (
-    Recorded,
+    RecordedValue,
     builder,
     inner,
     is_recorded,
@@ -54,7 +54,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.la
 _WRITES = (operator.setitem, setattr)  # functions without a result
 
 
-class Use(NamedTuple):
+class TensorUse(NamedTuple):
     """A node's use of a tensor of a value, which the node may write."""
 
     node: fx.Node
@@ -63,7 +63,7 @@ class Use(NamedTuple):
     writes: bool
 
 
-class Trace:
+class ForwardTrace:
     """A forward pass as nodes, each in a stage.
 
     Args:
@@ -85,7 +85,7 @@ class Trace:
         self.stages: dict[fx.Node, int] = {}
         self.without_grad: set[fx.Node] = set()  # nodes that run with gradients disabled
         self.values: dict[fx.Node, Any] = {}  # of the example
-        self.uses: list[Use] = []  # in order
+        self.uses: list[TensorUse] = []  # in order
         self.lines: dict[fx.Node, str] = {}  # of user code
         self.written_buffers: dict[str, set[int]] = {}  # by name: the stages that write the buffer
         # Modules and tensors used by functions recorded as a whole (a checkpoint), with their
@@ -101,7 +101,7 @@ class Trace:
         self._paths = {module: name for name, module in model.named_modules()}
         self._stage = 0
         self._devices = [*devices] or [_HOST]
-        self._tensors: dict[int, Recorded] = {}  # parameters, buffers and constants, by id
+        self._tensors: dict[int, RecordedValue] = {}  # parameters, buffers and constants, by id
         self._kept: list[object] = []  # objects whose ids are in use, kept alive
         self._inside: list[str] = []  # followed modules being called
         self._quiet = 0
@@ -120,7 +120,7 @@ class Trace:
             CutError: forward contains code without a cut; with the line of the code.
         """
         given = {name: self._argument(name, value) for name, value in arguments.items()}
-        attributes = Attributes(self.followed)
+        attributes = ModuleAttributes(self.followed)
         try:
             with (
                 noticing_draws(lambda: self.is_noting) as drawing,
@@ -175,7 +175,7 @@ class Trace:
         """Record and make a call of a method of the first argument."""
         return self._noted("call_method", name, args, kwargs)
 
-    def fixed(self, value: Recorded, how: Callable[[Any], Any]) -> Any:
+    def fixed(self, value: RecordedValue, how: Callable[[Any], Any]) -> Any:
         """Return ``how(value)``, and require the same result in every shard."""
         with self._quietly():
             wanted = how(value_of(value))
@@ -211,7 +211,7 @@ class Trace:
         if self._in_function and threading.get_ident() == self._thread:
             self.inside_functions.append((self._stage, used))
 
-    def attribute(self, tensor: torch.Tensor) -> Recorded:
+    def attribute(self, tensor: torch.Tensor) -> RecordedValue:
         """Return the recorded value of a parameter or buffer, which every stage reads itself."""
         found = self._tensors.get(id(tensor))
         if found is None:
@@ -280,7 +280,7 @@ class Trace:
         self.values[node] = result
         for value, versions in zip(read, before, strict=True):
             self._note_uses(node, value, versions)
-        recorded = Recorded(self, node, result)
+        recorded = RecordedValue(self, node, result)
         if isinstance(result, _FIXED):
             if target not in _WRITES:
                 self._check(recorded, _value, result)
@@ -321,14 +321,14 @@ class Trace:
             self.without_grad.add(node)
         return node
 
-    def _free(self, kind: str, target: Any, args: Any, value: Any) -> Recorded:
+    def _free(self, kind: str, target: Any, args: Any, value: Any) -> RecordedValue:
         node = self._node(kind, target, args, {})
         self.stages[node] = FREE
         self.without_grad.discard(node)
         self.values[node] = value
-        return Recorded(self, node, value)
+        return RecordedValue(self, node, value)
 
-    def _check(self, value: Recorded, how: Callable[[Any], Any], wanted: object) -> None:
+    def _check(self, value: RecordedValue, how: Callable[[Any], Any], wanted: object) -> None:
         call = checks.holds(how, wanted, line_here())
         self._node("call_function", call, (node_of(value),), {})
 
@@ -382,12 +382,12 @@ class Trace:
             self._note_uses(node, leaf, None)
         return node
 
-    def _note_uses(self, node: fx.Node, value: Recorded, before: list[int] | None) -> None:
+    def _note_uses(self, node: fx.Node, value: RecordedValue, before: list[int] | None) -> None:
         for number, tensor in enumerate(nested.tensors(value_of(value))):
             if tensor.layout is torch.strided and (storage := tensor.untyped_storage().data_ptr()):
                 known = () if before is None else before[number : number + 1]
                 writes = any(earlier != _written(tensor) for earlier in known)
-                self.uses.append(Use(node, node_of(value), storage, writes))
+                self.uses.append(TensorUse(node, node_of(value), storage, writes))
 
     # -- errors ----------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from quorate.replica.kernels.products import Part
+from quorate.replica.kernels.products import GradientChoice
 from quorate.replica.quick.torch_calls import keeps_plainly
 
 Node = Any  # a node of autograd's graph
@@ -85,7 +85,7 @@ def derive(roots: Sequence[Root]) -> None:
     torch.autograd.backward([root.tensor for root in roots], [root.gradient for root in roots])
 
 
-def derive_first(roots: Sequence[Root], may_wait: Collection[torch.Tensor]) -> Second | None:
+def derive_first(roots: Sequence[Root], may_wait: Collection[torch.Tensor]) -> SecondPart | None:
     """Compute the first part of a backward pass.
 
     Args:
@@ -94,14 +94,14 @@ def derive_first(roots: Sequence[Root], may_wait: Collection[torch.Tensor]) -> S
     Returns:
         The second part; None: there is none, gradients of all leaves have been computed.
     """
-    graph = _Graph([root.tensor for root in roots])
+    graph = _BackwardGraph([root.tensor for root in roots])
     last = graph.last({id(parameter) for parameter in may_wait})
     put_off = {id(parameter) for each in last.values() for parameter in each}
     leaves = [leaf for leaf in graph.leaves if id(leaf) not in put_off]
     if not last or not leaves:
         derive(roots)
         return None
-    second = Second(roots, last)
+    second = SecondPart(roots, last)
     with second.noting():
         torch.autograd.backward(
             [root.tensor for root in roots],
@@ -112,7 +112,7 @@ def derive_first(roots: Sequence[Root], may_wait: Collection[torch.Tensor]) -> S
     return second
 
 
-class Second:
+class SecondPart:
     """The second part of a backward pass. Keeps the whole graph alive until computed.
 
     Args:
@@ -161,7 +161,7 @@ class Second:
         return note
 
 
-class _Graph:
+class _BackwardGraph:
     """The graph below some tensors.
 
     Args:
@@ -248,11 +248,11 @@ def _is_checkpoint(node: Node) -> bool:
 
 def _is_in_parts(node: Node) -> bool:
     if isinstance(node, BackwardCFunction):
-        return isinstance(getattr(node, "part", None), Part) and keeps_plainly(node)
+        return isinstance(getattr(node, "part", None), GradientChoice) and keeps_plainly(node)
     return type(node).__name__ in _KINDS and keeps_plainly(node)
 
 
-def _part(node: Node) -> Part:
+def _part(node: Node) -> GradientChoice:
     """Return the settings of a node of quorate; the engine sets those of torch's nodes."""
     part = getattr(node, "part", None)
-    return part if isinstance(part, Part) else Part()
+    return part if isinstance(part, GradientChoice) else GradientChoice()

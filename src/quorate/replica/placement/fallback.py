@@ -28,7 +28,7 @@ def is_lacking(error: RuntimeError) -> bool:
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingKernel:
     """An operator without a kernel, with its first call site."""
 
     operator: str
@@ -66,14 +66,14 @@ class SoftPlacement(OperatorMode):
 
     def __init__(
         self,
-        known: dict[Key, Lacking],
+        known: dict[Key, MissingKernel],
         stream: Stream,
         call_sites: CallSites | None = None,
         *,
         runs: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.failed: Lacking | None = None  # the operator whose error was raised
+        self.failed: MissingKernel | None = None  # the operator whose error was raised
         self.stuck = ""  # why the operator did not run on the CPU
         self.is_unfinished = False  # not run on the CPU, because it had begun to write
         self._known = known
@@ -95,7 +95,7 @@ class SoftPlacement(OperatorMode):
             if call_site is None or not is_lacking(error):
                 raise
             device = _device(args, kwargs)
-            self.failed = Lacking(func.name().partition(".")[0], device, *call_site)
+            self.failed = MissingKernel(func.name().partition(".")[0], device, *call_site)
             if not self._runs or device == CPU:
                 raise
             if (why := _never(func, args, kwargs)) is not None:

@@ -24,7 +24,7 @@ _Row = tuple[str, ...]  # a cell for each of COLUMNS
 
 
 @dataclass
-class _Calls:
+class _CallCounts:
     forward: int = 0
     backward: int = 0
 
@@ -48,7 +48,7 @@ class PlacementLog(OperatorMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._call_sites = CallSites(model, until)
         # (path, class) -> (operator, device) -> counts; in order of the first call
-        self._modules: dict[tuple[str, str], dict[tuple[str, str], _Calls]] = {}
+        self._modules: dict[tuple[str, str], dict[tuple[str, str], _CallCounts]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -62,7 +62,7 @@ class PlacementLog(OperatorMode):
         if func.is_view or "empty" in name or not where or is_own:
             return returned
         operators = self._modules.setdefault(
-            (call_site.module, call_site.kind), defaultdict(_Calls)
+            (call_site.module, call_site.kind), defaultdict(_CallCounts)
         )
         calls = operators[name, where]
         if in_backward:
@@ -78,7 +78,7 @@ class PlacementLog(OperatorMode):
         """
         modules = [([path], kind, operators) for (path, kind), operators in self._modules.items()]
         if sum(len(operators) for *_, operators in modules) > MOST_ROWS:
-            alike: dict[Any, tuple[list[str], str, dict[tuple[str, str], _Calls]]] = {}
+            alike: dict[Any, tuple[list[str], str, dict[tuple[str, str], _CallCounts]]] = {}
             for paths, kind, operators in modules:
                 did = kind, tuple((k, c.forward, c.backward) for k, c in sorted(operators.items()))
                 alike.setdefault(did, ([], kind, operators))[0].extend(paths)
@@ -88,7 +88,7 @@ class PlacementLog(OperatorMode):
 
 
 def _rows(
-    paths: list[str], kind: str, operators: Mapping[tuple[str, str], _Calls]
+    paths: list[str], kind: str, operators: Mapping[tuple[str, str], _CallCounts]
 ) -> Iterable[_Row]:
     module = (paths[0] or "(the model)") if kind else "(no module)"
     if len(paths) > 1:

@@ -17,7 +17,7 @@ from quorate.replica.computing import Computing
 from quorate.replica.notes import Notes
 from quorate.replica.on_host import CPU
 from quorate.replica.placement.call_site import CallSites
-from quorate.replica.placement.fallback import Key, Lacking, SoftPlacement, is_lacking
+from quorate.replica.placement.fallback import Key, MissingKernel, SoftPlacement, is_lacking
 from quorate.replica.placement.log import PlacementLog
 from quorate.replica.streams import Stream
 
@@ -43,7 +43,7 @@ class Placement:
         self._logs = computing.log_placement  # for the next shard
         self._notes = notes
         self._until = until
-        self._known: dict[Key, Lacking] = {}
+        self._known: dict[Key, MissingKernel] = {}
 
     def run(
         self,
@@ -118,7 +118,7 @@ class Placement:
         with SoftPlacement(self._known, stream):
             return work(True)
 
-    def _note(self, lacking: Lacking, stuck: str) -> str:
+    def _note(self, lacking: MissingKernel, stuck: str) -> str:
         if stuck:
             then = f"it cannot run on the CPU: {stuck}"
         elif lacking.device == CPU:

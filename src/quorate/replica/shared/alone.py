@@ -13,7 +13,7 @@ from quorate.replica.turns import Reseed, Turns, leave_alone
 T = TypeVar("T")
 
 
-class Alone:
+class ShardTurns:
     """The runner of a replica's shards, one by one or several together. For one thread at a time.
 
     Args:

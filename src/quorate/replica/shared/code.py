@@ -41,7 +41,7 @@ def uses(function: FunctionType) -> Iterator[Use]:
     yield from _uses(function.__code__, function.__globals__, held)
 
 
-class Variable(NamedTuple):
+class OutsideVariable(NamedTuple):
     """An outside variable that a function sets: ``global`` or ``nonlocal`` in the function."""
 
     name: str
@@ -64,7 +64,7 @@ class Variable(NamedTuple):
             del self.holder.cell_contents
 
 
-def variables(function: FunctionType) -> Iterator[Variable]:
+def variables(function: FunctionType) -> Iterator[OutsideVariable]:
     """Yield the outside variables that a function sets."""
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=False))
@@ -72,9 +72,9 @@ def variables(function: FunctionType) -> Iterator[Variable]:
         name, position = instruction.argval, instruction.positions
         line = f"{Path(code.co_filename).name}:{position.lineno if position else None}"
         if instruction.opname == "STORE_GLOBAL":
-            yield Variable(name, line, function.__globals__)
+            yield OutsideVariable(name, line, function.__globals__)
         elif instruction.opname == "STORE_DEREF" and name in cells:
-            yield Variable(name, line, cells[name])
+            yield OutsideVariable(name, line, cells[name])
 
 
 def is_of_library(code: CodeType, *, only_torch: bool = False) -> bool:

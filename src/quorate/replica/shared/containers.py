@@ -49,7 +49,7 @@ class Container(NamedTuple):
         )
 
 
-class Contents:
+class SharedContents:
     """The content of containers at one time, to be restored.
 
     Args:

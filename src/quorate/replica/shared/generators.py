@@ -26,7 +26,7 @@ Mark = tuple[Any, ...]
 _halves: dict[Mark, int] = {}  # position of NumPy's generator -> whether half of a pair is left
 
 
-class States(NamedTuple):
+class GeneratorStates(NamedTuple):
     """The states of all three generators."""
 
     python: Any
@@ -34,14 +34,14 @@ class States(NamedTuple):
     torch: torch.Tensor
 
 
-def states() -> States:
+def states() -> GeneratorStates:
     """Return the states of the generators: 80 us."""
     state = np.random.get_state(legacy=False)
     assert isinstance(state, dict)
-    return States(random.getstate(), state, torch.default_generator.get_state())
+    return GeneratorStates(random.getstate(), state, torch.default_generator.get_state())
 
 
-def restore(wanted: States) -> None:
+def restore(wanted: GeneratorStates) -> None:
     """Restore the states of the generators."""
     random.setstate(wanted.python)
     np.random.set_state(wanted.numpy)

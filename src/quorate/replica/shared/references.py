@@ -52,7 +52,7 @@ _BEFORE = ("__init__", "__new__", "__post_init__", "reset_parameters", "extra_re
 _MAKES_OBSERVERS = "torch.ao.quantization.qconfig"
 
 
-class Found(NamedTuple):
+class SharedObjects(NamedTuple):
     """The findings about a model and its loss function."""
 
     originals: list[str]  # paths to objects that should have been copied
@@ -65,7 +65,7 @@ class Found(NamedTuple):
 
 def found(
     copied: Mapping[str, object], shared: Mapping[str, object], originals: Mapping[int, str]
-) -> Found:
+) -> SharedObjects:
     """Search all reachable objects.
 
     Args:
@@ -74,7 +74,7 @@ def found(
             copied, nor is the object of a bound method, nor the objects it holds.
         originals: descriptions of objects that must not be reached, by ``id``.
     """
-    walk = _Walk(originals)
+    walk = _ReferenceWalk(originals)
     for name, root in copied.items():
         walk.begin(name, root, is_shared=False)
     for name, root in shared.items():
@@ -83,23 +83,23 @@ def found(
     return walk.found
 
 
-class _Step(NamedTuple):
+class _WalkStep(NamedTuple):
     value: Any
     way: str  # the path to the value
     by_code: bool  # from a function or an object that all copies share
     is_class: bool = False  # named by code, which may make instances of the class
 
 
-class _Walk:
+class _ReferenceWalk:
     def __init__(self, originals: Mapping[int, str]) -> None:
-        self.found = Found([], [], [], [], [])
+        self.found = SharedObjects([], [], [], [], [])
         self._originals = originals
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # keeps objects alive, so that ids are not reused
-        self._next: deque[_Step] = deque()
+        self._next: deque[_WalkStep] = deque()
 
     def begin(self, name: str, root: object, *, is_shared: bool) -> None:
-        self._next.append(_Step(root, name, by_code=is_shared))
+        self._next.append(_WalkStep(root, name, by_code=is_shared))
 
     def run(self) -> None:
         while self._next and len(self._seen) < MOST_OBJECTS:
@@ -108,7 +108,7 @@ class _Walk:
             with suppress(Exception):
                 self._visit(self._next.popleft())
 
-    def _visit(self, step: _Step) -> None:
+    def _visit(self, step: _WalkStep) -> None:
         value = step.value
         if (what := self._originals.get(id(value))) is not None:
             line = f"{step.way} is {what}"
@@ -123,63 +123,63 @@ class _Walk:
         self._kept.append(value)
         self._next.extend(self._parts(step))
 
-    def _parts(self, step: _Step) -> Iterable[_Step]:
+    def _parts(self, step: _WalkStep) -> Iterable[_WalkStep]:
         value, way = step.value, step.way
         if isinstance(value, torch.Tensor):
             return ()
         if isinstance(value, FunctionType):
             return self._function(value, way)
         if isinstance(value, MethodType):
-            return [_Step(value.__func__, way, True), step._replace(value=value.__self__)]
+            return [_WalkStep(value.__func__, way, True), step._replace(value=value.__self__)]
         if isinstance(value, functools.partial):
             parts = [
                 (value.func, way),
                 *((a, f"{way}, an argument of a partial") for a in value.args),
             ]
             parts += [(v, f"{way}, argument {k!r} of a partial") for k, v in value.keywords.items()]
-            return [_Step(part, label, step.by_code) for part, label in parts]
+            return [_WalkStep(part, label, step.by_code) for part, label in parts]
         if isinstance(value, (weakref.ref, weakref.ProxyType)):
             target = value() if isinstance(value, weakref.ref) else None
-            return [_Step(target, f"{way}, a weak reference,", True)]
+            return [_WalkStep(target, f"{way}, a weak reference,", True)]
         if isinstance(value, (staticmethod, classmethod)):
-            return [_Step(value.__func__, way, True)]
+            return [_WalkStep(value.__func__, way, True)]
         if isinstance(value, property):
             functions = (value.fget, value.fset)
-            return [_Step(part, way, True) for part in functions if part is not None]
+            return [_WalkStep(part, way, True) for part in functions if part is not None]
         if isinstance(value, BuiltinFunctionType):
-            return [_Step(getattr(value, "__self__", None), way, step.by_code)]
+            return [_WalkStep(getattr(value, "__self__", None), way, step.by_code)]
         if type(value).__module__ == _MAKES_OBSERVERS:
             return ()
         if isinstance(value, (dict, MappingProxyType)):  # other mappings may load items on access
             if step.by_code and isinstance(value, dict):
                 self.found.containers.append(Container.of(value, way))
             items = _first(value.items())
-            return [_Step(v, f"{way}[{k!r}]", step.by_code) for k, v in items]
+            return [_WalkStep(v, f"{way}[{k!r}]", step.by_code) for k, v in items]
         if isinstance(value, (list, tuple, set, frozenset, deque)):
             if step.by_code and not isinstance(value, (tuple, frozenset)):
                 self.found.containers.append(Container.of(value, way))
-            return [_Step(v, f"{way}[{n}]", step.by_code) for n, v in enumerate(_first(value))]
+            return [_WalkStep(v, f"{way}[{n}]", step.by_code) for n, v in enumerate(_first(value))]
         if isinstance(value, type):
             return self._class(value, way, instances=step.is_class)
         return self._instance(value, step)
 
-    def _function(self, function: FunctionType, way: str) -> Iterator[_Step]:
+    def _function(self, function: FunctionType, way: str) -> Iterator[_WalkStep]:
         if (original := compiled_function(function)) is not None:
-            yield _Step(original, way, True)  # without objects of the compiler
+            yield _WalkStep(original, way, True)  # without objects of the compiler
             return
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
-            yield _Step(wrapped, way, True)
+            yield _WalkStep(wrapped, way, True)
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for value in defaults:
-            yield _Step(value, f"{way} ({place(function.__code__)}), a default value,", True)
+            yield _WalkStep(value, f"{way} ({place(function.__code__)}), a default value,", True)
         is_library = is_of_library(function.__code__)
         if is_library:
             for name, cell in zip(
                 function.__code__.co_freevars, function.__closure__ or (), strict=False
             ):
                 value = _contents(cell)
-                yield _Step(value, f"{way} holds {name!r}, which", True)
+                yield _WalkStep(value, f"{way} holds {name!r}, which", True)
             if is_of_library(function.__code__, only_torch=True):
                 return
         if not is_library:
@@ -194,11 +194,11 @@ class _Walk:
             elif (setter := setter_name(use)) is not None:
                 self.found.switches.append(f"{setter} ({use.line})")
             elif not is_library and _is_worth_it(use.value, use.is_whole):
-                yield _Step(
+                yield _WalkStep(
                     use.value, f"{use.name!r} in {_named(function, way)} ({use.line})", True, True
                 )
 
-    def _class(self, kind: type, way: str, *, instances: bool) -> Iterator[_Step]:
+    def _class(self, kind: type, way: str, *, instances: bool) -> Iterator[_WalkStep]:
         for base in kind.__mro__:
             if _is_pythons(base):
                 continue
@@ -207,9 +207,9 @@ class _Walk:
                     continue
                 if name.startswith("__") and not callable(member):
                     continue
-                yield _Step(member, f"{way}.{name}", True)
+                yield _WalkStep(member, f"{way}.{name}", True)
 
-    def _instance(self, value: Any, step: _Step) -> Iterator[_Step]:
+    def _instance(self, value: Any, step: _WalkStep) -> Iterator[_WalkStep]:
         kind, way = type(value), step.way
         if isinstance(value, Composed):
             for name, function in value.functions.items():
@@ -242,7 +242,7 @@ class _Walk:
             else:
                 yield step._replace(value=part, way=f"{way}.{name}", is_class=False)
         if kind not in (torch.nn.Module, object):
-            yield _Step(kind, way, True)
+            yield _WalkStep(kind, way, True)
 
 
 def _named(function: FunctionType, way: str) -> str:

@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from quorate.errors import CopyError
-from quorate.replica.shared.containers import Contents, written
+from quorate.replica.shared.containers import SharedContents, written
 from quorate.replica.shared.copies import copied_parts, refused
-from quorate.replica.shared.references import Found, found
+from quorate.replica.shared.references import SharedObjects, found
 from quorate.replica.shared.switches import SwitchWatch
 from quorate.replica.torch_internals import compiler_is_in_use
 from quorate.replica.turns import Turns
@@ -31,7 +31,7 @@ def _named(module: str) -> str:
     return f"its module {module!r}" if module else "the model that is trained"
 
 
-class Sharing:
+class SharingFindings:
     """The findings about a model and a loss function before any shard was computed.
 
     Args:
@@ -43,9 +43,9 @@ class Sharing:
     def __init__(self, model: torch.nn.Module, loss: object, *, copies: bool = True) -> None:
         self.obstacle: str | None = None  # why towers cannot have copies
         self._copied: set[int] = set()  # ids of objects that each copy has itself
-        self._found: Found = self._look(model, loss, copies)
+        self._found: SharedObjects = self._look(model, loss, copies)
 
-    def _look(self, model: torch.nn.Module, loss: object, copies: bool) -> Found:
+    def _look(self, model: torch.nn.Module, loss: object, copies: bool) -> SharedObjects:
         if copies:
             try:
                 copied, self._copied = copied_parts(model)
@@ -75,9 +75,9 @@ class Sharing:
         if self._found.draws:
             turns.may_draw = self._found.draws[0]
 
-    def contents(self) -> Contents:
+    def contents(self) -> SharedContents:
         """Return the present content of all shared containers."""
-        return Contents(self._found.containers, self._found.values)
+        return SharedContents(self._found.containers, self._found.values)
 
     @contextmanager
     def watching(self, turns: Turns, *, towers: int, compiled: bool) -> Iterator[None]:

@@ -11,14 +11,14 @@ from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 
 
-class Found(NamedTuple):
+class GradKinds(NamedTuple):
     """The parameters with a known kind of gradient, by name."""
 
     by_rows: frozenset[str] = frozenset()
     dense: frozenset[str] = frozenset()
 
 
-def found_in(model: torch.nn.Module, gradient: Flat | None, missing: Collection[str]) -> Found:
+def found_in(model: torch.nn.Module, gradient: Flat | None, missing: Collection[str]) -> GradKinds:
     """Return the kinds of gradients of a trial shard.
 
     All parameters are covered if the layout keeps no gradients by rows, otherwise the parameters
@@ -30,13 +30,13 @@ def found_in(model: torch.nn.Module, gradient: Flat | None, missing: Collection[
         missing: names of parameters without a gradient.
     """
     if gradient is None:
-        return Found()
+        return GradKinds()
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, kinds) and m.sparse}
     named = dict(model.named_parameters())
     unread = {name for name in missing if id(named.get(name)) in tables}
     by_rows = (gradient.made_dense.keys() | unread) & gradient.views.keys()
-    return Found(frozenset(by_rows), frozenset(gradient.views.keys() - by_rows - {*missing}))
+    return GradKinds(frozenset(by_rows), frozenset(gradient.views.keys() - by_rows - {*missing}))
 
 
 def dense_text(names: Collection[str]) -> str:

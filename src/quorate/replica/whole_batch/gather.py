@@ -17,7 +17,7 @@ import torch
 
 from quorate.errors import LossError
 from quorate.replica.beside.composed import Composed
-from quorate.replica.whole_batch.represented import Represented, Tensors, taken_apart
+from quorate.replica.whole_batch.represented import Representations, Tensors, taken_apart
 from quorate.settings import function
 
 if TYPE_CHECKING:  # a replica looks into it
@@ -29,7 +29,7 @@ Represent = Callable[[torch.nn.Module, Any], Any]
 Contrast = Callable[[torch.nn.Module, Any], Any]
 
 
-class Through(NamedTuple):
+class SecondInput(NamedTuple):
     """The input of a shard's second computation."""
 
     rows: Any  # the batch
@@ -69,7 +69,7 @@ class Gather(Composed):
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
         """Return the loss of these rows alone, or what takes gradients back through them."""
-        if type(batch) is Through:
+        if type(batch) is SecondInput:
             return self._product(model, batch)
         return self.contrast(model, taken_apart(self.represent(model, batch)).widened().returned())
 
@@ -88,7 +88,7 @@ class Gather(Composed):
 
         Buffers that it writes count with the gradient, so that they count once.
         """
-        found: list[Represented] = []
+        found: list[Representations] = []
 
         def capture(model: torch.nn.Module, batch: Any, *_at: Any) -> torch.Tensor:
             found.append(taken_apart(self.represent(model, batch)).widened().detached())
@@ -101,7 +101,7 @@ class Gather(Composed):
         shard_sum.represented = found[-1:]  # the last call counts
         return shard_sum
 
-    def _product(self, model: torch.nn.Module, batch: Through) -> torch.Tensor:
+    def _product(self, model: torch.nn.Module, batch: SecondInput) -> torch.Tensor:
         """Return representations times gradients, a product with the gradient of the loss."""
         rows, gradients = batch
         represented = taken_apart(self.represent(model, rows)).tensors

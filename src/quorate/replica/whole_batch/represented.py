@@ -18,7 +18,7 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 Tensors = dict[str, torch.Tensor]
 
 
-class Represented(NamedTuple):
+class Representations(NamedTuple):
     """The result of ``represent``, as named tensors."""
 
     kind: str  # of the container
@@ -30,7 +30,7 @@ class Represented(NamedTuple):
             return self.tensors[""]
         return tuple(self.tensors.values()) if self.kind == _TUPLE else dict(self.tensors)
 
-    def widened(self) -> Represented:
+    def widened(self) -> Representations:
         """Return the same tensors in at least float32.
 
         In 16 bits a loss over thousands of rows would lose the contribution of single rows, and so
@@ -38,12 +38,12 @@ class Represented(NamedTuple):
         """
         return self._replace(tensors={n: _widened(t) for n, t in self.tensors.items()})
 
-    def detached(self) -> Represented:
+    def detached(self) -> Representations:
         """Return copies in new memory, without a graph."""
         return self._replace(tensors={n: _copied(t.detach()) for n, t in self.tensors.items()})
 
 
-def taken_apart(returned: object) -> Represented:
+def taken_apart(returned: object) -> Representations:
     """Check the result of ``represent``, and split it into tensors.
 
     Raises:
@@ -66,10 +66,10 @@ def taken_apart(returned: object) -> Represented:
             raise _no_rows(f"a tensor of shape {tuple(part.shape)} and dtype {part.dtype}{where}")
     if not named:
         raise _no_rows("nothing")
-    return Represented(kind, dict(named))
+    return Representations(kind, dict(named))
 
 
-def joined(shards: Sequence[Represented]) -> Represented:
+def joined(shards: Sequence[Representations]) -> Representations:
     """Return the rows of all shards, in order.
 
     Raises:
@@ -88,7 +88,7 @@ def joined(shards: Sequence[Represented]) -> Represented:
     return shards[0]._replace(tensors={n: torch.cat([s.tensors[n] for s in shards]) for n in names})
 
 
-def cut(whole: Mapping[str, torch.Tensor], shards: Sequence[Represented]) -> list[Tensors]:
+def cut(whole: Mapping[str, torch.Tensor], shards: Sequence[Representations]) -> list[Tensors]:
     """Return each shard's rows of tensors (B, ...), as copies: the reverse of ``joined``."""
     each: list[Tensors] = [{} for _ in shards]
     for name, tensor in whole.items():
@@ -109,7 +109,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _form(shard: Represented) -> dict[str, str]:
+def _form(shard: Representations) -> dict[str, str]:
     return {
         name: f"{str(tensor.dtype).removeprefix('torch.')} (n, {str(list(tensor.shape[1:]))[1:-1]})"
         for name, tensor in shard.tensors.items()

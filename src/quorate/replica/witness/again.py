@@ -16,7 +16,7 @@ import torch
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.sparse.found import Found, dense_text, found_in
+from quorate.replica.sparse.found import GradKinds, dense_text, found_in
 from quorate.replica.streams import Stream
 from quorate.replica.witness import words
 from quorate.replica.witness.calls import OPERATOR, culprit, paired
@@ -27,7 +27,7 @@ MOST_NAMED = 3  # attributes named by one check
 CURE = "each worker has its own value, and no checkpoint saves it"
 
 
-NONE_FOUND = Found()
+NONE_FOUND = GradKinds()
 _ATTRIBUTE = re.compile(r"(?:(.*)\.)?(\w+) \((\w+)\)")  # a name of ``kept``, of a module
 
 
@@ -37,10 +37,10 @@ class Computed(NamedTuple):
     result: str  # fingerprint
     before: Kept
     after: Kept
-    gradients: Found = NONE_FOUND  # kinds of gradients
+    gradients: GradKinds = NONE_FOUND  # kinds of gradients
 
 
-class Shard(NamedTuple):
+class ShardArgs(NamedTuple):
     """The arguments for computing a shard again."""
 
     data: Any
@@ -69,17 +69,17 @@ def result_of(shard_sum: ShardSum, *, with_buffers: bool = True) -> str:
     return fingerprint(values)
 
 
-def gradients_of(replica: Replica, shard_sum: ShardSum) -> Found:
+def gradients_of(replica: Replica, shard_sum: ShardSum) -> GradKinds:
     """Return the kinds of a shard's gradients: by rows, or dense."""
     return found_in(replica.model, shard_sum.gradient, shard_sum.missing or ())
 
 
-def texts_of(found: Found) -> list[str]:
+def texts_of(found: GradKinds) -> list[str]:
     """Return messages about gradients by rows in the last trial, which are made dense."""
     return [dense_text(found.by_rows)] if found.by_rows else []
 
 
-def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | None) -> list[str]:
+def doubts(replica: Replica, first: Computed, last: Computed, shard: ShardArgs | None) -> list[str]:
     """Return reasons why two computations of a shard differ, or a third may differ.
 
     Args:
@@ -111,7 +111,7 @@ def doubts(replica: Replica, first: Computed, last: Computed, shard: Shard | Non
     ]
 
 
-def _blamed(replica: Replica, shard: Shard) -> str | None:
+def _blamed(replica: Replica, shard: ShardArgs) -> str | None:
     """Return the operator at which two more computations diverge, in words."""
     try:
         (calls, once), (calls_again, again) = (

@@ -11,7 +11,7 @@ import torch
 _Reader = Callable[[Mapping[str, object]], tuple[object, ...]]
 
 
-class Attributes:
+class AttributeObjects:
     """The objects in the attributes of each module at the last look, without their contents.
 
     The objects are kept alive, so that their ids stay unique.

@@ -28,7 +28,7 @@ ROWS, CONSTANT, PARAMETER, BUFFER, RESULT = "Rows", "Constant", "Parameter", "Bu
 BATCH, LOSS, RESULTS = "batch", "loss_function", "results"  # scopes outside of the model
 
 
-class Node(NamedTuple):
+class GraphNode(NamedTuple):
     """The origin of a tensor: a call of a function, or an input of a forward pass."""
 
     name: str  # by scopes: ``Net/layer1/0/conv1/conv2d``
@@ -67,13 +67,13 @@ class ForwardGraph(TorchFunctionMode):
             results = returned if isinstance(returned, Mapping) else {"loss": returned}
             for path, tensor in _named((RESULTS,), results):
                 if (origin := self._origin(tensor)) is not None:
-                    node = Node("/".join(path), RESULT, (origin,), (tuple(tensor.shape),))
+                    node = GraphNode("/".join(path), RESULT, (origin,), (tuple(tensor.shape),))
                     self._nodes.append(node._replace(name=self._free(node.name)))
             return returned
 
         return noted
 
-    def nodes(self) -> list[Node] | None:
+    def nodes(self) -> list[GraphNode] | None:
         """Return the graph, in the order of calls; None if it is too large to be viewed."""
         return list(self._nodes) if len(self._nodes) < MOST_NODES else None
 
@@ -92,7 +92,7 @@ class ForwardGraph(TorchFunctionMode):
     def _begin(self) -> None:
         """Forget everything: a shard begins."""
         self._call_sites = CallSites(self._model)
-        self._nodes: list[Node] = []
+        self._nodes: list[GraphNode] = []
         # By id of the tensor. An id is reused after the end of its tensor, and the graph must not
         # keep activations in memory: so each tensor has a weak reference.
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
@@ -136,7 +136,7 @@ class ForwardGraph(TorchFunctionMode):
             self._made[id(tensor)] = weakref.ref(tensor), output
         shapes = tuple(tuple(tensor.shape) for tensor in made)
         dtype = str(made[0].dtype).removeprefix("torch.")
-        self._nodes.append(Node(name, kind, inputs, shapes, dtype, str(made[0].device)))
+        self._nodes.append(GraphNode(name, kind, inputs, shapes, dtype, str(made[0].device)))
         return name
 
     def _origin(self, tensor: torch.Tensor) -> str | None:
@@ -162,7 +162,7 @@ class ForwardGraph(TorchFunctionMode):
         return name
 
 
-def module_tree(model: torch.nn.Module) -> list[Node]:
+def module_tree(model: torch.nn.Module) -> list[GraphNode]:
     """Return a model's modules and parameters as a graph, where a forward pass shows none."""
     root, nodes = segment(type(model).__name__), []
     for path, module in model.named_modules():
@@ -175,12 +175,12 @@ def module_tree(model: torch.nn.Module) -> list[Node]:
                 dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
                 shape = tuple(tensor.shape)
                 each = f"{_scope(root, path)}/{segment(name)}"
-                own.append(Node(each, kind, (), (shape,), dtype, device))
+                own.append(GraphNode(each, kind, (), (shape,), dtype, device))
         nodes += own
         if own or not [*module.children()]:
             kind = segment(type(module).__name__)
             inputs = tuple(node.name for node in own)
-            nodes.append(Node(f"{_scope(root, path)}/{kind}", kind, inputs))
+            nodes.append(GraphNode(f"{_scope(root, path)}/{kind}", kind, inputs))
     return nodes
 
 

@@ -12,25 +12,25 @@ from weakref import ref
 from quorate.replica.fingerprint import fingerprint
 
 
-class Loads(Protocol):
+class RowLoader(Protocol):
     """A loader of rows of a dataset."""
 
     dataset: Any
 
 
-class Given(NamedTuple):
+class LoadedRows(NamedTuple):
     """The rows of one shard, as loaded for training."""
 
-    source: ref[Loads]  # the loader; weak, ends with the training
+    source: ref[RowLoader]  # the loader; weak, ends with the training
     ticket: tuple[int, int]  # step and shard
     text: str  # fingerprint
 
     @classmethod
-    def of(cls, source: Loads, ticket: tuple[int, int], data: Any) -> Given:
+    def of(cls, source: RowLoader, ticket: tuple[int, int], data: Any) -> LoadedRows:
         """Return the record of rows. Makes one pass over them, before user code can write them."""
         return cls(ref(source), ticket, fingerprint(data))
 
-    def is_of(self, source: Loads) -> bool:
+    def is_of(self, source: RowLoader) -> bool:
         """Return whether rows come from the same dataset as a source's, in a current training."""
         loaded = self.source()
         return loaded is not None and loaded.dataset is source.dataset

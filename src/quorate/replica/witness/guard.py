@@ -26,7 +26,7 @@ ALL_OF, THEN_EVERY = 64, 16  # shards checked for other objects: all at first, t
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Guard:
+class ParameterGuard:
     """The parameters to be left unchanged by a replica's shards, trained or not.
 
     Args:

@@ -35,7 +35,7 @@ from quorate.replica.placement.call_site import LIBRARIES
 Kept = dict[str, str]  # by name: a hash, prefixed by a word for a generator or iterator
 
 
-class Attribute(NamedTuple):
+class ObjectAttribute(NamedTuple):
     """An attribute of an object that is no module."""
 
     hashed: str
@@ -70,12 +70,12 @@ def kept(model: torch.nn.Module, function: Callable[..., Any]) -> Kept:
     Args:
         function: the loss function.
     """
-    return _Look(model).all(function)
+    return _StateWalk(model).all(function)
 
 
 def kept_by(function: Callable[..., Any], model: torch.nn.Module) -> Kept:
     """Return hashes of the state that a function keeps or names, except for the model's state."""
-    return _Look(model).of(function)
+    return _StateWalk(model).of(function)
 
 
 def kept_beside(
@@ -92,7 +92,7 @@ def kept_beside(
         parameters: parameters whose own attributes are hashed.
         carried: names of objects that are hashed by name only, by ``id``.
     """
-    look = _Look(torch.nn.Module(), carried)
+    look = _StateWalk(torch.nn.Module(), carried)
     for value in objects:
         look.object(value)
     return look.these(attributes, parameters)
@@ -100,7 +100,7 @@ def kept_beside(
 
 def kept_in(
     attributes: Mapping[str, Any], model: torch.nn.Module, carried: Mapping[int, str]
-) -> dict[str, Attribute]:
+) -> dict[str, ObjectAttribute]:
     """Return hashes of attributes of a user's object, by name.
 
     Objects with a ``state_dict`` are hashed by its result. All other objects without data, of
@@ -114,7 +114,7 @@ def kept_in(
     for name, value in attributes.items():
         look.states.clear()
         look._note(name, value)
-        found[name] = Attribute(look._found[name], tuple(look.states))
+        found[name] = ObjectAttribute(look._found[name], tuple(look.states))
     return found
 
 
@@ -124,7 +124,7 @@ def changed(before: Kept, after: Kept) -> list[str]:
     return [name for name in names if before.get(name) != after.get(name)]
 
 
-class _Look:
+class _StateWalk:
     """One pass over all kept state."""
 
     def __init__(self, model: torch.nn.Module, carried: Mapping[int, str] | None = None) -> None:
@@ -299,7 +299,7 @@ class _Look:
         return _parts(value)
 
 
-class _StateLook(_Look):
+class _StateLook(_StateWalk):
     """One pass over an attribute of an object whose state is not saved."""
 
     def __init__(self, model: torch.nn.Module, carried: Mapping[int, str]) -> None:

@@ -16,7 +16,7 @@ from quorate.replica.notes import Notes
 from quorate.replica.witness.kept import Kept, changed, kept_by
 
 
-class Outside:
+class OutsideChecks:
     """The checks of values named by the loss function, in the coordinator's process.
 
     Args:

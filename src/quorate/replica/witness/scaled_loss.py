@@ -18,7 +18,7 @@ from torch.amp import GradScaler
 from quorate.replica.shared.code import user_line
 
 
-class Scaled(NamedTuple):
+class ScaledLoss(NamedTuple):
     """A loss multiplied by the scale of a ``GradScaler``."""
 
     scale: float

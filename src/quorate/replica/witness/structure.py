@@ -13,7 +13,7 @@ _HOOKS = sorted(name for name in vars(torch.nn.Module()) if name.endswith(("_hoo
 _VALUES = methodcaller("values")
 
 
-class Tables:
+class ModuleTables:
     """Tables of modules and of hooks, compared in one pass."""
 
     def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:

@@ -24,34 +24,34 @@ T = TypeVar("T")
 MOST_COPIED = 1 << 23  # elements of a frozen parameter; of a larger one a sum is compared
 
 
-class Written(NamedTuple):
+class WriteSet(NamedTuple):
     """The parameters that a model's forward pass writes, and those with gradients by rows."""
 
     trained: frozenset[str]  # names of trained parameters
     frozen: frozenset[int]  # numbers of frozen parameters, in the model's order
     by_rows: frozenset[str] = frozenset()  # names of parameters whose gradient is kept by rows
 
-    def joined(self, other: Written) -> Written:
+    def joined(self, other: WriteSet) -> WriteSet:
         """Return the union of both."""
         by_rows = self.by_rows | other.by_rows
-        return Written(self.trained | other.trained, self.frozen | other.frozen, by_rows)
+        return WriteSet(self.trained | other.trained, self.frozen | other.frozen, by_rows)
 
-    def covers(self, other: Written) -> bool:
+    def covers(self, other: WriteSet) -> bool:
         """Return whether all of the other is contained in this."""
         return all(new <= old for new, old in zip(other, self, strict=True))
 
 
-NOTHING = Written(frozenset(), frozenset())
+NOTHING = WriteSet(frozenset(), frozenset())
 
 
-class _Seen(NamedTuple):
+class _WriteMark(NamedTuple):
     parameter: torch.nn.Parameter
     data: torch.Tensor  # its memory
     version: int
     value: torch.Tensor
 
 
-def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tuple[Written, T]:
+def written_in(replica: Replica, compute: Callable[[], T], known: WriteSet) -> tuple[WriteSet, T]:
     """Compute a shard; return the parameters written, or possibly written, and the result.
 
     Parameters are restored afterwards.
@@ -87,7 +87,7 @@ def written_in(replica: Replica, compute: Callable[[], T], known: Written) -> tu
         replica.witness.is_silent = False
     found = changed[0] | (written_by_kind(model) & trained.keys())
     numbers_of = frozenset(numbers[name] for name in changed[1])
-    return Written(frozenset(found), numbers_of), result
+    return WriteSet(frozenset(found), numbers_of), result
 
 
 def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
@@ -101,24 +101,24 @@ def written_text(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
     ]
 
 
-def _looked_at(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, _Seen]:
-    return {name: _Seen(p, p.data, version(p), _value(p)) for name, p in parameters.items()}
+def _looked_at(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, _WriteMark]:
+    return {name: _WriteMark(p, p.data, version(p), _value(p)) for name, p in parameters.items()}
 
 
-def _was_written(seen: _Seen) -> bool:
+def _was_written(seen: _WriteMark) -> bool:
     parameter, data, counted, value = seen
     if version(parameter) != counted or parameter.data_ptr() != data.data_ptr():
         return True
     return not _are_same(_value(parameter), value)
 
 
-def _restore_all(seen: Sequence[Mapping[str, _Seen]], names: Sequence[set[str]]) -> None:
+def _restore_all(seen: Sequence[Mapping[str, _WriteMark]], names: Sequence[set[str]]) -> None:
     for each, changed in zip(seen, names, strict=True):
         for name in changed:
             _restore(each[name])
 
 
-def _restore(seen: _Seen) -> None:
+def _restore(seen: _WriteMark) -> None:
     if seen.value.shape == seen.data.shape:  # otherwise a sum
         seen.data.copy_(seen.value)
     seen.parameter.data = seen.data

@@ -11,11 +11,11 @@ from quorate.replica.flat import Flat
 from quorate.replica.loss import Loss
 from quorate.replica.model import bind, frozen, laid_out
 from quorate.replica.notes import Notes
-from quorate.replica.spread import Scattered
+from quorate.replica.spread import SplitFlat
 from quorate.replica.witness.data_writes import names_data
-from quorate.replica.witness.given import Given, Loads
-from quorate.replica.witness.guard import Guard
-from quorate.replica.witness.writes import Writes
+from quorate.replica.witness.given import LoadedRows, RowLoader
+from quorate.replica.witness.guard import ParameterGuard
+from quorate.replica.witness.writes import ParameterWrites
 
 
 class Witness:
@@ -42,28 +42,28 @@ class Witness:
         mutable_frozen: Collection[int],
     ) -> None:
         self.is_silent = False  # during trials that find the writes to expect
-        self.given: Given | None = None  # of the current training
+        self.given: LoadedRows | None = None  # of the current training
         self._has_second = False  # whether these are the second rows
         self._trained = laid_out(model, parameters.views)
-        self._writes = Writes(written, parameters)
+        self._writes = ParameterWrites(written, parameters)
         numbered = enumerate(name for name, _ in model.named_parameters())
         unwatched = {name for number, name in numbered if number in mutable_frozen}
         if model is not original:  # the coordinator and callbacks write it while shards run
             shared = {id(p) for p in original.parameters()}
             unwatched |= {name for name, p in model.named_parameters() if id(p) in shared}
         by_value = {id(p) for p in frozen(model).values()} if names_data(model, loss) else set()
-        self._guard = Guard(model, {*unwatched, *written}, notes, by_value=by_value)
+        self._guard = ParameterGuard(model, {*unwatched, *written}, notes, by_value=by_value)
 
-    def take_given(self, source: Loads, ticket: tuple[int, int], data: Any) -> None:
+    def take_given(self, source: RowLoader, ticket: tuple[int, int], data: Any) -> None:
         """Note rows loaded by a source for training: the second ones, as soon as there are any.
 
         The first rows may have been loaded before, to measure the time.
         """
         is_first = self.given is None or self.given.source() is not source
         if is_first or not self._has_second:
-            self.given, self._has_second = Given.of(source, ticket, data), not is_first
+            self.given, self._has_second = LoadedRows.of(source, ticket, data), not is_first
 
-    def begin(self, values: Flat | Scattered) -> None:
+    def begin(self, values: Flat | SplitFlat) -> None:
         """Note the state before a shard.
 
         Args:
@@ -73,7 +73,7 @@ class Witness:
             self._writes.begin(self._trained, values)
         self._guard.begin(values)
 
-    def end(self, values: Flat | Scattered) -> Flat | None:
+    def end(self, values: Flat | SplitFlat) -> Flat | None:
         """Check the state after a shard; return the permitted writes to parameters."""
         self._guard.require_same_objects()
         if not self.is_silent and not self._guard.is_kept():

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from quorate.replica.flat import Flat, Layout
-from quorate.replica.spread import Scattered
+from quorate.replica.spread import SplitFlat
 
 _MASK = "written "  # names of parameters contain no blank
 
@@ -32,7 +32,7 @@ def layout(parameters: Mapping[str, torch.Tensor], names: Iterable[str]) -> Layo
     return Layout([*tensors, *masks])
 
 
-class Writes:
+class ParameterWrites:
     """One replica's private copies of the parameters that its forward pass writes.
 
     Args:
@@ -44,13 +44,13 @@ class Writes:
         self._layout = layout(parameters.views, names)
         self.names = tuple(name for name in parameters.views if name in set(names))
 
-    def begin(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> None:
+    def begin(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | SplitFlat) -> None:
         """Replace the parameters by private copies of the values that a shard is computed from."""
         for name in self.names:
             trained[name].data = values.views[name].clone()
 
     @torch.no_grad()
-    def taken(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | Scattered) -> Flat:
+    def taken(self, trained: Mapping[str, torch.nn.Parameter], values: Flat | SplitFlat) -> Flat:
         """Return the writes of a shard, on the CPU, in the dtypes of the masters.
 
         Args:

@@ -29,7 +29,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from quorate.machine.atomic_file import write_atomically
-from quorate.replica.witness.forward_graph import Node
+from quorate.replica.witness.forward_graph import GraphNode
 
 SUFFIX = ".quorate"  # of files written by this module, which alone it may cut
 MOST_WAITING_BYTES = 64 << 20  # while writing fails; older events are dropped
@@ -196,7 +196,7 @@ def _records(file: io.BufferedReader) -> Iterator[tuple[bytes, Event]]:
 # --- the graph of the model -----------------------------------------------------------------------
 
 
-def graph_def(nodes: Sequence[Node]) -> bytes:
+def graph_def(nodes: Sequence[GraphNode]) -> bytes:
     """Return a graph in TensorFlow's GraphDef format, serialized for an event.
 
     TensorBoard draws a node's name (by its scopes), inputs and device, and lists its attributes.
@@ -206,7 +206,7 @@ def graph_def(nodes: Sequence[Node]) -> bytes:
     return bytes(GraphDef(node=map(_node_def, nodes), versions=versions).SerializeToString())
 
 
-def _node_def(node: Node) -> NodeDef:
+def _node_def(node: GraphNode) -> NodeDef:
     attributes = {}
     if node.shapes:
         shapes = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quorate.engines.worker_status import WorkerStatus
 from quorate.replica.totals import Counts
-from quorate.replica.witness.forward_graph import Node
+from quorate.replica.witness.forward_graph import GraphNode
 from quorate.services.device_use import Gauges
 from quorate.services.report import Report
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-Graph = Sequence[Node]
+Graph = Sequence[GraphNode]
 
 
 class Summaries:

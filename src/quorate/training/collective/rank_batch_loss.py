@@ -25,7 +25,7 @@ from quorate.errors import RankError
 from quorate.replica.flat import Flat
 from quorate.replica.loss import LossResult
 from quorate.replica.loss_terms import Denominators
-from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.replica.whole_batch.represented import Representations, Tensors
 from quorate.training.optimizing.entries import in_memory_order
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.whole_batch.local_batch_loss import BatchLossResult, LocalBatchLoss
@@ -48,7 +48,7 @@ class RankBatchLoss:
         self._batch_loss, self._exchange, self._beside = batch_loss, exchange, beside
 
     def __call__(
-        self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
+        self, step: int, shards: Sequence[Representations], rows: int, *, training: bool
     ) -> BatchLossResult:
         """Return the loss of a batch, with the gradients of this rank's shards. Blocks.
 
@@ -71,7 +71,7 @@ class RankBatchLoss:
         return BatchLossResult(outcome, gradients, of_parameters)
 
     def _lead(
-        self, step: int, shards: Sequence[Represented], rows: int, training: bool
+        self, step: int, shards: Sequence[Representations], rows: int, training: bool
     ) -> list[Any]:
         """Compute the loss from all representations, and return the message for each rank."""
         dealt = self._exchange.dealt(len(shards))

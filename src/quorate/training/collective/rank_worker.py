@@ -40,7 +40,7 @@ from quorate.replica.notes import Note
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.whole_batch.represented import Represented
+from quorate.replica.whole_batch.represented import Representations
 from quorate.replica.witness import writes
 from quorate.training.collective import share
 from quorate.training.collective.rank_batch_loss import RankBatchLoss, or_error
@@ -278,7 +278,7 @@ class RankWorker:
             if isinstance(found, BaseException):
                 self.ranks.raise_together(found)
             if node is not None:
-                represented = [Represented(*each) for each in found]
+                represented = [Representations(*each) for each in found]
                 parts.append((node, ShardSum(0.0, {}, represented=represented)))
         return parts
 
@@ -445,9 +445,9 @@ class RankWorker:
         node = self._dealt(step)[self.ranks.rank]
         return range(0) if node is None else leaves(node, self.shards_of(step))
 
-    def _represented(self, step: int, _replica: Replica, stream: Stream) -> list[Represented]:
+    def _represented(self, step: int, _replica: Replica, stream: Stream) -> list[Representations]:
         """Return the representations of this rank's shards, and keep the rows. Blocks."""
-        found: list[Represented] = []
+        found: list[Representations] = []
         for shard in self._own_shards(step):
             found += self._computed(self._job, step, shard, stream).represented
         return found

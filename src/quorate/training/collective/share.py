@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quorate.engines.collective.rank_control import RankControl
-from quorate.replica.beside.values import Values
+from quorate.replica.beside.values import SharedValues
 from quorate.training.state import State
 
 
@@ -91,7 +91,7 @@ def values(state: State) -> list[torch.Tensor]:
     return [*named, *(buffer for buffer in state.model.buffers() if buffer.numel())]
 
 
-def news_of_values(state: State, known: Values) -> dict[str, Any] | None:
+def news_of_values(state: State, known: SharedValues) -> dict[str, Any] | None:
     """Return the message about the values of ``Shared``; None if all ranks know the values.
 
     Args:

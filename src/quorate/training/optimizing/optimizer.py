@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
-from quorate.replica.sparse.found import Found
+from quorate.replica.sparse.found import GradKinds
 from quorate.training.optimizing.bare_step import bare_step
 from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
@@ -178,7 +178,7 @@ class FlatOptimizer:
             for group, values in zip(self.param_groups, groups, strict=True):
                 group.update(values)
 
-    def kept_by_rows(self, found: Found) -> frozenset[str]:
+    def kept_by_rows(self, found: GradKinds) -> frozenset[str]:
         """Return the parameters whose gradients are passed by rows; see ``kept_by_rows``."""
         return kept_by_rows(self.user_optimizer, zip(self._given, self.groups, strict=True), found)
 

@@ -22,7 +22,7 @@ from quorate.replica.loss import Loss
 from quorate.replica.model import trainable
 from quorate.replica.notes import Notes
 from quorate.replica.phases.losses import PhaseLosses
-from quorate.replica.sparse.found import Found, no_rows
+from quorate.replica.sparse.found import GradKinds, no_rows
 from quorate.training.optimizing.assignments import assign
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import needs_closure
@@ -146,7 +146,7 @@ class Phases:
         """The groups of all phases, in order."""
         return [group for each in self.optimizers for group in each.param_groups]
 
-    def kept_by_rows(self, found: Found) -> frozenset[str]:
+    def kept_by_rows(self, found: GradKinds) -> frozenset[str]:
         """Return the parameters with gradients by rows in all phases; see ``FlatOptimizer``.
 
         Raises:

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from quorate.errors import SettingError
-from quorate.replica.sparse.found import Found
+from quorate.replica.sparse.found import GradKinds
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.known_optimizers import values_of
 
@@ -23,7 +23,7 @@ THEY_DO = "SGD without momentum and weight decay, Adagrad without weight decay, 
 
 
 def kept_by_rows(
-    optimizer: Optimizer, groups: Iterable[tuple[dict[str, Any], list[str]]], found: Found
+    optimizer: Optimizer, groups: Iterable[tuple[dict[str, Any], list[str]]], found: GradKinds
 ) -> frozenset[str]:
     """Return the parameters whose gradients an optimizer receives by rows.
 

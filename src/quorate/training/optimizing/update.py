@@ -26,7 +26,7 @@ from quorate.engines.tracing import span
 from quorate.errors import LossError, NotFiniteError, UserError
 from quorate.replica.buffers import Buffers
 from quorate.replica.flat import Flat
-from quorate.replica.shard_sum import Part, ShardSum, Share
+from quorate.replica.shard_sum import Part, ShardShare, ShardSum
 from quorate.replica.torch_internals import has_step_hooks
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
@@ -60,7 +60,7 @@ class UpdateResult(msgspec.Struct, eq=False):
     lrs: list[float]  # the learning rate of each optimizer, before the schedule steps
     grad_norm: float | None  # of the mean gradient before clipping; None without clip_norm
     missing: frozenset[str]  # parameters without a gradient
-    shares: list[Share]  # loss and weight of each shard
+    shares: list[ShardShare]  # loss and weight of each shard
     totals: Counts  # over all shards
     remarks: list[str] = []  # messages for the user
     buffer_doubts: list[str] = []  # reasons why buffers may be wrong

@@ -8,7 +8,7 @@ from typing import Any
 from quorate.coordination.plan import Plan
 from quorate.errors import OutputError
 from quorate.replica.outputs.collect import Collect
-from quorate.replica.outputs.metric import Metric
+from quorate.replica.outputs.metric import UserMetric
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.totals import numbers
 from quorate.training.predicting.columns import Sink, in_memory
@@ -22,7 +22,7 @@ class Gathered:
         plan: plan of the evaluation.
     """
 
-    def __init__(self, kept: Mapping[str, Collect | Metric], plan: Plan) -> None:
+    def __init__(self, kept: Mapping[str, Collect | UserMetric], plan: Plan) -> None:
         self._kept, self._plan = kept, plan
         self._names: list[str] | None = None  # names in the shards' outputs
         self._sinks: dict[str, Sink] = {}

@@ -27,7 +27,7 @@ from quorate.replica.pipeline.chosen import chosen, described
 from quorate.replica.pipeline.split import Split
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import NORM_BASES
-from quorate.replica.witness.forward_graph import ForwardGraph, Node, module_tree
+from quorate.replica.witness.forward_graph import ForwardGraph, GraphNode, module_tree
 from quorate.training.callbacks import VALIDATION, Callback, metrics_of
 from quorate.training.config import DatasetConfig
 from quorate.training.predicting.gathered import Gathered
@@ -214,7 +214,7 @@ def _tried(workers: WorkerGroup, state: State, data: DatasetConfig) -> tuple[set
 # --- the graph of the model -----------------------------------------------------------------------
 
 
-def graph_of(workers: WorkerGroup, state: State, source: Source) -> list[Node]:
+def graph_of(workers: WorkerGroup, state: State, source: Source) -> list[GraphNode]:
     """Compute shard 0 of step 0 once more, for the graph of its forward pass. Raises nothing.
 
     The result is thrown away. Afterwards the model, shared containers of its code and all

@@ -26,7 +26,7 @@ from quorate.replica.loss_terms import LOSS
 from quorate.replica.nested import tensors
 from quorate.replica.replica import Replica
 from quorate.replica.shared.code import user_line
-from quorate.replica.witness.scaled_loss import Scaled, ScalerWatch
+from quorate.replica.witness.scaled_loss import ScaledLoss, ScalerWatch
 from quorate.training.probing.probe import on_shard
 from quorate.training.probing.summed_loss import (
     Summed,
@@ -65,7 +65,7 @@ class LossTrial:
         with self._watch.watching():
             self._value_of_whole = self._value(self._whole, note=self._note_leaves)
 
-    def scaled(self) -> Scaled | None:
+    def scaled(self) -> ScaledLoss | None:
         """Return how a ``GradScaler`` multiplies the loss; None if no scaler does."""
         if not self._watch.scalers:
             return None
@@ -74,7 +74,7 @@ class LossTrial:
             unscaled = self._value(self._whole).loss
         if unscaled == 0 or abs(value - unscaled) <= 1e-3 * abs(unscaled):
             return None  # the loss is unscaled again, or the scaler serves another purpose
-        return Scaled(value / unscaled, self._watch.scalers[0][1])
+        return ScaledLoss(value / unscaled, self._watch.scalers[0][1])
 
     def outside_leaves(self, model: torch.nn.Module) -> list[torch.Tensor]:
         """Return leaves outside of the model that require a gradient and persist between calls.

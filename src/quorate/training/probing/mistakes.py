@@ -21,7 +21,7 @@ from quorate.machine.text import abridged_names
 from quorate.replica.model import trainable, unchanged
 from quorate.replica.shared.references import found
 from quorate.replica.witness.history import forget_cached
-from quorate.replica.witness.scaled_loss import Scaled
+from quorate.replica.witness.scaled_loss import ScaledLoss
 from quorate.training.probing.loss_trial import LossTrial
 from quorate.training.probing.summed_loss import Summed
 from quorate.training.state import State
@@ -42,7 +42,7 @@ def look_for_mistakes(workers: WorkerGroup, state: State, source: Source) -> Non
         notes.question_values(line)
     if any(isinstance(module, torch.jit.ScriptModule) for module in state.model.modules()):
         return  # TorchScript specialises its kernels on the first shapes
-    scaled: Scaled | None = None
+    scaled: ScaledLoss | None = None
     contents = workers.replicas.contents()
     try:
         with unchanged(state.model), warnings.catch_warnings():

@@ -27,7 +27,7 @@ from quorate.replica.replica import Replica
 from quorate.replica.streams import Stream
 from quorate.replica.witness.again import (
     Computed,
-    Shard,
+    ShardArgs,
     doubts,
     gradients_of,
     result_of,
@@ -36,7 +36,7 @@ from quorate.replica.witness.again import (
 from quorate.replica.witness.history import Pair, forget_cached, history_doubts, moved
 from quorate.replica.witness.kept import changed, kept
 from quorate.replica.witness.trial import NOTHING, written_in, written_text
-from quorate.replica.witness.yields import Yield, yield_of
+from quorate.replica.witness.yields import ShardYield, yield_of
 from quorate.training.state import State
 from quorate.training.worker_group import WorkerGroup
 
@@ -112,7 +112,7 @@ def _set_best_format(
     workers: WorkerGroup, batch: Batch, plan: Plan, *, training: bool, say: Callable[[str], None]
 ) -> None:
     """Store the model's tensors as channels_last, if the results agree."""
-    model, yields = workers.model, list[Yield]()
+    model, yields = workers.model, list[ShardYield]()
     for memory_format in (torch.contiguous_format, torch.channels_last):
         set_format(model, memory_format)
         state = workers.new_state()
@@ -141,11 +141,11 @@ def _set_best_format(
 
 
 @contextmanager
-def on_shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[Shard]:
+def on_shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[ShardArgs]:
     """Prepare the computation of a shard inside the block."""
     replica.called.place(plan, 0, batch.rows, of_phase=False)
     with current(replica.device), Stream() as stream:
-        yield Shard(batch.data, len(batch.rows), stream, key("probe", plan.seed))
+        yield ShardArgs(batch.data, len(batch.rows), stream, key("probe", plan.seed))
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def _tried(replica: Replica, batch: Batch) -> Iterator[None]:
 def _pair(
     replica: Replica,
     state: State,
-    shard: Shard,
+    shard: ShardArgs,
     rows: Rows,
     other: Callable[[], Batch],
     plan: Plan,
@@ -199,7 +199,7 @@ def _pair(
     return Pair(*(found if in_order else found[::-1]))
 
 
-def _computed(replica: Replica, shard: Shard, loss: Loss, *, training: bool = True) -> Computed:
+def _computed(replica: Replica, shard: ShardArgs, loss: Loss, *, training: bool = True) -> Computed:
     work = replica.gradient if training else replica.evaluation
     before = kept(replica.model, loss)
     shard_sum = work(shard.data, shard.rows, shard.stream, shard.seed)

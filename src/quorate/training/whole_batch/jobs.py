@@ -12,7 +12,7 @@ from quorate.engines.job import Evaluation, PassOverKeptRows, Task, Training, sh
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
-from quorate.replica.whole_batch.gather import Gather, Through
+from quorate.replica.whole_batch.gather import Gather, SecondInput
 from quorate.replica.whole_batch.represented import Tensors
 
 
@@ -54,13 +54,13 @@ class BackThrough(PassOverKeptRows):
         gradients = task.beside or self.beside(task.step, task.shard)
         assert gradients is not None
         return replica.gradient(
-            Through(batch.data, gradients),
+            SecondInput(batch.data, gradients),
             len(batch.rows),
             stream,
             shard_seed(self.plan, task.step, task.shard),
             into=task.into,
             at=task.at,
-            reload=lambda: Through(self._reloaded(task), gradients),
+            reload=lambda: SecondInput(self._reloaded(task), gradients),
         )
 
 

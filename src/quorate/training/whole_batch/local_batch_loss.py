@@ -20,12 +20,12 @@ from quorate.replica.compute_thread import as_compute_thread
 from quorate.replica.device_generators import reseed_devices
 from quorate.replica.flat import Flat
 from quorate.replica.loss import LossResult, read
-from quorate.replica.model import Modes, laid_out
+from quorate.replica.model import ModuleModes, laid_out
 from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import version
 from quorate.replica.transfer import move
 from quorate.replica.whole_batch.gather import Gather
-from quorate.replica.whole_batch.represented import Represented, Tensors, cut, joined
+from quorate.replica.whole_batch.represented import Representations, Tensors, cut, joined
 from quorate.training.replicas import ReplicaFactory
 
 
@@ -72,7 +72,7 @@ class LocalBatchLoss:
         self._seed = seed
 
     def __call__(
-        self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
+        self, step: int, shards: Sequence[Representations], rows: int, *, training: bool
     ) -> BatchLossResult:
         """Return the loss of a batch, in training with its gradients.
 
@@ -104,7 +104,7 @@ class LocalBatchLoss:
             try:
                 with computing.precision.operations(group):
                     returned = self._gather.contrast(
-                        self._model, Represented(shards[0].kind, whole).returned()
+                        self._model, Representations(shards[0].kind, whole).returned()
                     )
             except Exception as error:
                 error.add_note(f"quorate: in contrast, of the whole batch of step {step}")
@@ -152,7 +152,7 @@ class LocalBatchLoss:
         before = {name: version(buffer) for name, buffer in buffers.items()}
         with ExitStack() as stack:
             stack.callback(_put_back, flags, data)
-            Modes(self._model).set(training)
+            ModuleModes(self._model).set(training)
             for name, parameter in self._trained.items():
                 view = self._parameters.views[name]
                 if parameter.data_ptr() != view.data_ptr():

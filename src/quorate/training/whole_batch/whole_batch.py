@@ -25,7 +25,7 @@ from quorate.engines.job import Evaluation, Training
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.whole_batch.represented import Represented, Tensors
+from quorate.replica.whole_batch.represented import Representations, Tensors
 from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.second_pass import ApplyParts, SecondPass, at_root
@@ -41,7 +41,7 @@ class BatchLoss(Protocol):
     """Computes the loss over a batch: ``LocalBatchLoss``, or ``RankBatchLoss``."""
 
     def __call__(
-        self, step: int, shards: Sequence[Represented], rows: int, *, training: bool
+        self, step: int, shards: Sequence[Representations], rows: int, *, training: bool
     ) -> BatchLossResult:
         """Return the loss, with gradients for the shards that this process computes again."""
 

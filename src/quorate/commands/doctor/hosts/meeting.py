@@ -24,7 +24,7 @@ import torch.distributed
 from quorate.commands.doctor.examination import examine
 from quorate.commands.doctor.facts import Facts
 from quorate.commands.doctor.hosts.facts import Crossing, Hosts, Report
-from quorate.commands.doctor.hosts.probe import Listener, measure
+from quorate.commands.doctor.hosts.probe import ProbeServer, measure
 from quorate.commands.doctor.verdicts import verdicts
 from quorate.commands.doctor.wanted import Wanted
 from quorate.engines.collective.network import listening_address, own_address
@@ -76,7 +76,7 @@ def meet(environment: Mapping[str, str], wanted: Wanted, run_dir: str | None) ->
         Report.from_json(said) for said in _said_by_all(store, "report", own, count, asdict(report))
     ]
     # 3. Measure two hosts at a time.
-    with closing(Listener(report.address, word)) as listener:
+    with closing(ProbeServer(report.address, word)) as listener:
         ports = _said_by_all(store, "port", own, count, listener.port)
         crossings = []
         for one, other in pairs(count):

@@ -21,7 +21,7 @@ _PING, _TAKE, _GIVE = b"p", b"t", b"g"
 _CHUNK = bytes(1 << 18)
 
 
-class Measured(NamedTuple):
+class PathSpeed(NamedTuple):
     """The measured network between this host and another."""
 
     ms: float  # round trip
@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     ahead_ms: float  # lead of the other host's clock
 
 
-class Listener:
+class ProbeServer:
     """A server for the probes of other hosts, in a separate thread. Call ``close`` at the end.
 
     Args:
@@ -80,7 +80,7 @@ class Listener:
                 return
 
 
-def measure(address: str, port: int, word: str) -> Measured:
+def measure(address: str, port: int, word: str) -> PathSpeed:
     """Return the measured network between this host and a listener's. Takes about a second.
 
     Raises:
@@ -95,7 +95,7 @@ def measure(address: str, port: int, word: str) -> Measured:
         asked.sendall(_GIVE)
         back = _taken(asked)
     _, ahead_s = min(pings)  # of the shortest ping: the least disturbed
-    return Measured(1000 * statistics.median(s for s, _ in pings), there, back, 1000 * ahead_s)
+    return PathSpeed(1000 * statistics.median(s for s, _ in pings), there, back, 1000 * ahead_s)
 
 
 @contextmanager

@@ -55,10 +55,10 @@ def examine_model(
             kind = UserError if code == 2 else RunError
             raise kind(f"{script} failed: {last_error(text)}")
         record = json.loads(file.read_text(encoding="utf-8"))
-    from quorate.commands.doctor.model.measured import Measured
+    from quorate.commands.doctor.model.measured import ModelMeasurements
     from quorate.commands.doctor.model.table import fits, said, shown
 
-    measured = Measured.from_json(record)
+    measured = ModelMeasurements.from_json(record)
     works = fits(measured)
     if as_json:
         more = {"works": works, "said": [*said(measured)], **asdict(measured)}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from quorate.machine.atomic_file import write_atomically
-from quorate.replica.pipeline.balance import Pieces
+from quorate.replica.pipeline.balance import ModelPieces
 from quorate.replica.pipeline.measure import Cost
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelMeasurements:
     """The measurements of a model with one shard, and of the optimizer's state after one update."""
 
     device: str
@@ -28,9 +28,9 @@ class Measured:
     why_not: str  # why the model cannot be cut, or empty
 
     @property
-    def pieces(self) -> Pieces:
+    def pieces(self) -> ModelPieces:
         """The finest cut."""
-        return Pieces(tuple(self.names), tuple(self.costs))
+        return ModelPieces(tuple(self.names), tuple(self.costs))
 
     @property
     def state_factor(self) -> float:
@@ -42,6 +42,6 @@ class Measured:
         write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Measured:
+    def from_json(cls, record: dict[str, Any]) -> ModelMeasurements:
         """Return the measurements from the JSON of ``write``."""
         return cls(**{**record, "costs": [Cost(**cost) for cost in record["costs"]]})

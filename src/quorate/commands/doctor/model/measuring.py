@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quorate.commands.doctor.model.measured import Measured
+from quorate.commands.doctor.model.measured import ModelMeasurements
 from quorate.coordination.protocol import Event
 from quorate.data.source import Batch
 from quorate.engines import Channel, Transport, WrappedChannel, WrappedTransport
@@ -22,7 +22,7 @@ from quorate.errors import CutError
 from quorate.machine.devices import has_streams
 from quorate.machine.resources import most_memory
 from quorate.replica import nested
-from quorate.replica.pipeline.balance import Pieces, pieces
+from quorate.replica.pipeline.balance import ModelPieces, pieces
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
@@ -40,12 +40,12 @@ def measuring(file: Path) -> Observe:
     """
 
     def observe(transport: Transport, state: State, _facts: Mapping[str, Any]) -> Transport:
-        return Measuring(transport, state, file)
+        return MeasuringTransport(transport, state, file)
 
     return observe
 
 
-class Measuring(WrappedTransport):
+class MeasuringTransport(WrappedTransport):
     """A transport whose first training measures the model."""
 
     def __init__(self, inner: Transport, state: State, file: Path) -> None:
@@ -66,7 +66,7 @@ class MeasuredTraining(Training):
 
     is_compared = False
     in_one_piece = True
-    found: Pieces | None = None
+    found: ModelPieces | None = None
     why_not = ""
     rows = calls = 0
     device = torch.device("cpu")
@@ -127,10 +127,10 @@ class MeasuredChannel(WrappedChannel):
         if not self._is_done or self._file.exists():
             return
         job, model = self._job, self._state.model
-        found = job.found or Pieces((), ())
+        found = job.found or ModelPieces((), ())
         parameters = [*model.parameters()]
         state = [each.state() for each in self._state.phases.optimizers]
-        Measured(
+        ModelMeasurements(
             device=str(job.device),
             memory_bytes=_memory(job.device),
             rows=job.rows,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quorate.commands.doctor.model.measured import Measured
+from quorate.commands.doctor.model.measured import ModelMeasurements
 from quorate.machine.text import aligned
 from quorate.replica.pipeline.balance import memory
 from quorate.replica.pipeline.chosen import size
@@ -21,7 +21,7 @@ HEADS = (
 )
 
 
-def shown(measured: Measured, title: str) -> str:
+def shown(measured: ModelMeasurements, title: str) -> str:
     """Return the whole text.
 
     Args:
@@ -39,7 +39,7 @@ def shown(measured: Measured, title: str) -> str:
     return "\n".join([*lines, *said(measured)])
 
 
-def fits(measured: Measured) -> bool:
+def fits(measured: ModelMeasurements) -> bool:
     """Return whether one device, or two after a cut, have room for the model."""
     has = measured.memory_bytes
     if has is None:
@@ -53,7 +53,7 @@ def fits(measured: Measured) -> bool:
     )
 
 
-def said(measured: Measured) -> Iterator[str]:
+def said(measured: ModelMeasurements) -> Iterator[str]:
     """Yield the conclusions, in lines."""
     trained = measured.trained_bytes
     fixed = measured.parameter_bytes + trained + measured.optimizer_bytes
@@ -77,7 +77,7 @@ def said(measured: Measured) -> Iterator[str]:
         yield f"{devices} devices: {_cut(measured, split)}"
 
 
-def _cut(measured: Measured, split: Sequence[str]) -> str:
+def _cut(measured: ModelMeasurements, split: Sequence[str]) -> str:
     runs = measured.pieces.runs(split)
     total = sum(cost.seconds for cost in measured.costs) or 1.0
     sizes = [
@@ -96,7 +96,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _row(measured: Measured, number: int, cost: Cost) -> tuple[str, ...]:
+def _row(measured: ModelMeasurements, number: int, cost: Cost) -> tuple[str, ...]:
     state = cost.trained_bytes * measured.state_factor
     sizes = cost.parameter_bytes, cost.trained_bytes, state, cost.kept_bytes, cost.given_bytes
     times = (f"{1e3 * seconds:.2f} ms" for seconds in (cost.forward_s, cost.backward_s))

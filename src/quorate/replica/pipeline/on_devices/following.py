@@ -1,9 +1,9 @@
 """Operators that follow their values: a forward pass in one piece, of a model on several devices.
 
 The parts of a cut model lie on the devices of their stages. The model's own forward pass does not
-know this. Inside ``Following`` an operator runs on the last device of its arguments, in the order
-of stages, and arguments on an earlier device are moved, with a gradient back to that device. Values
-go from stage to stage, so this is the device of the stage to run the operator.
+know this. Inside ``FollowDevices`` an operator runs on the last device of its arguments, in stage
+order, and arguments on an earlier device are moved, with a gradient back to that device. Values go
+from stage to stage, so this is the device of the stage to run the operator.
 
 A shard has a single random stream on all devices, but each GPU has a generator. When an operator or
 user code uses or sets one of them, all others are set to the same state: so a checkpoint, which
@@ -23,7 +23,7 @@ from quorate.machine.devices import has_streams
 from quorate.replica.nested import mapped, tensors
 
 
-class Following(TorchFunctionMode):
+class FollowDevices(TorchFunctionMode):
     """A context in which operators of the calling thread run on the device of their values.
 
     Args:

@@ -23,7 +23,7 @@ from quorate.machine.devices import Group
 from quorate.replica.flat import Flat
 from quorate.replica.pipeline import checks
 from quorate.replica.pipeline.stage_graph import StageGraph
-from quorate.replica.spread import Scattered, Spread
+from quorate.replica.spread import DeviceSpread, SplitFlat
 from quorate.replica.torch_internals import replace_tensors
 
 META = torch.device("meta")
@@ -63,7 +63,7 @@ def used(
     return found
 
 
-class OnItsDevice(Spread):
+class OnItsDevice(DeviceSpread):
     """The place of a copy of a model for a single device: on the device, or on ``meta``.
 
     Args:
@@ -72,7 +72,7 @@ class OnItsDevice(Spread):
         whole: the parameters of the model on all devices; those on this device are shared.
     """
 
-    def __init__(self, device: torch.device, names: set[str], whole: Scattered) -> None:
+    def __init__(self, device: torch.device, names: set[str], whole: SplitFlat) -> None:
         self._device, self._names, self._whole = device, names, whole
 
     def put(self, model: torch.nn.Module, group: Group) -> None:  # noqa: ARG002
@@ -81,7 +81,7 @@ class OnItsDevice(Spread):
         device = self._device
         replace_tensors(model, lambda t: t.to(device if id(t) in kept else META))
 
-    def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> Scattered:  # noqa: ARG002
+    def working(self, tensors: Mapping[str, torch.Tensor], group: Group) -> SplitFlat:  # noqa: ARG002
         """Return the storage for the parameters of the copy."""
         views, copies = dict[str, torch.Tensor](), list[str]()
         for name, view in self._whole.views.items():
@@ -92,14 +92,14 @@ class OnItsDevice(Spread):
             else:
                 views[name] = torch.empty_like(view, device=self._device)
                 copies.append(name)
-        return _Seen(views, self._whole, copies)
+        return _OnOneDevice(views, self._whole, copies)
 
 
-class _Seen(Scattered):
+class _OnOneDevice(SplitFlat):
     """Parameters on one device: shared with the whole model where possible, else copies."""
 
     def __init__(
-        self, views: dict[str, torch.Tensor], whole: Scattered, copies: Sequence[str]
+        self, views: dict[str, torch.Tensor], whole: SplitFlat, copies: Sequence[str]
     ) -> None:
         self.views = views
         self._whole, self._copies = whole, copies

@@ -13,10 +13,10 @@ import torch
 
 from quorate.machine.devices import current
 from quorate.replica.loss import Loss, LossResult
-from quorate.replica.pipeline.on_devices.following import Following
+from quorate.replica.pipeline.on_devices.following import FollowDevices
 from quorate.replica.quick.torch_calls import derive
 from quorate.replica.replica import Reload, Replica
-from quorate.replica.spread import Scattered
+from quorate.replica.spread import SplitFlat
 from quorate.replica.streams import Stream
 from quorate.replica.transfer import FreshBatch
 from quorate.replica.turns import Reseed
@@ -24,13 +24,13 @@ from quorate.replica.turns import Reseed
 T = TypeVar("T")
 
 
-class Whole(Replica):
+class StagelessReplica(Replica):
     """A replica spread over the devices of its stages, with a forward pass unaware of devices."""
 
     @property
-    def lies(self) -> Scattered:
+    def lies(self) -> SplitFlat:
         """The storage of the parameters."""
-        assert isinstance(self._flat, Scattered)
+        assert isinstance(self._flat, SplitFlat)
         return self._flat
 
     def _run(
@@ -49,10 +49,10 @@ class Whole(Replica):
 
     def _read(self, *args: Any, **options: Any) -> LossResult:
         # Only operators of the user's code follow: buffers are written in place.
-        with Following([*dict.fromkeys(self.group)]):
+        with FollowDevices([*dict.fromkeys(self.group)]):
             return super()._read(*args, **options)
 
     def _derive(self, value: torch.Tensor, scale: float) -> None:  # noqa: ARG002
         # A checkpoint calls forward again. Its operators follow their values, and draw the same
         # numbers. Stages are never computed in fp16, the only precision with scales.
-        derive(value, Following([*dict.fromkeys(self.group)]))
+        derive(value, FollowDevices([*dict.fromkeys(self.group)]))
