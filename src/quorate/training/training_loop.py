@@ -47,9 +47,8 @@ from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.owners.server_sync import let_servers_own
-from quorate.training.second_pass import PassByWorkers
 from quorate.training.state import State
-from quorate.training.step_update import StepUpdate
+from quorate.training.step_update import PassByWorkers, StepUpdate
 from quorate.training.stop import Stops
 from quorate.training.whole_batch.whole_batch import batch_loss_of, training_job_class
 

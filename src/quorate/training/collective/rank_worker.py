@@ -49,9 +49,8 @@ from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.not_finite import are_finite
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.owners.rank_owners import RankOwners
-from quorate.training.second_pass import Take, summed_denominators
 from quorate.training.state import State
-from quorate.training.step_update import StepUpdate
+from quorate.training.step_update import StepUpdate, Use, summed_denominators
 from quorate.training.whole_batch.whole_batch import batch_loss_of, training_job_class
 from quorate.training.worker_group import WorkerGroup
 
@@ -282,8 +281,8 @@ class RankWorker:
                 parts.append((node, ShardSum(0.0, {}, represented=represented)))
         return parts
 
-    def second_pass(self, kind: type[TrainingAgain], step: int, take: Take, **inputs: Any) -> None:
-        """Pass the new sum of a step to ``take``: see ``SecondPass``. All ranks call. Blocks.
+    def second_pass(self, kind: type[TrainingAgain], step: int, use: Use[T], **inputs: Any) -> T:
+        """Return the result of ``use`` for the new sum of a step. All ranks call. Blocks.
 
         All ranks call in lockstep: an optimizer receives the same gradients on all ranks, to the
         bit, and so needs the next gradient on all ranks or on none.
@@ -294,7 +293,7 @@ class RankWorker:
         steps = range(step, step + 1)
         # A replica reads the parameters anew for each job.
         job = kind(self._source, self.state.parameters, steps, threads=threads, **inputs)
-        take(tree_sum(self._exchanged_pass(step, job), self.shards_of(step), ShardSum.add))
+        return use(tree_sum(self._exchanged_pass(step, job), self.shards_of(step), ShardSum.add))
 
     def _totals(self, step: int) -> list[Part]:
         """Return the parts of the sum of a step, from forward passes without gradients. Blocks."""

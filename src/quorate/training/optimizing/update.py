@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,9 +40,9 @@ from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.owners import Owners
 from quorate.training.optimizing.scheduled_optimizer import ScheduledOptimizer, require_used
 
-# Computes the shards of a step once more, at the current parameters, and calls the argument with
-# the new sum. The sum is valid during the call: its memory belongs to the workers.
-Recompute = Callable[[Callable[[ShardSum], None]], None]
+# Computes the shards of a step once more, at the current parameters, and returns the result of the
+# argument for the new sum. The sum is valid during the call: its memory belongs to the workers.
+Recompute = Callable[[Callable[[ShardSum], float]], float]
 
 _SAME_CORES = nullcontext()
 
@@ -275,28 +276,22 @@ class Update:
             optimizer.take(gradient.copied(), missing)
             return loss
 
-        def compute_gradient() -> float:
-            losses: list[float] = []
+        def set_gradient(moved: ShardSum) -> float:
+            with intra_op_threads(1):  # as in ``apply``
+                mean = self._mean(moved, ())
+            if not mean.is_finite:
+                name = type(optimizer.user_optimizer).__name__
+                raise NotFiniteError(
+                    f"the loss or its gradient is not finite where {name} moved the parameters in "
+                    f"update {n}",
+                    fix="lower the learning rate, or resume from the newest checkpoint",
+                )
+            self._apply_writes(moved, present)
+            self._clip(mean)
+            optimizer.take(self.owners.whole_of(mean.gradient), moved.missing or ())
+            return moved.means()["loss"]
 
-            def set_gradient(moved: ShardSum) -> None:
-                with intra_op_threads(1):  # as in ``apply``
-                    mean = self._mean(moved, ())
-                if not mean.is_finite:
-                    name = type(optimizer.user_optimizer).__name__
-                    raise NotFiniteError(
-                        f"the loss or its gradient is not finite where {name} moved the "
-                        f"parameters in update {n}",
-                        fix="lower the learning rate, or resume from the newest checkpoint",
-                    )
-                self._apply_writes(moved, present)
-                self._clip(mean)
-                optimizer.take(self.owners.whole_of(mean.gradient), moved.missing or ())
-                losses.append(moved.means()["loss"])
-
-            recompute(set_gradient)
-            return losses[0]
-
-        parameters = optimizer.flat_parameters
+        parameters, compute_gradient = optimizer.flat_parameters, partial(recompute, set_gradient)
         closure = Closure(set_known_gradient, parameters, compute_gradient, optimizer.at_home)
         optimizer.step(gradient.copied(), missing, closure)
 

@@ -12,29 +12,23 @@ computed by other workers, with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol
 
-import torch
 from msgspec import structs
 
 from quorate.coordination.plan import Plan
-from quorate.coordination.tree import tree_sum
 from quorate.data.source import Source
 from quorate.engines.job import Evaluation, Training
 from quorate.errors import SettingError
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.whole_batch.represented import Representations, Tensors
-from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.closure import needs_closure
-from quorate.training.second_pass import ApplyParts, SecondPass, at_root
 from quorate.training.state import State
-from quorate.training.whole_batch.jobs import BackThrough, Representing, RepresentingInEvaluation
+from quorate.training.whole_batch.jobs import Representing, RepresentingInEvaluation
 from quorate.training.whole_batch.local_batch_loss import BatchLossResult, LocalBatchLoss
 from quorate.training.worker_group import WorkerGroup
-
-T = TypeVar("T")
 
 
 class BatchLoss(Protocol):
@@ -49,56 +43,6 @@ class BatchLoss(Protocol):
         """Add gradients by parameters to the gradient of a step."""
 
 
-@dataclass(eq=False)
-class UpdateOfWholeBatch:
-    """Makes the update of a step from the representations of all shards.
-
-    Args:
-        plan: the plan of the loop.
-        batch_loss: computes the loss.
-        second_pass: computes shards again.
-    """
-
-    plan: Plan
-    batch_loss: BatchLoss
-    second_pass: SecondPass
-
-    def __call__(self, ready: ReadyStep, update: ApplyParts[T]) -> T:
-        """Return the result of ``update`` for the step's gradient. Blocks until workers are done.
-
-        Raises:
-            Exception: the error of user code in the loss, or in a shard that failed on all
-                attempts.
-        """
-        step, plan = ready.step, self.plan
-        leaves, rows = plan.shards_of(step), plan.batch_rows(step)
-        if leaves == 1:
-            return update(ready.parts)
-        shards = tree_sum(ready.parts, leaves, ShardSum.add).represented
-        result = self.batch_loss(step, shards, rows, training=True)
-        made: list[T] = []
-
-        def add(total: ShardSum) -> None:
-            made.append(update(at_root(self._with(total, result), leaves)))
-
-        gradients = of_shards(result, plan, step)
-        self.second_pass(BackThrough, step, add, gradients=gradients)
-        return made[0]
-
-    def _with(self, total: ShardSum, result: BatchLossResult) -> ShardSum:
-        """Return a step's sum with the loss of the whole batch, and its gradient by parameters."""
-        if result.of_parameters:
-            assert total.gradient is not None
-            # After the ordered sum, once: the order of additions is the same on any workers. The
-            # product is rounded before the addition: a kernel that does both at once may round
-            # differently at the end of a vector, and vectors end at other places on ranks, which
-            # have slices of them.
-            own = {name: g * total.weight for name, g in result.of_parameters.items()}
-            with torch.no_grad():
-                self.batch_loss.add_to(total.gradient, own)
-        return _with_loss(total, result)
-
-
 def of_shards(result: BatchLossResult, plan: Plan, step: int) -> dict[int, Tensors]:
     """Return the gradients to propagate back through each shard of a step.
 
@@ -111,7 +55,7 @@ def of_shards(result: BatchLossResult, plan: Plan, step: int) -> dict[int, Tenso
     }
 
 
-def _with_loss(total: ShardSum, result: BatchLossResult) -> ShardSum:
+def with_loss(total: ShardSum, result: BatchLossResult) -> ShardSum:
     """Return a step's sum with the loss of the whole batch, instead of values from shards."""
     outcome = result.outcome
     if total.missing is not None:
