@@ -95,14 +95,14 @@ def facts_of(path: Path, folder: Path) -> RunFacts:
     update = newest_update(path / "metrics.jsonl")
     step = None if update is None else update.global_step
     status = status_of(path)
-    last = saved = best = None
+    last = saved = best = signed = None
     if record is not None:
         saved, last, best = record["global_step"], record.get("last_step") or None, _best(record)
         signs.append(record["saved_at"])
     if status is not None:
         signs.append(status.at)
-        last = status.last_step
-    steps = [n for n in (step, saved, status and status.global_step) if n is not None]
+        signed, last = status.global_step, status.last_step
+    steps = [n for n in (step, saved, signed) if n is not None]
     newest = max(steps, default=None)
     # 3. Decide the state, also of an old run without a status.
     if status is not None:

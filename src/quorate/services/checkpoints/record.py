@@ -41,7 +41,10 @@ _SAVED_BY = 253_402_300_799.0  # latest time, seconds since the epoch: end of th
 
 MOST_COUNT = 1 << 53  # of steps, rows or bytes
 Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
+# Seconds since the epoch, as a time of day can be shown.
+Moment = Annotated[float, Meta(ge=0, le=_SAVED_BY)]
 Positive = Annotated[int, Meta(ge=1, le=MOST_COUNT)]
+Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 # A setting's value, or a text produced by quorate: never with control characters.
 Word = Annotated[str, Meta(max_length=4096, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 RowNumber = Annotated[str, Meta(pattern=r"\A[0-9]{1,19}\Z")]
@@ -152,7 +155,7 @@ class Record(SavedUpdate, kw_only=True):
     update: Word
     account: Account
     order: list[str]  # names in model.safetensors, in the order of the model
-    saved_at: Annotated[float, Meta(ge=0, le=_SAVED_BY)]  # seconds since the epoch
+    saved_at: Moment
     files: dict[File, Sha256]
     callbacks: dict[str, Any] = {}  # trees: the state of callbacks, by name
     amendments: Amended | None = None

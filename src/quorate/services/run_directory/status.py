@@ -8,15 +8,15 @@ tools; no run depends on it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated
 
+import msgspec
 import psutil
 
 from quorate.errors import UserError
@@ -24,7 +24,7 @@ from quorate.machine import this_host
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.regular_file import read_regular
 from quorate.machine.text import printable
-from quorate.services.checkpoints.record import parsed_json
+from quorate.services.checkpoints.record import Count, Moment, Pid
 
 NAME = "status.json"
 MOST_BYTES = 1 << 16
@@ -37,15 +37,20 @@ KILLED = "killed"  # the status says running, and the process is gone
 ELSEWHERE = "elsewhere"  # the status says running, on a host or in a container invisible from here
 
 
-class Status(NamedTuple):
-    """The known status of a run."""
+class Status(msgspec.Struct, kw_only=True):
+    """The known status of a run, and the schema of status.json."""
 
-    state: str
-    at: float  # time of writing, in seconds since the epoch
-    global_step: int
-    last_step: int  # number of updates at the end of the run
+    # As read by ``status_of``, also "killed" or "elsewhere", which are never written.
+    state: Annotated[str, msgspec.Meta(pattern=r"\A(running|finished|stopped|failed)\Z")]
+    at: Moment  # time of writing
+    global_step: Count
+    last_step: Count  # number of updates at the end of the run
     reason: str  # why the run ended; or where the run is, if elsewhere; else empty
     script: str | None = None  # path of the script; None: typed code, or unknown
+    pid: Pid
+    born: Moment | None  # start of the process; None: unknown
+    host: str
+    mark: str  # of the host or container, see ``this_host``
 
 
 class RunStatus:
@@ -86,42 +91,34 @@ class RunStatus:
     def _write(self, state: str, global_step: int, reason: str) -> None:
         if self._path is None:
             return
-        record = {
-            "state": state,
-            "at": time.time(),
-            "global_step": global_step,
-            "last_step": self._last_step,
-            "reason": printable(reason, MOST_REASON),
-            "script": _script(),
-            "pid": os.getpid(),
-            "born": _born(os.getpid()),
-            "host": this_host.name(),
-            "mark": this_host.mark(),
-        }
+        status = Status(
+            state=state,
+            at=time.time(),
+            global_step=global_step,
+            last_step=self._last_step,
+            reason=printable(reason, MOST_REASON),
+            script=_script(),
+            pid=os.getpid(),
+            born=_born(os.getpid()),
+            host=this_host.name(),
+            mark=this_host.mark(),
+        )
         with suppress(OSError, UserError):  # UserError: the directory belongs to another run now
             self._renew()
-            write_atomically(self._path, json.dumps(record) + "\n")
+            write_atomically(self._path, json.dumps(msgspec.structs.asdict(status)) + "\n")
 
 
 def status_of(run_dir: Path) -> Status | None:
     """Return the status of a run; None without a valid status.json of quorate."""
     try:
-        record = parsed_json(read_regular(run_dir / NAME, MOST_BYTES))
-        if not isinstance(record, dict) or record["state"] not in WRITTEN:
-            return None
-        step, last = _count(record["global_step"]), _count(record["last_step"])
-        at, reason = _seconds(record["at"]), printable(record["reason"], MOST_REASON)
-        state = record["state"]
-        if state == RUNNING:
-            state, reason = _looked_for(record)
-        script = record.get("script")
-        script = printable(script, MOST_SCRIPT) if isinstance(script, str) else None
-        return Status(state, at, step, last, reason, script)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        status = msgspec.json.decode(read_regular(run_dir / NAME, MOST_BYTES), type=Status)
+    except (OSError, ValueError, RecursionError):
         return None
-
-
-WRITTEN = (RUNNING, FINISHED, STOPPED, FAILED)
+    status.reason = printable(status.reason, MOST_REASON)
+    status.script = None if status.script is None else printable(status.script, MOST_SCRIPT)
+    if status.state == RUNNING:
+        status.state, status.reason = _looked_for(status)
+    return status
 
 
 def _script() -> str | None:
@@ -131,16 +128,16 @@ def _script() -> str | None:
     return os.path.abspath(path) if os.path.isfile(path) else None  # noqa: PTH100, PTH113
 
 
-def _looked_for(record: dict[str, Any]) -> tuple[str, str]:
+def _looked_for(status: Status) -> tuple[str, str]:
     """Return the actual state of a run marked as running, and the place of a run elsewhere."""
-    if record["mark"] != this_host.mark():
-        return ELSEWHERE, f"process {_count(record['pid'])} on {printable(record['host'], 80)}"
-    pid, born = _count(record["pid"]), record["born"]
-    if this_host.has_ended(pid):
+    if status.mark != this_host.mark():
+        return ELSEWHERE, f"process {status.pid} on {printable(status.host, 80)}"
+    if this_host.has_ended(status.pid):
         return KILLED, ""
-    now = _born(pid)
-    is_another = None not in (born, now) and abs(_seconds(born) - _seconds(now)) > BORN_WITHIN_S
-    return (KILLED, "") if is_another else (RUNNING, "")
+    born = _born(status.pid)
+    if status.born is None or born is None or abs(status.born - born) <= BORN_WITHIN_S:
+        return RUNNING, ""
+    return KILLED, ""  # another process has the number
 
 
 def _born(pid: int) -> float | None:
@@ -149,15 +146,3 @@ def _born(pid: int) -> float | None:
         return float(psutil.Process(pid).create_time())
     except (psutil.Error, OSError):
         return None
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= 1 << 53:
-        raise ValueError
-    return value
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise ValueError
-    return float(value)
