@@ -110,22 +110,29 @@ class Files:
         # A name of the user may hold any character; a dot in a name is no step into a dict.
         name = ".".join(quote(part, safe=" ").replace(".", "%2E") for part in path) or "output"
         if isinstance(first, torch.Tensor):
-            return _Npy(self._array(f"{name}.npy", first.dtype), self._rows, first)
+            return self._array(f"{name}.npy", first.dtype, first.shape[1:])
         if first and all(isinstance(item, torch.Tensor) for item in first):
-            values = self._array(f"{name}.values.npy", first[0].dtype)
-            return _Ragged(values, self._array(f"{name}.shapes.npy", torch.int64), first[0])
+            values = self._array(f"{name}.values.npy", first[0].dtype, ())
+            shapes = self._array(f"{name}.shapes.npy", torch.int64, (first[0].ndim,))
+            return _Ragged(values, shapes, first[0])
         file = (self._folder / f"{name}.jsonl").open("x", encoding="utf-8", newline="\n")
         return _Lines(self._open.enter_context(file), f"{name}.jsonl")
 
-    def _array(self, name: str, dtype: torch.dtype) -> _Array:
+    def _array(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> _Array:
         file = (self._folder / name).open("xb", buffering=0)
-        return _Array(self._open.enter_context(file), name, dtype)
+        return _Array(self._open.enter_context(file), name, dtype, shape)
 
 
 class _Array:
-    """A .npy file whose rows are written one after the other; the header is written at the end."""
+    """A .npy file whose rows are written one after the other; the header is written at the end.
 
-    def __init__(self, file: RawIOBase, name: str, dtype: torch.dtype) -> None:
+    Args:
+        shape: the shape of a row.
+    """
+
+    def __init__(
+        self, file: RawIOBase, name: str, dtype: torch.dtype, shape: Sequence[int]
+    ) -> None:
         try:
             self._dtype = torch.empty(0, dtype=dtype).numpy().dtype
         except TypeError as error:
@@ -134,17 +141,18 @@ class _Array:
                 got=f"{dtype}, which NumPy's files do not support",
                 fix="return .float()",
             ) from error
-        self._file, self.name = file, name
+        self._file, self.name, self._shape, self.rows = file, name, shape, 0
         self._file.write(b"\0" * _HEADER_BYTES)
 
-    def write(self, values: torch.Tensor) -> None:
-        data = values.contiguous().numpy().reshape(-1).view(np.uint8).data
+    def put(self, value: torch.Tensor) -> None:
+        self.rows += len(value)
+        data = value.contiguous().numpy().reshape(-1).view(np.uint8).data
         while data:
             data = data[self._file.write(data) or 0 :]
 
-    def finish(self, shape: Sequence[int]) -> str:
-        about = {"descr": np.lib.format.dtype_to_descr(self._dtype)}
-        text = f"{ {**about, 'fortran_order': False, 'shape': tuple(shape)} }".encode("latin1")
+    def finish(self) -> str:
+        about = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False}
+        text = f"{ {**about, 'shape': (self.rows, *self._shape)} }".encode("latin1")
         # Version 1.0 of the format: magic, version, length of a text ending with a line feed.
         text = text.ljust(_HEADER_BYTES - 11) + b"\n"
         self._file.seek(0)
@@ -154,25 +162,12 @@ class _Array:
         return self.name
 
 
-class _Npy:
-    def __init__(self, array: _Array, rows: int, first: torch.Tensor) -> None:
-        self._array = array
-        self._shape = (rows, *first.shape[1:])
-
-    def put(self, value: torch.Tensor) -> None:
-        self._array.write(value)
-
-    def finish(self) -> str:
-        return self._array.finish(self._shape)
-
-
 class _Ragged:
     """A list of tensors of any size, of one dtype and number of dimensions."""
 
     def __init__(self, values: _Array, shapes: _Array, first: torch.Tensor) -> None:
         self._kind = (first.dtype, first.ndim)
         self._values, self._shapes = values, shapes
-        self._rows = self._elements = 0
 
     def put(self, value: list[Any]) -> None:
         for item in value:
@@ -180,18 +175,14 @@ class _Ragged:
             if kind != self._kind:
                 raise OutputError(
                     f"predict: {self._values.name}",
-                    got=f"an item of {kind} in row {self._rows}",
+                    got=f"an item of {kind} in row {self._shapes.rows}",
                     expected=f"{self._kind} as before",
                 )
-            self._values.write(item.reshape(-1))
-            self._shapes.write(torch.tensor(item.shape, dtype=torch.int64))
-            self._rows, self._elements = self._rows + 1, self._elements + item.numel()
+            self._values.put(item.reshape(-1))
+            self._shapes.put(torch.tensor([item.shape], dtype=torch.int64))
 
     def finish(self) -> list[str]:
-        return [
-            self._values.finish((self._elements,)),
-            self._shapes.finish((self._rows, self._kind[1])),
-        ]
+        return [self._values.finish(), self._shapes.finish()]
 
 
 class _Lines:
