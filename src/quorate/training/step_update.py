@@ -191,9 +191,8 @@ class StepUpdate:
     ) -> UpdateResult:
         """Make an update from the representations of all shards of a step."""
         step, plan = ready.step, self._plan
-        leaves, rows = plan.shards_of(step), plan.batch_rows(step)
-        shards = tree_sum(ready.parts, leaves, ShardSum.add).represented
-        result = batch_loss(step, shards, rows, training=True)
+        leaves = plan.shards_of(step)
+        result = batch_loss(step, tree_sum(ready.parts, leaves, ShardSum.add).represented)
 
         def use(total: ShardSum) -> UpdateResult:
             if result.of_parameters:

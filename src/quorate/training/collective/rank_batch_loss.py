@@ -28,7 +28,7 @@ from quorate.replica.loss_terms import Denominators
 from quorate.replica.whole_batch.represented import Representations, Tensors
 from quorate.training.optimizing.entries import in_memory_order
 from quorate.training.optimizing.not_finite import are_finite
-from quorate.training.whole_batch.local_batch_loss import BatchLossResult, LocalBatchLoss
+from quorate.training.whole_batch.whole_batch import BatchLossResult, LocalBatchLoss
 
 T = TypeVar("T")
 
@@ -47,21 +47,18 @@ class RankBatchLoss:
     ) -> None:
         self._batch_loss, self._exchange, self._beside = batch_loss, exchange, beside
 
-    def __call__(
-        self, step: int, shards: Sequence[Representations], rows: int, *, training: bool
-    ) -> BatchLossResult:
+    def __call__(self, step: int, shards: Sequence[Representations]) -> BatchLossResult:
         """Return the loss of a batch, with the gradients of this rank's shards. Blocks.
 
         Args:
             shards: all shards of the batch, in order; with values on rank 0 alone.
-            rows: number of rows of the batch.
 
         Raises:
             RankError: another rank is lost.
             Exception: an error of user code on rank 0; the same on all ranks.
         """
         ranks = self._exchange.ranks
-        dealt = ranks.deal(self._lead(step, shards, rows, training) if ranks.leads else ())
+        dealt = ranks.deal(self._lead(step, shards) if ranks.leads else ())
         if isinstance(dealt, BaseException):
             ranks.raise_together(dealt)
         metrics, weight, totals, denominators, of_parameters, gradients = dealt
@@ -70,14 +67,12 @@ class RankBatchLoss:
             outcome.denominators = Denominators(*denominators)
         return BatchLossResult(outcome, gradients, of_parameters)
 
-    def _lead(
-        self, step: int, shards: Sequence[Representations], rows: int, training: bool
-    ) -> list[Any]:
+    def _lead(self, step: int, shards: Sequence[Representations]) -> list[Any]:
         """Compute the loss from all representations, and return the message for each rank."""
         dealt = self._exchange.dealt(len(shards))
         result = or_error(
             lambda: self._beside(
-                lambda _replica, _stream: self._batch_loss(step, shards, rows, training=training),
+                lambda _replica, _stream: self._batch_loss(step, shards),
                 at=("forward", step, 0),  # for the status: user code may hang, as in a shard
             )
         )

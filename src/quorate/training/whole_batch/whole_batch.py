@@ -11,36 +11,187 @@ computed by other workers, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 from msgspec import structs
 
+from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan
 from quorate.data.source import Source
 from quorate.engines.job import Evaluation, Training
-from quorate.errors import SettingError
+from quorate.errors import LossError, SettingError
+from quorate.machine.devices import Group
+from quorate.replica.compute_thread import as_compute_thread
+from quorate.replica.device_generators import reseed_devices
 from quorate.replica.flat import Flat
+from quorate.replica.loss import LossResult, read
+from quorate.replica.model import ModuleModes, laid_out
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.whole_batch.represented import Representations, Tensors
+from quorate.replica.streams import Stream
+from quorate.replica.torch_internals import version
+from quorate.replica.transfer import move
+from quorate.replica.whole_batch.gather import Gather
+from quorate.replica.whole_batch.represented import Representations, Tensors, cut, joined
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.state import State
 from quorate.training.whole_batch.jobs import Representing, RepresentingInEvaluation
-from quorate.training.whole_batch.local_batch_loss import BatchLossResult, LocalBatchLoss
 from quorate.training.worker_group import WorkerGroup
 
 
-class BatchLoss(Protocol):
-    """Computes the loss over a batch: ``LocalBatchLoss``, or ``RankBatchLoss``."""
+class BatchLossResult(NamedTuple):
+    """The loss over a batch, and its gradients."""
 
-    def __call__(
-        self, step: int, shards: Sequence[Representations], rows: int, *, training: bool
-    ) -> BatchLossResult:
+    outcome: LossResult
+    gradients: dict[int, Tensors]  # by shard, with respect to the shard's representations
+    of_parameters: Tensors  # with respect to the model's parameters, where the loss uses them
+
+
+class BatchLoss(Protocol):
+    """Computes the loss over a batch in training: ``LocalBatchLoss``, or ``RankBatchLoss``."""
+
+    def __call__(self, step: int, shards: Sequence[Representations]) -> BatchLossResult:
         """Return the loss, with gradients for the shards that this process computes again."""
 
     def add_to(self, gradient: Flat, own: Tensors) -> None:
         """Add gradients by parameters to the gradient of a step."""
+
+
+class LocalBatchLoss:
+    """The computation of the loss of a batch, once, in the coordinator's process on its device.
+
+    The loss is computed from the representations of shards, in the order of shards, so that the
+    value does not depend on the workers of the shards; with the run's number of threads, precision
+    and kernels, as in a worker.
+
+    Args:
+        gather: the loss.
+        workers: how workers compute.
+        state: the coordinator's state.
+        source: the rows of each shard.
+        parameters: the trained parameters, or parameters of their layout to compute with, such as
+            averages.
+    """
+
+    def __init__(
+        self, gather: Gather, workers: WorkerGroup, state: State, source: Source, parameters: Flat
+    ) -> None:
+        self._gather, self._workers, self._plan = gather, workers, source.plan
+        self._model, self._parameters = state.model, parameters
+        self._trained = laid_out(state.model, parameters.layout.sections)
+        self._device = workers.master_device
+
+    def __call__(
+        self, step: int, shards: Sequence[Representations], *, training: bool = True
+    ) -> BatchLossResult:
+        """Return the loss of a batch, in training with its gradients.
+
+        Args:
+            shards: all shards of the batch, in order.
+
+        Raises:
+            LossError: the result of ``contrast`` is unusable: no loss, no gradient, or a weight of
+                0 in training.
+            Exception: an error of user code, with a note that names the step.
+        """
+        here = [shard._replace(tensors=move(shard.tensors, self._device)) for shard in shards]
+        whole = joined(here).tensors
+        group, word = Group([self._device]), "contrast" if training else "contrast in evaluation"
+        workers, rows = self._workers, self._plan.batch_rows(step)
+        computing, totals = workers.replicas.computing, workers.replicas.totals.wanted
+        wanted = {n: t.requires_grad_() for n, t in whole.items() if t.is_floating_point()}
+        with (
+            as_compute_thread(workers.config.workers.threads, self._device),
+            Stream() as stream,
+            self._model_is(training=training),
+            computing.products(),
+            computing.draws(stream, group),
+            torch.set_grad_enabled(training),
+        ):
+            seed = key(word, self._plan.seed, step)
+            stream.reseed(seed)
+            reseed_devices(group, seed)
+            try:
+                with computing.precision.operations(group):
+                    returned = self._gather.contrast(
+                        self._model, Representations(shards[0].kind, whole).returned()
+                    )
+            except Exception as error:
+                error.add_note(f"quorate: in contrast, of the whole batch of step {step}")
+                raise
+            outcome = read(returned, rows=rows, training=training, totals=totals)
+            if not training:
+                return BatchLossResult(outcome, {}, {})
+            if outcome.weight == 0 or outcome.multiplier == 0:
+                raise LossError(
+                    "weight",
+                    got=f"0 for the whole batch of step {step}",
+                    expected="a positive weight",
+                    fix="give at least one row of each batch a weight",
+                )
+            own = {n: p for n, p in self._trained.items() if p.requires_grad}
+            inputs = [*wanted.values(), *own.values()]
+            found = torch.autograd.grad(outcome.loss, inputs, allow_unused=True)
+        of_rows = _named(wanted, found[: len(wanted)])
+        if not of_rows:
+            raise LossError(
+                "the loss has no gradient with respect to what represent returned",
+                fix="compute the loss from the second argument of contrast, without detach() or "
+                "no_grad()",
+            )
+        by_shard = dict(enumerate(cut(of_rows, shards)))
+        return BatchLossResult(outcome, by_shard, _named(own, found[len(wanted) :]))
+
+    @staticmethod
+    def add_to(gradient: Flat, own: Tensors) -> None:
+        """Add gradients by parameters to the gradient of a step."""
+        for name, values in own.items():
+            gradient.views[name].add_(values.to(gradient.device))
+
+    @contextmanager
+    def _model_is(self, *, training: bool) -> Iterator[None]:
+        """Set the model's mode and parameters for the computation inside the block.
+
+        Raises:
+            LossError: a buffer was written in the block, as by BatchNorm in training.
+        """
+        flags = [(module, module.training) for module in self._model.modules()]
+        data = [(parameter, parameter.data) for parameter in self._trained.values()]
+        buffers = dict(self._model.named_buffers())
+        before = {name: version(buffer) for name, buffer in buffers.items()}
+        with ExitStack() as stack:
+            stack.callback(_put_back, flags, data)
+            ModuleModes(self._model).set(training)
+            for name, parameter in self._trained.items():
+                view = self._parameters.views[name]
+                if parameter.data_ptr() != view.data_ptr():
+                    parameter.data = view
+            yield
+        now = dict(self._model.named_buffers())
+        for name, buffer in now.items():
+            if buffers.get(name) is not buffer or version(buffer) != before[name]:
+                raise LossError(
+                    f"contrast writes buffer {name!r}, but only represent may write buffers",
+                    fix="call the module of the buffer (BatchNorm, for example) in represent",
+                )
+
+
+def _named(names: Iterable[str], found: Sequence[torch.Tensor | None]) -> Tensors:
+    return {n: g.detach() for n, g in zip(names, found, strict=True) if g is not None}
+
+
+def _put_back(
+    flags: Sequence[tuple[torch.nn.Module, bool]],
+    data: Sequence[tuple[torch.nn.Parameter, torch.Tensor]],
+) -> None:
+    for module, flag in flags:
+        module.training = flag
+    for parameter, own in data:
+        if parameter.data_ptr() != own.data_ptr():
+            parameter.data = own
 
 
 def of_shards(result: BatchLossResult, plan: Plan, step: int) -> dict[int, Tensors]:
@@ -112,8 +263,7 @@ def made_whole(
         return lambda _, total: total
 
     def whole(step: int, total: ShardSum) -> ShardSum:
-        rows = source.plan.batch_rows(step)
-        outcome = batch_loss(step, total.represented, rows, training=False).outcome
+        outcome = batch_loss(step, total.represented, training=False).outcome
         metrics, totals = outcome.weighted(), outcome.totals
         return ShardSum(outcome.weight, metrics, totals=totals, denominators=outcome.denominators)
 
@@ -123,18 +273,10 @@ def made_whole(
 def _local_batch_loss(
     workers: WorkerGroup, state: State, source: Source, parameters: Flat
 ) -> LocalBatchLoss | None:
-    gather, config = workers.config.gather, workers.config
+    gather = workers.config.gather
     if gather is None:
         return None
     if kept := workers.replicas.totals.kept:
         got, expected = ", ".join(kept), "functions of counts, as the loss is a Gather"
         raise SettingError("totals", got, expected, "have contrast return them as metrics")
-    return LocalBatchLoss(
-        gather,
-        state.model,
-        parameters,
-        workers.replicas,
-        device=workers.master_device,
-        threads=config.workers.threads,
-        seed=source.plan.seed,
-    )
+    return LocalBatchLoss(gather, workers, state, source, parameters)
