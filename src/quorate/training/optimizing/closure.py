@@ -1,4 +1,4 @@
-"""Closures: compute the gradient of a step again, at parameters moved by an optimizer.
+"""Closures, and the optimizers that ask for the gradient of a step again at moved parameters.
 
 LBFGS evaluates the gradient at several points of a step, sharpness-aware optimizers at two.
 """
@@ -7,53 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch.optim import Optimizer
 
-from quorate.replica.flat import Flat
 from quorate.training.optimizing.attributes import optimizers
 
-
-class Closure:
-    """The closure passed to an optimizer's ``step()``.
-
-    The gradient of the step has been computed before. The first call is usually made at the same
-    parameters, by optimizers with an optional closure too, and is answered with the known gradient.
-
-    Args:
-        known: restores the gradient computed at the original parameters, and returns the loss.
-        parameters: the parameters that the optimizer moves.
-        compute: computes gradients at the current parameters, and returns the loss.
-        at_home: a context in which ``parameters`` have the optimizer's values, in whatever memory
-            the optimizer has put the values.
-    """
-
-    def __init__(
-        self,
-        known: Callable[[], float],
-        parameters: Flat,
-        compute: Callable[[], float],
-        at_home: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._known = known
-        self._parameters = parameters
-        self._before = parameters.copied()
-        self._compute = compute
-        self._at_home = at_home
-        self._has_moved = False
-
-    def __call__(self) -> torch.Tensor:
-        """Return the loss, a float64 scalar, after setting the gradients of the parameters."""
-        with self._at_home():
-            self._has_moved = self._has_moved or any(
-                not torch.equal(now, before)
-                for now, before in zip(self._parameters.vectors, self._before.vectors, strict=True)
-            )
-            # The known gradient is restored too: the optimizer may have scaled or dropped it.
-            loss = self._compute() if self._has_moved else self._known()
-        return torch.tensor(loss, dtype=torch.float64)
+# Sets the gradients of the parameters, and returns the loss, a float64 scalar.
+Closure = Callable[[], torch.Tensor]
 
 
 def takes_closure(optimizer: Optimizer) -> bool:

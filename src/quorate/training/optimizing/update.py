@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,7 +31,6 @@ from quorate.replica.torch_internals import has_step_hooks
 from quorate.replica.totals import Counts
 from quorate.replica.witness import writes
 from quorate.training.optimizing.average import Average
-from quorate.training.optimizing.closure import Closure
 from quorate.training.optimizing.cores import intra_op_threads
 from quorate.training.optimizing.mean import Addition, Mean, clip_scale
 from quorate.training.optimizing.optimize import Optimize
@@ -257,8 +255,9 @@ class Update:
     ) -> None:
         """Let the optimizer step with a closure, for gradients at parameters of its choice.
 
-        The first gradient is known already: ``gradient``. For a later call, after the optimizer has
-        moved the parameters, workers compute the shards of the step once more.
+        The first gradient is known already: ``gradient``. The first call is usually made at the
+        same parameters, by optimizers with an optional closure too. For a later call, after the
+        optimizer has moved the parameters, workers compute the shards of the step once more.
 
         Args:
             n: the number of this update.
@@ -268,13 +267,9 @@ class Update:
                 to.
         """
         optimizer, missing = self._optimizers[0], total.missing or ()
-        gradient = self.owners.whole_of(gradient)
-        loss = total.means()["loss"]
-
-        def set_known_gradient() -> float:
-            # The memory of a sum is reused while the optimizer may read the gradient.
-            optimizer.take(gradient.copied(), missing)
-            return loss
+        gradient, loss = self.owners.whole_of(gradient), total.means()["loss"]
+        parameters = optimizer.flat_parameters
+        before, has_moved = parameters.copied(), False
 
         def set_gradient(moved: ShardSum) -> float:
             with intra_op_threads(1):  # as in ``apply``
@@ -291,8 +286,18 @@ class Update:
             optimizer.take(self.owners.whole_of(mean.gradient), moved.missing or ())
             return moved.means()["loss"]
 
-        parameters, compute_gradient = optimizer.flat_parameters, partial(recompute, set_gradient)
-        closure = Closure(set_known_gradient, parameters, compute_gradient, optimizer.at_home)
+        def closure() -> torch.Tensor:
+            nonlocal has_moved
+            with optimizer.at_home():
+                pairs = zip(parameters.vectors, before.vectors, strict=True)
+                has_moved = has_moved or any(not torch.equal(now, was) for now, was in pairs)
+                if has_moved:
+                    return torch.tensor(recompute(set_gradient), dtype=torch.float64)
+                # The optimizer may have scaled or dropped the known gradient; and the memory of a
+                # sum is reused while the optimizer may read the gradient.
+                optimizer.take(gradient.copied(), missing)
+            return torch.tensor(loss, dtype=torch.float64)
+
         optimizer.step(gradient.copied(), missing, closure)
 
     # --- beside updates ---------------------------------------------------------------------------
