@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import quorate
 from quorate.callbacks import LearningRateMonitor, LogLines, MLflow, Samples, WandB
-from quorate.callbacks.run_id import RunId
+from quorate.callbacks.loggers import RunId
 from quorate.errors import SettingError, UserError
 
 

@@ -3,10 +3,9 @@
 from quorate.callbacks.early_stopping import EarlyStopping
 from quorate.callbacks.learning_rates import LearningRateMonitor
 from quorate.callbacks.log_lines import LogLines
-from quorate.callbacks.mlflow_run import MLflow
+from quorate.callbacks.loggers import MLflow, WandB
 from quorate.callbacks.plateau import ReduceLROnPlateau
 from quorate.callbacks.samples import Samples
-from quorate.callbacks.wandb_run import WandB
 from quorate.training.callbacks import Callback
 
 __all__ = [
