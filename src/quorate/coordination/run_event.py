@@ -1,7 +1,7 @@
 """Events of a run: lines for the user, with a kind and a worker.
 
 A ``RunEvent`` is a ``str``: functions for lines take events unchanged. The log of events
-(``services/run_directory/event_log.py``) reads the kind and the worker. A plain ``str`` counts as a
+(``services/run_directory/logs.py``) reads the kind and the worker. A plain ``str`` counts as a
 warning.
 """
 

@@ -29,6 +29,7 @@ from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.totals import joined
+from quorate.training.batch_loss import evaluation_job_class, made_whole
 from quorate.training.config import DatasetConfig
 from quorate.training.drive import ReadyStep, run_job
 from quorate.training.optimizing.cores import threads_of_loop
@@ -38,7 +39,6 @@ from quorate.training.predicting.gathered import Gathered
 from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import evaluation_job_class, made_whole
 
 __all__ = ["Function", "evaluate", "predict"]
 

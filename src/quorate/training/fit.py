@@ -32,8 +32,7 @@ from quorate.services.display.start_progress import StartProgress
 from quorate.services.display.worker_table import WorkerTable
 from quorate.services.report import Report
 from quorate.services.run_directory.contents import set_log_aside
-from quorate.services.run_directory.event_log import EventLog
-from quorate.services.run_directory.metrics_log import MetricsLog, spent
+from quorate.services.run_directory.logs import EventLog, MetricsLog, spent
 from quorate.services.run_directory.status import RunStatus
 from quorate.services.supervisor import Supervisor
 from quorate.services.tensorboard.summaries import Graph, Summaries

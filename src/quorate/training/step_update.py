@@ -35,12 +35,11 @@ from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Denominators
 from quorate.replica.shard_sum import Part, ShardSum
 from quorate.services.display.raised_shards import RaisedShards
+from quorate.training.batch_loss import BackThrough, BatchLoss, of_shards, with_loss
 from quorate.training.drive import ReadyStep, run_job
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.state import State
-from quorate.training.whole_batch.jobs import BackThrough
-from quorate.training.whole_batch.whole_batch import BatchLoss, of_shards, with_loss
 from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")

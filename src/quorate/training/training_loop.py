@@ -42,6 +42,7 @@ from quorate.machine.limits import SPOT_CHECK_S
 from quorate.replica.totals import joined
 from quorate.replica.witness.stray_writes import StrayWrites
 from quorate.services.report import Report
+from quorate.training.batch_loss import batch_loss_of, training_job_class
 from quorate.training.drive import ReadyStep, drive
 from quorate.training.not_finite_shard import skip_update
 from quorate.training.observer import observed
@@ -50,7 +51,6 @@ from quorate.training.owners.server_sync import let_servers_own
 from quorate.training.state import State
 from quorate.training.step_update import PassByWorkers, StepUpdate
 from quorate.training.stop import Stops
-from quorate.training.whole_batch.whole_batch import batch_loss_of, training_job_class
 
 if TYPE_CHECKING:
     from quorate.training.setup import TrainingSetup

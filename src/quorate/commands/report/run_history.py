@@ -30,7 +30,7 @@ from quorate.services.checkpoints import files
 from quorate.services.checkpoints.record import MOST_COUNT
 from quorate.services.report import Report
 from quorate.services.run_directory import event_log
-from quorate.services.run_directory.metrics_log import TIMES
+from quorate.services.run_directory.logs import TIMES
 
 MOST_LINE_BYTES = 4 << 20
 MOST_BYTES = 1 << 30  # of a log; only the end of a larger log is read

@@ -29,7 +29,7 @@ from quorate.replica.shard_sum import ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.witness.module_trace import ModuleTrace
 from quorate.replica.witness.values import tensor_text, value_hash
-from quorate.training.whole_batch.jobs import BackThrough, Representing
+from quorate.training.batch_loss import BackThrough, Representing
 
 WORD_S = 0.5  # seconds until a worker receives the cancellation of a shard
 MOST_TWICE = 4  # shards computed twice per worker: each takes as long as some updates

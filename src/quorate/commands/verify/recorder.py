@@ -40,8 +40,8 @@ from quorate.engines.processes.script import current
 from quorate.errors import SettingError
 from quorate.replica.shard_sum import Part
 from quorate.replica.witness.values import tensor_text
+from quorate.training.batch_loss import BackThrough, Representing
 from quorate.training.state import State
-from quorate.training.whole_batch.jobs import BackThrough, Representing
 
 if TYPE_CHECKING:
     from quorate.training.observer import Observe

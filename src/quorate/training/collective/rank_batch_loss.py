@@ -26,9 +26,9 @@ from quorate.replica.flat import Flat
 from quorate.replica.loss import LossResult
 from quorate.replica.loss_terms import Denominators
 from quorate.replica.whole_batch.represented import Representations, Tensors
+from quorate.training.batch_loss import BatchLossResult, LocalBatchLoss
 from quorate.training.optimizing.entries import in_memory_order
 from quorate.training.optimizing.not_finite import are_finite
-from quorate.training.whole_batch.whole_batch import BatchLossResult, LocalBatchLoss
 
 T = TypeVar("T")
 

@@ -42,6 +42,7 @@ from quorate.replica.shard_sum import Part, ShardSum
 from quorate.replica.streams import Stream
 from quorate.replica.whole_batch.represented import Representations
 from quorate.replica.witness import writes
+from quorate.training.batch_loss import batch_loss_of, training_job_class
 from quorate.training.collective import share
 from quorate.training.collective.rank_batch_loss import RankBatchLoss, or_error
 from quorate.training.drive import ReadyStep
@@ -51,7 +52,6 @@ from quorate.training.optimizing.update import UpdateResult
 from quorate.training.owners.rank_owners import RankOwners
 from quorate.training.state import State
 from quorate.training.step_update import StepUpdate, Use, summed_denominators
-from quorate.training.whole_batch.whole_batch import batch_loss_of, training_job_class
 from quorate.training.worker_group import WorkerGroup
 
 T = TypeVar("T")

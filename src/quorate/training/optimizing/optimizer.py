@@ -38,12 +38,12 @@ from quorate.training.optimizing.known_optimizers import (
     fill_momenta,
     is_by_element,
     is_elementwise,
+    kept_by_rows,
     kind_of_state,
     leaves_it_open,
     piece_of_state,
     require_state_of,
 )
-from quorate.training.optimizing.row_optimizers import kept_by_rows
 
 OptimizerFactory = (
     Callable[[list[torch.nn.Parameter]], Optimizer]

@@ -23,10 +23,9 @@ from quorate.replica.model import trainable
 from quorate.replica.notes import Notes
 from quorate.replica.phases.losses import PhaseLosses
 from quorate.replica.sparse.found import GradKinds, no_rows
-from quorate.training.optimizing.assignments import assign
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.closure import needs_closure
-from quorate.training.optimizing.optimize import Optimize
+from quorate.training.optimizing.optimize import Optimize, assign
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer, OptimizerState
 from quorate.training.optimizing.owners import Owners

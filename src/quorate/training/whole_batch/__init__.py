@@ -1,1 +1,0 @@
-"""Steps of a loss over the whole batch: representations of all shards, the loss, gradients back."""
