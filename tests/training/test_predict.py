@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import quorate
 from quorate.errors import OutputError, SettingError, UserError
-from quorate.training.predicting.columns import in_memory
+from quorate.training.outputs import in_memory
 
 ROWS, BATCH, V = 46, 12, 4
 DATA = TensorDataset(

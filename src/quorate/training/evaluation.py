@@ -33,9 +33,7 @@ from quorate.training.batch_loss import evaluation_job_class, made_whole
 from quorate.training.config import DatasetConfig
 from quorate.training.drive import ReadyStep, run_job
 from quorate.training.optimizing.cores import threads_of_loop
-from quorate.training.predicting.columns import Sink, in_memory
-from quorate.training.predicting.files import Files
-from quorate.training.predicting.gathered import Gathered
+from quorate.training.outputs import Files, Gathered, Sink, in_memory
 from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Stops

@@ -30,7 +30,7 @@ from quorate.replica.torch_internals import NORM_BASES
 from quorate.replica.witness.forward_graph import ForwardGraph, GraphNode, module_tree
 from quorate.training.callbacks import VALIDATION, Callback, metrics_of
 from quorate.training.config import DatasetConfig
-from quorate.training.predicting.gathered import Gathered
+from quorate.training.outputs import Gathered
 from quorate.training.probing.probe import ALONE, on_shard
 from quorate.training.state import State
 from quorate.training.validation import Best, Validation

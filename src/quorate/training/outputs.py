@@ -1,4 +1,6 @@
-"""Predictions in files: a folder that is either complete, or as before.
+"""The outputs of a pass over a dataset: the rows of each tensor or list, in memory or in files.
+
+Predictions in files are a folder that is either complete, or as before.
 
 TO/prediction.json      rows, nesting of the outputs, file of each output, step of the weights
 TO/logits.npy           a tensor of the outputs, all rows (``numpy.load(..., mmap_mode="r")``)
@@ -16,22 +18,150 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 from urllib.parse import quote
 
 import numpy as np
 import torch
 
+from quorate.coordination.plan import Plan
 from quorate.errors import OutputError, SettingError
 from quorate.machine.atomic_file import flush_folder, folder_beside, write_atomically
 from quorate.machine.regular_file import exists, is_file, is_folder, reason_against_new_file
-from quorate.training.predicting import columns
-from quorate.training.predicting.columns import Column, Columns
+from quorate.replica.outputs.collect import Collect
+from quorate.replica.outputs.metric import UserMetric
+from quorate.replica.outputs.rows import Piece, leaves, nested, structure_of
+from quorate.replica.totals import numbers
+
+Place = tuple[str, ...]  # names and indices that lead to a tensor or list of the outputs
+
+
+class Column(Protocol):
+    """The destination of one tensor or list of the outputs."""
+
+    def put(self, value: Any) -> None:
+        """Add the next rows."""
+
+    def finish(self) -> Any:
+        """Return the whole column, after all rows were added."""
+
+
+class Sink(Protocol):
+    """The destination of outputs."""
+
+    def put(self, value: Any, rows: int) -> None:
+        """Add the outputs of the next rows.
+
+        Raises:
+            OutputError: the outputs differ in kind from those before.
+        """
+
+    def finish(self, about: dict[str, Any]) -> Any:
+        """Return the result for the caller, after all rows were added."""
+
+
+class Columns:
+    """The columns of a prediction: made from the first outputs, and compared with later outputs.
+
+    Args:
+        make: makes a column for the first value of a path.
+    """
+
+    def __init__(self, make: Callable[[Place, Any], Column]) -> None:
+        self._make = make
+        self._columns: list[Column] = []
+        self.paths: list[Place] = []
+        self._first: list[Any] = []  # (trailing shape, dtype) of tensors, None for lists
+        self.structure: Any = None
+        self._rows = 0
+
+    def put(self, value: Any, rows: int) -> None:
+        """Add the outputs of the next rows."""
+        structure, found = structure_of(value), [*leaves(value)]
+        if self.structure is None:
+            self.structure = structure
+            self.paths = [path for path, _ in found]
+            self._first = [_kind(leaf) for _, leaf in found]
+            self._columns = [self._make(path, leaf) for path, leaf in found]
+        if structure != self.structure:
+            raise OutputError(
+                "predict",
+                got=f"{structure} for rows {self._rows} to {self._rows + rows - 1}",
+                expected=f"{self.structure} as for the rows before",
+                fix="return the same outputs for every batch",
+            )
+        for (path, leaf), first, column in zip(found, self._first, self._columns, strict=True):
+            if _kind(leaf) != first:
+                name = ".".join(path) or "the output"
+                raise OutputError(
+                    f"predict: {name}",
+                    got=f"rows of {_words(_kind(leaf))} in rows {self._rows} to "
+                    f"{self._rows + rows - 1}",
+                    expected=f"{_words(first)} as before",
+                    fix="return a list of rows, [*tensor], where sizes differ",
+                )
+            column.put(leaf)
+        self._rows += rows
+
+    def finish(self, about: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
+        """Return the finished columns, nested as the outputs."""
+        return nested(self.structure, iter([column.finish() for column in self._columns]))
+
+
+class _Tensor:
+    def __init__(self, rows: int, first: torch.Tensor) -> None:
+        self._values = torch.empty((rows, *first.shape[1:]), dtype=first.dtype)
+        self._rows = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self._values[self._rows : self._rows + len(value)] = value
+        self._rows += len(value)
+
+    def finish(self) -> torch.Tensor:
+        return self._values
+
+
+class _List:
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+
+    def put(self, value: list[Any]) -> None:
+        # Copied out of the parcel's memory: one memory mapping per shard would be too many.
+        self._items += [_owned(item) for item in value]
+
+    def finish(self) -> list[Any]:
+        return self._items
+
+
+def in_memory(rows: int) -> Sink:
+    """Return a sink that keeps a number of rows in memory, nested as the outputs."""
+    return Columns(lambda _, first: _List() if isinstance(first, list) else _Tensor(rows, first))
+
+
+def _owned(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.clone()
+    if isinstance(item, dict):
+        return {key: _owned(part) for key, part in item.items()}
+    if isinstance(item, list | tuple):
+        return type(item)(_owned(part) for part in item)
+    return item
+
+
+def _kind(leaf: Any) -> Any:
+    return None if isinstance(leaf, list) else (tuple(leaf.shape[1:]), leaf.dtype)
+
+
+def _words(kind: Any) -> str:
+    return "items of a list" if kind is None else f"shape {kind[0]} and {kind[1]}"
+
+
+# --- files ----------------------------------------------------------------------------------------
 
 MANIFEST = "prediction.json"
 _HEADER_BYTES = 256  # size of a .npy file's header, enough for any number of rows
@@ -106,7 +236,7 @@ class Files:
             shutil.rmtree(aside, ignore_errors=True)
         return self._to
 
-    def _column(self, path: columns.Path, first: Any) -> Column:
+    def _column(self, path: Place, first: Any) -> Column:
         # A name of the user may hold any character; a dot in a name is no step into a dict.
         name = ".".join(quote(part, safe=" ").replace(".", "%2E") for part in path) or "output"
         if isinstance(first, torch.Tensor):
@@ -213,3 +343,66 @@ class _Lines:
 
 def _is_ours(folder: Path) -> bool:
     return is_file(folder / MANIFEST)
+
+
+# --- results of an evaluation, beside sums --------------------------------------------------------
+
+
+class Gathered:
+    """The results collected by an evaluation.
+
+    Args:
+        kept: collecting objects by name.
+        plan: plan of the evaluation.
+    """
+
+    def __init__(self, kept: Mapping[str, Collect | UserMetric], plan: Plan) -> None:
+        self._kept, self._plan = kept, plan
+        self._names: list[str] | None = None  # names in the shards' outputs
+        self._sinks: dict[str, Sink] = {}
+        self._states: dict[str, dict[str, Any]] = {}
+
+    def put(self, outputs: Sequence[Piece]) -> None:
+        """Add the outputs of the shards of the next step.
+
+        Raises:
+            OutputError: shards return outputs of different names.
+        """
+        for step, shard, values in sorted(outputs, key=lambda piece: piece[:2]):
+            if self._names is None:
+                self._names = list(values)
+            if list(values) != self._names:
+                raise OutputError(
+                    "totals",
+                    got=f"{sorted(self._names)} from one shard and {sorted(values)} from another",
+                    expected="the same names from every shard",
+                    fix="return each total for every shard",
+                )
+            for name, value in values.items():
+                if isinstance(kept := self._kept[name], Collect):
+                    if name not in self._sinks:
+                        self._sinks[name] = in_memory(self._plan.rows)
+                    self._sinks[name].put(value, len(self._plan.shard(step, shard)))
+                else:
+                    self._states[name] = kept.merged(self._states.get(name), value)
+
+    def finished(self) -> dict[str, float]:
+        """Return the numbers computed from the collected results, by name.
+
+        Raises:
+            LossError: a function returned something else than numbers.
+            Exception: an error of a function or a metric, with a note that names the total.
+        """
+        found: dict[str, float] = {}
+        for name in self._names or ():
+            kept = self._kept[name]
+            try:
+                if isinstance(kept, Collect):
+                    returned = kept.finished(self._sinks[name].finish({}))
+                else:
+                    returned = kept.finished(self._states[name])
+            except Exception as error:
+                error.add_note(f"quorate: in totals[{name!r}], of {self._plan.rows:,} rows")
+                raise
+            found |= numbers(name, returned, found)
+        return found
