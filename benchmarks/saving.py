@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.engines import Transport
-from quorate.services.checkpoints.saver import Checkpoints
+from quorate.services.checkpoints.saver import StateSaver
 from quorate.services.run_directory.settings import RunDir
 from quorate.training.observer import observing
 from quorate.training.state import State
@@ -72,7 +72,7 @@ def main() -> None:
     rates: dict[bool, list[float]] = {True: [], False: []}  # updates per second
     copies_s: list[float] = []
     state_bytes = 0
-    saver = Checkpoints(run_dir, RunDir(save_every_s=None, keep=2))
+    saver = StateSaver(run_dir, RunDir(save_every_s=None, keep=2))
     began, updates, window = 0.0, 0, -1
     updating = observed_updates(trainer, data, look)
     try:

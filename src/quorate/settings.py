@@ -213,7 +213,7 @@ def _has_defaults(group: type[Settings]) -> bool:
 # --- checks: functions of a name, for messages, and a value; each returns the value to store ------
 
 
-def whole(name: str, value: object, *, least: int, most: int | None = None, fix: str = "") -> int:
+def integer(name: str, value: object, *, least: int, most: int | None = None, fix: str = "") -> int:
     """Check a whole number.
 
     Args:
@@ -238,7 +238,7 @@ def whole(name: str, value: object, *, least: int, most: int | None = None, fix:
 
 def at_least(least: int, most: int | None = None) -> Callable[[str, Any], int]:
     """Return the check of a whole number."""
-    return lambda name, value: whole(name, value, least=least, most=most)
+    return lambda name, value: integer(name, value, least=least, most=most)
 
 
 def real(name: str, value: object, *, above: float, below: float = float("inf")) -> float:

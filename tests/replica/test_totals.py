@@ -201,7 +201,7 @@ def test_what_finish_raises_is_the_users_own_and_the_state_is_saved(tmp_path: Pa
 
 def test_names_that_cannot_be_are_refused() -> None:
     with expect_error(UserError, name="totals", got="a number under the name 'accuracy'"):
-        totals.joined({"loss": 1.0, "accuracy": 0.5}, {"accuracy": 0.5})
+        totals.merge_metrics({"loss": 1.0, "accuracy": 0.5}, {"accuracy": 0.5})
     with expect_error(SettingError, name="totals", got="weight"):
         totals.Totals({"weight": sum})
 

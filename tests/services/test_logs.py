@@ -15,7 +15,7 @@ from support.small import DATA, SecondsPass, trainer
 
 import quorate
 from quorate.services.run_directory import log_cut
-from quorate.services.run_directory.log_cut import Cut, cut
+from quorate.services.run_directory.log_cut import LogCut, cut
 
 
 def line(step: int, **more: Any) -> bytes:
@@ -94,7 +94,7 @@ def test_a_cut_log_is_what_parsing_every_line_gives(
         done = cut(path, global_step)
         kept, damaged = plain_cut(data, global_step)
         assert path.read_bytes() == kept
-        assert done == Cut(len(damaged), kept_in=beside if damaged else None)
+        assert done == LogCut(len(damaged), kept_in=beside if damaged else None)
         assert (beside.read_bytes() if damaged else b"") == b"".join(damaged)
         assert set(tmp_path.iterdir()) <= {path, beside, real}
         assert path.is_symlink()

@@ -13,7 +13,7 @@ from support.messages import expect_error
 
 from quorate.errors import CheckpointError
 from quorate.services.checkpoints.tensor_file import DTYPES, laid_out
-from quorate.services.checkpoints.trees import Decoder, Encoder
+from quorate.services.checkpoints.trees import TreeDecoder, TreeEncoder
 
 NUMPY = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -67,7 +67,7 @@ VALUES = st.recursive(
 
 
 def there_and_back(value: Any) -> Any:
-    encoder = Encoder({})
+    encoder = TreeEncoder({})
     tree = json.dumps(encoder.encode(value, "value"))
     stored = {
         name: (str(t.dtype).removeprefix("torch."), tuple(t.shape))
@@ -75,7 +75,7 @@ def there_and_back(value: Any) -> Any:
     }
     laid_out(stored, {})  # a file can hold them
     copies = {name: t.contiguous().clone() for name, t in encoder.tensors.items()}
-    decoded = Decoder(copies, {}).decode(json.loads(tree))
+    decoded = TreeDecoder(copies, {}).decode(json.loads(tree))
     for stored_tensor in copies.values():  # the memory of a file, for the next reader
         stored_tensor.zero_()
     return decoded
@@ -124,4 +124,4 @@ def test_every_kind_of_value_comes_back_as_it_was(value: Any) -> None:
 )
 def test_what_cannot_be_saved_is_named(value: object) -> None:
     with expect_error(CheckpointError, name="value.state.0"):
-        Encoder({}).encode({"state": [value]}, "value")
+        TreeEncoder({}).encode({"state": [value]}, "value")

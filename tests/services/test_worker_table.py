@@ -15,7 +15,7 @@ import torch
 from support.nvml import Nvml
 
 from quorate.engines.worker_status import PHASES, WorkerStatus
-from quorate.services.device_use import DeviceUse, Gauges
+from quorate.services.device_use import DeviceGauges, DeviceUse
 from quorate.services.display.straggler import CopiedShards, SlowWorkers, Stragglers
 from quorate.services.display.worker_rows import WorkerRows, plain
 
@@ -34,7 +34,7 @@ def status(number: int, shards: int = 5, **fields: Any) -> WorkerStatus:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="clocks of other processes are Linux's")
 def test_processes_and_threads_are_measured_until_they_are_gone() -> None:
-    over, gauges = threading.Event(), Gauges()
+    over, gauges = threading.Event(), DeviceGauges()
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     waiting = threading.Thread(target=over.wait)
     waiting.start()
@@ -70,7 +70,7 @@ def test_processes_and_threads_are_measured_until_they_are_gone() -> None:
 
 
 def test_gpus_are_found_by_uuid_and_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml, gauges = Nvml(), Gauges()
+    nvml, gauges = Nvml(), DeviceGauges()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     uuids = ["bbbb", "cccc", "dddd"]
     monkeypatch.setattr(

@@ -25,7 +25,7 @@ from quorate.training.optimizing.optimize import Optimize
 from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
 from quorate.training.owners.server_owners import ServerStandIn
-from quorate.training.owners.server_slice import Slice
+from quorate.training.owners.server_slice import ServerSlice
 from quorate.training.owners.server_sync import let_servers_own
 from quorate.training.owners.spread_optimizer import SpreadOptimizer
 from quorate.training.saved_state import contents, load, loadable
@@ -42,7 +42,7 @@ class ServersHere:
 
     def __init__(self, count: int) -> None:
         self.count, self.where = count, ["here"] * count
-        self.slices = [Slice() for _ in range(count)]
+        self.slices = [ServerSlice() for _ in range(count)]
         self._images: list[Image] = []
 
     def take(self, ticket: int, gradient: Flat) -> None:
@@ -165,7 +165,7 @@ def test_servers_write_and_read_their_own_parts_of_a_checkpoint(
             if begins:
                 later.owners.send_user_changes(bool)
         assert (own.unread is None) is begins  # else nobody has needed the values
-        with own.whole():
+        with own.whole_state():
             read = {f"{e}.{n}": v for n, each in own.state().items() for e, v in each.items()}
         assert all(torch.equal(read[key], value) for key, value in expected.items())
 

@@ -9,7 +9,7 @@ from support.fits import fit
 from support.value_mistakes import SCRIPTS, SGD, is_right, mlp, said_of, vectors
 from torch import nn
 
-from quorate.training.probing.summed_loss import Totals, Value, may_be_sum
+from quorate.training.probing.summed_loss import LossValue, PartLosses, may_be_sum
 
 STRICT = ("sum of squares", "outside head", "untrained biases", "queue of columns in 2 shards")
 
@@ -31,10 +31,10 @@ def test_a_strict_run_refuses_what_is_said_of_values(name: str) -> None:
 
 
 def test_a_loss_that_draws_may_be_a_sum_within_two_standard_errors() -> None:
-    part = [Value(0.5, 3.0)] * 4
+    part = [LossValue(0.5, 3.0)] * 4
     for shares, may_be in (((0.0, 0.2), True), ((0.06, 0.14), False)):  # 0.1 on average, of 0.2
-        halves = [[Value(1 - share / 2, 6.0)] * 2 for share in shares]
-        assert may_be_sum([Totals(Value(1.0, 12.0), h, h, part) for h in halves]) == may_be
+        halves = [[LossValue(1 - share / 2, 6.0)] * 2 for share in shares]
+        assert may_be_sum([PartLosses(LossValue(1.0, 12.0), h, h, part) for h in halves]) == may_be
 
 
 def test_looking_for_mistakes_leaves_no_trace() -> None:

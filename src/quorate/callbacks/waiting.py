@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from quorate.errors import SettingError
-from quorate.settings import whole
+from quorate.settings import integer
 
 MODES = ("min", "max")
 
@@ -68,4 +68,4 @@ def at_least(name: str, value: int, least: int) -> int:
     Raises:
         SettingError: the value is no whole number, or too small.
     """
-    return whole(name, value, least=least, fix=f"for example {name}={least}")
+    return integer(name, value, least=least, fix=f"for example {name}={least}")

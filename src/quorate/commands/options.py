@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from quorate.commands.help_text import GroupedOption
-from quorate.services.display.shown import Shown
+from quorate.services.display.shown import OutputSettings
 from quorate.settings import NONE, Option, options
 from quorate.training.config import OPTIONS as OF_THE_TRAINER
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # All settings with an option, by name, including the settings of the display.
 OPTIONS: dict[str, Option] = OF_THE_TRAINER | {
-    option.name: replace(option, place="") for option in options(Shown).values()
+    option.name: replace(option, place="") for option in options(OutputSettings).values()
 }
 
 # The headings of the help, the most common first, and the options under each.

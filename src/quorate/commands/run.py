@@ -20,7 +20,7 @@ from quorate.machine.dies_with_parent import die_with
 from quorate.machine.regular_file import is_folder, reason_against_new_file
 from quorate.machine.surroundings import can_fork, require_current_folder
 from quorate.services.display.uncaught import fold_tracebacks
-from quorate.settings import real, whole
+from quorate.settings import integer, real
 from quorate.training.observer import observing
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _observers(
         folder = Path(record).absolute()
         if not is_folder(folder) or any(folder.iterdir()):
             raise SettingError("record", record, "an empty folder", "make one")
-        whole("record_updates", record_updates, least=1)
+        integer("record_updates", record_updates, least=1)
         from quorate.commands.verify.recorder import recording
 
         yield recording(folder, record_updates, record_kill)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quorate.coordination.keys import hashes, key
 from quorate.errors import SettingError
-from quorate.settings import whole
+from quorate.settings import integer
 
 MOST = 1 << 32  # largest number of values for ``integers``
 
@@ -82,7 +82,7 @@ class Draws:
         Raises:
             SettingError: ``high`` is below 1 or above 2**32, or n is not a whole number above 0.
         """
-        if (high := whole("high", high, least=1)) > MOST:
+        if (high := integer("high", high, least=1)) > MOST:
             raise SettingError("high", high, f"at most {MOST:,}", "draw two numbers")
         values = (self._next(n) >> np.uint64(32)) * np.uint64(high) >> np.uint64(32)
         return torch.from_numpy(values.astype(np.int64))
@@ -99,7 +99,7 @@ class Draws:
 
     def _next(self, n: int) -> NDArray[np.uint64]:
         """Return the next n hashes of each row, (B, n)."""
-        end = self._drawn + whole("n", n, least=1)
+        end = self._drawn + integer("n", n, least=1)
         numbers = np.arange(self._drawn, end, dtype=np.uint64)
         self._drawn = end
         return hashes(self._keys[:, None], numbers)

@@ -54,7 +54,7 @@ class Task(NamedTuple):
     is_only: bool = False
 
 
-class Original(NamedTuple):
+class OriginalModel(NamedTuple):
     """The coordinator's model, which replicas copy."""
 
     model_changes: Callable[[], ModelChanges]  # returns the present ones

@@ -63,7 +63,7 @@ class Partition:
         self._blocks = cache(self._cut_blocks)
 
     @staticmethod
-    def whole_in(layout: Layout) -> Partition:
+    def of_one_owner(layout: Layout) -> Partition:
         """Return the partition with a single owner, who has all vectors."""
         return Partition(layout, [[(n, range(size)) for n, size in enumerate(layout.sizes)]])
 

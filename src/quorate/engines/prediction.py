@@ -90,7 +90,7 @@ def model_of(model: torch.nn.Module, batch: Any) -> Any:
 
 
 @dataclass(eq=False, kw_only=True)
-class Prediction(Evaluation):
+class PredictionJob(Evaluation):
     """The outputs of a function for the rows of each shard, in evaluation mode.
 
     Args:

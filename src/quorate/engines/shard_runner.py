@@ -120,7 +120,7 @@ class ShardRunner:
             is_added = results[0].gradient is not None and any(
                 result.gradient is None and not result.awaits_totals for result in results[1:]
             )
-            return joined(results, job.plan.shards_of(step)) if is_added else results
+            return join_results(results, job.plan.shards_of(step)) if is_added else results
         except NotWanted:
             return None
         except BaseException as error:  # the edge of the worker: the coordinator decides
@@ -130,7 +130,7 @@ class ShardRunner:
             return ShardFailure(at_shard, error)
 
 
-def joined(results: Sequence[ShardSum], shards: int) -> list[ShardSum]:
+def join_results(results: Sequence[ShardSum], shards: int) -> list[ShardSum]:
     """Join consecutive results of a step of some shards: the gradients are added already."""
     tree: TreeSum[ShardSum] = TreeSum(shards, ShardSum.join)
     for result in results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from quorate.errors import SettingError
-from quorate.settings import AtResume, Settings, at_least, between, declare, one_of, whole
+from quorate.settings import AtResume, Settings, at_least, between, declare, integer, one_of
 
 # Beyond what any machine has: what is meant for another option is no crash, and no full memory.
 MOST_WORKERS, MOST_THREADS, MOST_SERVERS = 4096, 1024, 1024
@@ -20,12 +20,12 @@ def number_of_workers(name: str, value: object) -> int | str:
         SettingError: it is neither, too small or too large.
     """
     if not isinstance(value, str):
-        return whole(name, value, least=1, most=MOST_WORKERS)
+        return integer(name, value, least=1, most=MOST_WORKERS)
     words = [word.strip() for word in value.split(":")]
     if len(words) > 2 or not all(w.isascii() and w.isdecimal() and len(w) < 99 for w in words):
         fix = "N:M is for a Ray cluster: N to begin with, and up to M as nodes come"
         raise SettingError(name, value, "a whole number, or two of them, N:M", fix)
-    least, most = (whole(name, int(w), least=1, most=MOST_WORKERS) for w in (words[0], words[-1]))
+    least, most = (integer(name, int(w), least=1, most=MOST_WORKERS) for w in (words[0], words[-1]))
     if least > most:
         raise SettingError(name, value, "N:M with N <= M", f"did you mean {most}:{least}?")
     return least if least == most else f"{least}:{most}"

@@ -22,7 +22,7 @@ from quorate.machine.device_names import in_torch
 from quorate.machine.environment import device_environment
 from quorate.machine.resources import MOST_CPU_WORKERS, usable_cores
 from quorate.machine.visible_devices import VARIABLE, why_none
-from quorate.settings import whole
+from quorate.settings import integer
 
 # Exists if the kernel has NVIDIA's driver (on Linux; ``quorate doctor`` checks other systems).
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -51,7 +51,7 @@ def worker_devices(devices: Devices, workers: int | None) -> tuple[Group, ...]:
         SettingError: a device is unknown or absent, or ``workers`` is below one.
     """
     if workers is not None:
-        workers = whole("workers", workers, least=1)
+        workers = integer("workers", workers, least=1)
     if devices is None:
         listed = _default_devices(workers)
     else:

@@ -110,7 +110,7 @@ def numbers(name: str, returned: Any, taken: Collection[str] = ()) -> dict[str, 
     return found
 
 
-def joined(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[str, float]:
+def merge_metrics(means: Mapping[str, float], finished: Mapping[str, float]) -> dict[str, float]:
     """Return all metrics of an update or an evaluation.
 
     Raises:

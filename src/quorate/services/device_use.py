@@ -33,7 +33,7 @@ class HostUse(NamedTuple):
     memory_total_bytes: int
 
 
-class Gauges:
+class DeviceGauges:
     """Gauges of devices and the host. Any thread may read; call ``close`` at the end.
 
     The use of a CPU is measured between two reads, by any caller: a caller with its own interval
@@ -43,8 +43,8 @@ class Gauges:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._spent: dict[Any, _Spent] = {}  # by process or thread, at the previous read
-        self._gpus: _Gpus | None = None
+        self._spent: dict[Any, _CpuTimes] = {}  # by process or thread, at the previous read
+        self._gpus: _GpuReadings | None = None
 
     def read(self, workers: Sequence[WorkerStatus]) -> tuple[list[DeviceUse], HostUse]:
         """Return the use of every worker's device, in the order of the workers, and of the host.
@@ -65,13 +65,13 @@ class Gauges:
                 self._gpus.close()
 
     def _use(
-        self, worker: WorkerStatus, spent: dict[Any, _Spent], threads: dict[int, float]
+        self, worker: WorkerStatus, spent: dict[Any, _CpuTimes], threads: dict[int, float]
     ) -> DeviceUse:
         nothing = DeviceUse(worker.number, worker.device, None, None, None, None)
         if worker.is_elsewhere:
             return nothing
         if worker.device.startswith("cuda"):  # NVML knows no other devices
-            self._gpus = self._gpus or _Gpus()
+            self._gpus = self._gpus or _GpuReadings()
             return self._gpus.use(nothing)
         if worker.device != "cpu":
             return nothing
@@ -85,19 +85,19 @@ class Gauges:
             key, cpu_s, resident = worker.thread, threads[worker.thread], None
         else:
             return nothing
-        now = self._spent[key] = _Spent(time.monotonic(), cpu_s)
+        now = self._spent[key] = _CpuTimes(time.monotonic(), cpu_s)
         before = spent.get(key)
         cores = None if before is None else now.cores_since(before)
         return nothing._replace(use=cores, memory_bytes=resident)
 
 
-class _Spent(NamedTuple):
+class _CpuTimes(NamedTuple):
     """The CPU time used by a process or a thread so far."""
 
     at: float  # time.monotonic()
     cpu_s: float
 
-    def cores_since(self, before: _Spent) -> float | None:
+    def cores_since(self, before: _CpuTimes) -> float | None:
         passed = self.at - before.at
         return (self.cpu_s - before.cpu_s) / passed if passed > 0 else None
 
@@ -135,7 +135,7 @@ def _threads() -> dict[int, float]:
     return {thread.id: thread.user_time + thread.system_time for thread in threads}
 
 
-class _Gpus:
+class _GpuReadings:
     """The GPUs as seen by the driver."""
 
     def __init__(self) -> None:

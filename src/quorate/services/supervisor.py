@@ -13,7 +13,7 @@ from quorate.services import Service
 from quorate.services.report import Report
 
 
-class Supervisor:
+class Services:
     """A context manager that runs services while it is entered.
 
     Args:
@@ -35,7 +35,7 @@ class Supervisor:
         for clock in self._clocks:
             clock.guarded(lambda service: service.evaluated(global_step, metrics))
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> Services:
         for clock in self._clocks:
             clock.begin()
         return self

@@ -19,7 +19,7 @@ from statistics import fmean, median
 
 from quorate.coordination.rules import Rule, parse
 from quorate.errors import SettingError
-from quorate.settings import whole
+from quorate.settings import integer
 from quorate.simulation.checkpoint_interval import best_s, daly_s, goodput, young_s
 from quorate.simulation.inputs import (
     Checkpoints,
@@ -98,18 +98,18 @@ def simulate(
     Raises:
         SettingError: a value is not valid.
     """
-    whole("workers", workers, least=1, most=1_000_000)
-    whole("spares", spares, least=0, most=1_000_000)
-    whole("per_host", per_host, least=1)
+    integer("workers", workers, least=1, most=1_000_000)
+    integer("spares", spares, least=0, most=1_000_000)
+    integer("per_host", per_host, least=1)
     v = shards if shards is not None else workers + spares * (update == BACKUP)
-    whole("shards", v, least=1, most=2_000_000)
+    integer("shards", v, least=1, most=2_000_000)
     rule = rule_for(update, workers)
     if rule.least_shards > v:
         raise SettingError("update", rule.name, f"at most the {v} shards", "choose more shards")
     network = network or Network()
     network.require(rule, spares)
     if steps is not None:
-        whole("steps", steps, least=2)
+        integer("steps", steps, least=2)
     return _Simulation(
         rule=rule,
         workers=workers,

@@ -91,13 +91,13 @@ def checking_transport(**options: Any) -> Iterator[list[str]]:
     checked: list[str] = []
 
     def check(transport: Transport, _state: State, _facts: Mapping[str, Any]) -> Transport:
-        return _Checked(transport, checked, options)
+        return _CheckedTransport(transport, checked, options)
 
     with observing(check):
         yield checked
 
 
-class _Checked(WrappedTransport):
+class _CheckedTransport(WrappedTransport):
     """A ``Transport`` with a check at the beginning of the training."""
 
     def __init__(self, inner: Transport, checked: list[str], options: Mapping[str, Any]) -> None:

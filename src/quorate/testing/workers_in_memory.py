@@ -22,7 +22,7 @@ from typing import Any
 
 from quorate.coordination.protocol import Compute, Effect, Event, Joined, Left, WorkerEffect
 from quorate.engines import Transport
-from quorate.engines.job import Job, Original, Task, Training
+from quorate.engines.job import Job, OriginalModel, Task, Training
 from quorate.engines.job_channel import Request, StepSums
 from quorate.engines.local.towers import Towers, TowersChannel
 from quorate.engines.shard_runner import Outcome, ShardFailure
@@ -126,7 +126,7 @@ class InMemory(Towers):
         threads: int = 1,
         time_s: Callable[[int, int, int], float] = one_second,
         skips: bool = False,
-        original: Original | None = None,
+        original: OriginalModel | None = None,
     ) -> None:
         given = iter(replicas)
         super().__init__(
@@ -134,7 +134,7 @@ class InMemory(Towers):
             lambda _: next(given),
             buffers,
             threads=threads,
-            original=original or Original(_no_changes, dict, int),
+            original=original or OriginalModel(_no_changes, dict, int),
         )
         self.script = deque(script)
         self.happened: list[Event | Effect] = []  # events, and what the coordinator sent

@@ -37,7 +37,7 @@ from quorate.replica.streams import Stream
 from quorate.replica.torch_internals import version
 from quorate.replica.transfer import move
 from quorate.replica.whole_batch.gather import Gather, SecondInput
-from quorate.replica.whole_batch.represented import Representations, Tensors, cut, joined
+from quorate.replica.whole_batch.represented import Representations, Tensors, cut, join_shards
 from quorate.training.optimizing.closure import needs_closure
 from quorate.training.state import State
 from quorate.training.worker_group import WorkerGroup
@@ -175,7 +175,7 @@ class LocalBatchLoss:
             Exception: an error of user code, with a note that names the step.
         """
         here = [shard._replace(tensors=move(shard.tensors, self._device)) for shard in shards]
-        whole = joined(here).tensors
+        whole = join_shards(here).tensors
         group, word = Group([self._device]), "contrast" if training else "contrast in evaluation"
         workers, rows = self._workers, self._plan.batch_rows(step)
         computing, totals = workers.replicas.computing, workers.replicas.totals.wanted
@@ -327,7 +327,7 @@ def batch_loss_of(workers: WorkerGroup, state: State, source: Source) -> LocalBa
     return batch_loss
 
 
-def made_whole(
+def batch_finisher(
     workers: WorkerGroup, state: State, source: Source, parameters: Flat
 ) -> Callable[[int, ShardSum], ShardSum]:
     """Return the function from a step and its sum to the sum of the batch as a whole.
@@ -339,12 +339,12 @@ def made_whole(
     if batch_loss is None:
         return lambda _, total: total
 
-    def whole(step: int, total: ShardSum) -> ShardSum:
+    def finish(step: int, total: ShardSum) -> ShardSum:
         outcome = batch_loss(step, total.represented, training=False).outcome
         metrics, totals = outcome.weighted(), outcome.totals
         return ShardSum(outcome.weight, metrics, totals=totals, denominators=outcome.denominators)
 
-    return whole
+    return finish
 
 
 def _local_batch_loss(

@@ -20,7 +20,7 @@ from quorate.coordination.plan import PlanByShard
 from quorate.coordination.tree import TreeSum, tree_sum
 from quorate.data.source import Source, length
 from quorate.engines import Transport
-from quorate.engines.prediction import OWN, Function, Prediction, name_of, note_own
+from quorate.engines.prediction import OWN, Function, PredictionJob, name_of, note_own
 from quorate.errors import LossError, OutputError, SettingError, UserError
 from quorate.replica.beside.asks import asks_for_at
 from quorate.replica.deterministic import repeatable
@@ -28,12 +28,12 @@ from quorate.replica.flat import Flat
 from quorate.replica.model import unchanged
 from quorate.replica.outputs.rows import Piece
 from quorate.replica.shard_sum import ShardSum
-from quorate.replica.totals import joined
-from quorate.training.batch_loss import evaluation_job_class, made_whole
+from quorate.replica.totals import merge_metrics
+from quorate.training.batch_loss import batch_finisher, evaluation_job_class
 from quorate.training.config import DatasetConfig
 from quorate.training.drive import ReadyStep, run_job
 from quorate.training.optimizing.cores import threads_of_loop
-from quorate.training.outputs import Files, Gathered, Sink, in_memory
+from quorate.training.outputs import OutputFiles, ShardOutputs, Sink, in_memory
 from quorate.training.setup import TrainingSetup
 from quorate.training.state import State
 from quorate.training.stop import Stops
@@ -58,13 +58,13 @@ def evaluate(
     workers, config = setup.workers, setup.workers.config
     source = workers.evaluation_source(data, setup.shards or workers.least_workers)
     plan = source.plan
-    gathered = Gathered(workers.replicas.totals.kept, plan)
+    gathered = ShardOutputs(workers.replicas.totals.kept, plan)
     total = TreeSum(plan.steps_per_epoch, ShardSum.add)
     with ExitStack() as stack:
         weights = _evaluable_weights(setup, source, averaged)
         state, parameters = stack.enter_context(weights)
         transport = _transport(setup, data, state, stack, partial(workers.evaluators, state))
-        whole = made_whole(workers, state, source, parameters)
+        finish = batch_finisher(workers, state, source, parameters)
         job = evaluation_job_class(workers)(
             source,
             parameters,
@@ -77,7 +77,7 @@ def evaluate(
             step_sum = tree_sum(ready.parts, plan.shards_of(ready.step), ShardSum.add)
             gathered.put(step_sum.outputs)
             step_sum.outputs = []
-            total.put((0, ready.step), whole(ready.step, step_sum))
+            total.put((0, ready.step), finish(ready.step, step_sum))
 
         done = run_job(
             *(transport, job, add, rules.Sync(), workers.timeout_s, stops),
@@ -101,7 +101,7 @@ def evaluate(
     if config.has_phases:
         del means["loss"]  # the sum over all phases has no meaning
     totals = workers.replicas.totals.finished(total.root.totals)
-    return joined(means, joined(gathered.finished(), totals))
+    return merge_metrics(means, merge_metrics(gathered.finished(), totals))
 
 
 def predict(
@@ -137,7 +137,7 @@ def predict(
             stack.enter_context(workers.starting())
         sink: Sink = in_memory(rows)
         if to is not None:
-            sink = stack.enter_context(Files(to, rows))
+            sink = stack.enter_context(OutputFiles(to, rows))
         # 1. The state; the number of shards may depend on it.
         source, shards = _source_by_shard(setup, data), setup.shards_of_run
         weights = _evaluable_weights(setup, source, averaged)
@@ -152,7 +152,7 @@ def predict(
         )
         plan = source.plan
         plan.lookahead = 2 * len(workers.groups)
-        job = Prediction(
+        job = PredictionJob(
             source,
             parameters,
             range(plan.steps_per_epoch),

@@ -25,7 +25,7 @@ from quorate.errors import ServerError, cut
 from quorate.machine.standard_streams import steady
 from quorate.machine.text import printable
 from quorate.services import Service
-from quorate.services.checkpoints.saver import Checkpoints, SaveResult
+from quorate.services.checkpoints.saver import SaveResult, StateSaver
 from quorate.services.checkpoints.writer import Contents
 from quorate.services.display.display import display, metrics
 from quorate.services.display.start_progress import StartProgress
@@ -34,7 +34,7 @@ from quorate.services.report import Report
 from quorate.services.run_directory.contents import set_log_aside
 from quorate.services.run_directory.logs import EventLog, MetricsLog, spent
 from quorate.services.run_directory.status import RunStatus
-from quorate.services.supervisor import Supervisor
+from quorate.services.supervisor import Services
 from quorate.services.tensorboard.summaries import Graph, Summaries
 from quorate.services.tracing import run_trace
 from quorate.training.callbacks import (
@@ -56,7 +56,7 @@ from quorate.training.state import State
 from quorate.training.stop import Signals, Stops
 from quorate.training.training_loop import TrainingLoop
 from quorate.training.unsaved import UnsavedAttributes
-from quorate.training.validation import Best, LossTrend, Validation
+from quorate.training.validation import BestMetric, LossTrend, Validation
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -105,7 +105,7 @@ class Fit:
         self._start_progress = StartProgress(self._display.mention)
         self._silence_noted = False
         self._stops = Stops()
-        self._saver: Checkpoints | None = None
+        self._saver: StateSaver | None = None
         self._log: MetricsLog | None = None
         self._events = EventLog()
         # Lines on slow workers: for the next line of metrics.jsonl, and the newest for checkpoints.
@@ -150,7 +150,7 @@ class Fit:
             # 1. The sources of stops and saves: from here on no request is lost.
             stack.enter_context(run_trace.traced(setup.config.run_dir, self.say))
             if self._run_dir is not None:
-                saver = Checkpoints(self._run_dir, setup.config.run_dir, setup.lock.renew)
+                saver = StateSaver(self._run_dir, setup.config.run_dir, setup.lock.renew)
                 self._saver = stack.enter_context(closing(saver))
             signals = stack.enter_context(Signals(self._stops, self._request_save))
             stack.enter_context(self._stops.after(limit_s, f"max_time_s={limit_s} has passed"))
@@ -199,9 +199,7 @@ class Fit:
         # After the state is saved and all services are closed: Ctrl-C ends the script here.
         signals.raise_received()
 
-    def _open_services(
-        self, loop: TrainingLoop, graph: Graph | None, stack: ExitStack
-    ) -> Supervisor:
+    def _open_services(self, loop: TrainingLoop, graph: Graph | None, stack: ExitStack) -> Services:
         """Open the services beside a loop, to be closed by ``stack``.
 
         When the stack unwinds, the state is saved first. Then the services' threads end, callbacks
@@ -233,7 +231,7 @@ class Fit:
             return None
         return graph_of(workers, state, loop.source)
 
-    def _show(self, report: Report, supervisor: Supervisor) -> None:
+    def _show(self, report: Report, supervisor: Services) -> None:
         """Show a report on the display, in summaries and in metrics.jsonl."""
         self._display.update(report)
         self._log_silence(f"step {report.global_step:,}")
@@ -280,7 +278,7 @@ class Fit:
 
     # --- evaluations ------------------------------------------------------------------------------
 
-    def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Supervisor) -> None:
+    def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Services) -> None:
         """Evaluate the validation set at this step, if due, and save the best checkpoint.
 
         An evaluation interrupted by a stop leaves no record: a resume evaluates anew.
@@ -313,7 +311,7 @@ class Fit:
         supervisor.evaluated(n, values)
         for callback in self._callbacks_with("evaluated"):
             callback.evaluated(n, values)
-        best = None if validation.best is None else Best(validation.best)
+        best = None if validation.best is None else BestMetric(validation.best)
         if best is not None and best.is_better(values, state.best):
             state.best = best.entry(values, n)
             if self._saver is not None:
@@ -332,7 +330,7 @@ class Fit:
         if self._saver.is_due(state.global_step):
             self._saver.save(self._contents(state, self._saver))
 
-    def _contents(self, state: State, saver: Checkpoints) -> Contents:
+    def _contents(self, state: State, saver: StateSaver) -> Contents:
         """Copy the state for a checkpoint: training changes the state during the save."""
         state.callbacks = states_of(self._callbacks, state.callbacks)
         facts = self._setup.facts(state)
@@ -388,7 +386,7 @@ class Fit:
 
     # --- services, metrics.jsonl, callbacks -------------------------------------------------------
 
-    def _open_supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Supervisor:
+    def _open_supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Services:
         """Return the supervisor of the threads of the worker table and of the summaries."""
         services: list[Service] = []
         workers, every_s = self._setup.workers, self._setup.config.run_dir.summary_every_s
@@ -407,7 +405,7 @@ class Fit:
                     graph=graph,
                 )
                 services.append(self._summaries)
-        return Supervisor(services, self.say)
+        return Services(services, self.say)
 
     def _log_slow_worker(self, line: str) -> None:
         """Log a line on a slow worker in events.jsonl and metrics.jsonl. Called in a thread."""
@@ -500,5 +498,5 @@ def save_now(setup: TrainingSetup, state: State) -> Path:
         SaveError: the checkpoint cannot be written; older checkpoints are unchanged.
     """
     assert setup.run_dir is not None
-    with closing(Checkpoints(setup.run_dir, setup.config.run_dir, setup.lock.renew)) as saver:
+    with closing(StateSaver(setup.run_dir, setup.config.run_dir, setup.lock.renew)) as saver:
         return saver.write(contents(state, setup.facts(state)))

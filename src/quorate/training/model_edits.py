@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.engines.job import Original
+from quorate.engines.job import OriginalModel
 from quorate.engines.model_changes import ModelChanges, Simple, plain
 from quorate.errors import CheckpointError, UserError
 from quorate.replica.beside.values import NewestValues
@@ -35,7 +35,7 @@ from quorate.replica.turns import disturbances, drawn_outside
 from quorate.replica.witness.attributes import AttributeObjects
 from quorate.replica.witness.guard import bit_sum
 from quorate.replica.witness.structure import ModuleTables, built
-from quorate.training.optimizing.homes import Home, bring_home, left
+from quorate.training.optimizing.homes import ParameterHome, bring_home, left
 
 # Attributes of every module: hooks, tables, and the mode, which replicas set themselves.
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
@@ -55,7 +55,7 @@ _MEMORY_READERS: tuple[Callable[[torch.Tensor], object], ...] = (
 class _TrainedParameter(NamedTuple):
     """A trained parameter with a home, a place in the flat vector, and a place in a module."""
 
-    home: Home
+    home: ParameterHome
     owner: Mapping[str, object]  # the owning module's table of parameters
     attribute: str
 
@@ -87,7 +87,7 @@ class ModelEdits:
         self._refusal: UserError | None = None
         self._modules = list(model.named_modules())
         self._trained: list[_TrainedParameter] = []
-        self._frozen: list[Home] = []
+        self._frozen: list[ParameterHome] = []
         numbers = {id(p): number for number, p in enumerate(model.parameters())}
         seen: set[int] = set()
         for prefix, module in self._modules:
@@ -101,10 +101,10 @@ class ModelEdits:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 if (view := parameters.views.get(name)) is not None:
                     self._trained.append(
-                        _TrainedParameter(Home(name, parameter, view), owner, attribute)
+                        _TrainedParameter(ParameterHome(name, parameter, view), owner, attribute)
                     )
                 elif numbers[id(parameter)] not in mutable_frozen:
-                    self._frozen.append(Home(name, parameter, parameter.data))
+                    self._frozen.append(ParameterHome(name, parameter, parameter.data))
         self._parameters = [home.parameter for home in self._homes()]
         # The result of ``_parameter_memory`` while all parameters are at home; None: not known.
         self._memory_at_home: tuple[list[object], ...] | None = None
@@ -211,9 +211,9 @@ class ModelEdits:
         return {home.name: home.tensor for home in self._frozen}
 
     @property
-    def original(self) -> Original:
+    def original(self) -> OriginalModel:
         """Return the model in the form that towers follow."""
-        return Original(lambda: self.model_changes, self.frozen, self.change_number)
+        return OriginalModel(lambda: self.model_changes, self.frozen, self.change_number)
 
     def change_number(self) -> int:
         """Return a new number after each change outside of trained parameters and buffers.
@@ -418,7 +418,7 @@ class ModelEdits:
         """Return values that change with a parameter's memory, strides, shape, dtype or device."""
         return tuple([[*map(read, self._parameters)] for read in _MEMORY_READERS])
 
-    def _homes(self) -> list[Home]:
+    def _homes(self) -> list[ParameterHome]:
         return [*(place.home for place in self._trained), *self._frozen]
 
     def _copy_moved_values(self) -> set[str]:

@@ -41,7 +41,7 @@ from quorate.replica.totals import numbers
 Place = tuple[str, ...]  # names and indices that lead to a tensor or list of the outputs
 
 
-class Column(Protocol):
+class OutputColumn(Protocol):
     """The destination of one tensor or list of the outputs."""
 
     def put(self, value: Any) -> None:
@@ -72,9 +72,9 @@ class Columns:
         make: makes a column for the first value of a path.
     """
 
-    def __init__(self, make: Callable[[Place, Any], Column]) -> None:
+    def __init__(self, make: Callable[[Place, Any], OutputColumn]) -> None:
         self._make = make
-        self._columns: list[Column] = []
+        self._columns: list[OutputColumn] = []
         self.paths: list[Place] = []
         self._first: list[Any] = []  # (trailing shape, dtype) of tensors, None for lists
         self.structure: Any = None
@@ -167,7 +167,7 @@ MANIFEST = "prediction.json"
 _HEADER_BYTES = 256  # size of a .npy file's header, enough for any number of rows
 
 
-class Files:
+class OutputFiles:
     """A context for writing a folder of predictions; an unfinished folder is removed.
 
     Args:
@@ -199,7 +199,7 @@ class Files:
         self._columns = Columns(self._column)
         self._open = ExitStack()  # files
 
-    def __enter__(self) -> Files:
+    def __enter__(self) -> OutputFiles:
         return self
 
     def __exit__(
@@ -236,7 +236,7 @@ class Files:
             shutil.rmtree(aside, ignore_errors=True)
         return self._to
 
-    def _column(self, path: Place, first: Any) -> Column:
+    def _column(self, path: Place, first: Any) -> OutputColumn:
         # A name of the user may hold any character; a dot in a name is no step into a dict.
         name = ".".join(quote(part, safe=" ").replace(".", "%2E") for part in path) or "output"
         if isinstance(first, torch.Tensor):
@@ -246,14 +246,14 @@ class Files:
             shapes = self._array(f"{name}.shapes.npy", torch.int64, (first[0].ndim,))
             return _Ragged(values, shapes, first[0])
         file = (self._folder / f"{name}.jsonl").open("x", encoding="utf-8", newline="\n")
-        return _Lines(self._open.enter_context(file), f"{name}.jsonl")
+        return _LinesFile(self._open.enter_context(file), f"{name}.jsonl")
 
-    def _array(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> _Array:
+    def _array(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> _ArrayFile:
         file = (self._folder / name).open("xb", buffering=0)
-        return _Array(self._open.enter_context(file), name, dtype, shape)
+        return _ArrayFile(self._open.enter_context(file), name, dtype, shape)
 
 
-class _Array:
+class _ArrayFile:
     """A .npy file whose rows are written one after the other; the header is written at the end.
 
     Args:
@@ -295,7 +295,7 @@ class _Array:
 class _Ragged:
     """A list of tensors of any size, of one dtype and number of dimensions."""
 
-    def __init__(self, values: _Array, shapes: _Array, first: torch.Tensor) -> None:
+    def __init__(self, values: _ArrayFile, shapes: _ArrayFile, first: torch.Tensor) -> None:
         self._kind = (first.dtype, first.ndim)
         self._values, self._shapes = values, shapes
 
@@ -315,7 +315,7 @@ class _Ragged:
         return [self._values.finish(), self._shapes.finish()]
 
 
-class _Lines:
+class _LinesFile:
     """A list of values for JSON, written line by line."""
 
     def __init__(self, file: TextIO, name: str) -> None:
@@ -348,7 +348,7 @@ def _is_ours(folder: Path) -> bool:
 # --- results of an evaluation, beside sums --------------------------------------------------------
 
 
-class Gathered:
+class ShardOutputs:
     """The results collected by an evaluation.
 
     Args:

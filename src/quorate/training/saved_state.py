@@ -13,7 +13,7 @@ from quorate.machine.text import printable
 from quorate.services.checkpoints import shared_values
 from quorate.services.checkpoints.files import tensors
 from quorate.services.checkpoints.tensor_file import header
-from quorate.services.checkpoints.trees import Decoder, Encoder
+from quorate.services.checkpoints.trees import TreeDecoder, TreeEncoder
 from quorate.services.checkpoints.writer import Contents
 from quorate.training.optimizing.optimizer_state import LoadableOptimizer
 from quorate.training.owners.slice_files import OPTIMIZER
@@ -36,7 +36,7 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     """
     state.bring_home()
     files = _files(state)
-    encoder = Encoder({})
+    encoder = TreeEncoder({})
     try:
         trees = {name: encoder.encode(kept, name) for name, kept in state.callbacks.items()}
     except CheckpointError as error:
@@ -45,10 +45,10 @@ def contents(state: State, facts: dict[str, Any], spare: Contents | None = None)
     if encoder.tensors:
         files[CALLBACKS] = {name: value.contiguous() for name, value in encoder.tensors.items()}
     if state.saves is not None and state.saves.are_by_all:
-        with state.saves.outlined() as fill:
+        with state.saves.meta_state() as fill:
             files[OPTIMIZER], kept = state.phases.save()
         return Contents(files, _record(state, facts, files, kept), fill)
-    with state.phases.whole():
+    with state.phases.whole_state():
         moments, kept = state.phases.save()
         files[OPTIMIZER] = moments
         memory = {} if spare is None else spare.files
@@ -85,7 +85,7 @@ def _record(
     }
 
 
-class Weights(NamedTuple):
+class WeightCopies(NamedTuple):
     """Copies of all weights of a model, by file and name."""
 
     model: dict[str, torch.Tensor]
@@ -93,15 +93,15 @@ class Weights(NamedTuple):
     rest: dict[str, torch.Tensor]  # tensors left out by state dicts
 
 
-def weights(state: State) -> Weights:
+def weights(state: State) -> WeightCopies:
     """Copy the weights of a state, plain and averaged, and its buffers."""
     copies = {name: _copied(part, {}) for name, part in _files(state).items()}
     names = ("model", "averaged", "rest")
-    return Weights(*(copies.get(f"{name}.safetensors", {}) for name in names))
+    return WeightCopies(*(copies.get(f"{name}.safetensors", {}) for name in names))
 
 
 @torch.no_grad()
-def take_weights(saved: Weights, state: State) -> None:
+def take_weights(saved: WeightCopies, state: State) -> None:
     """Set the weights of a state. Without averaged weights, an average starts anew.
 
     The new average starts from the plain weights.
@@ -117,7 +117,7 @@ def take_weights(saved: Weights, state: State) -> None:
         targets[name].copy_(value)
 
 
-def weights_in(path: Path, record: dict[str, Any], state: State) -> tuple[Weights, list[str]]:
+def weights_in(path: Path, record: dict[str, Any], state: State) -> tuple[WeightCopies, list[str]]:
     """Read the weights of a sound checkpoint, and compare them with a state.
 
     Returns:
@@ -140,13 +140,13 @@ def weights_in(path: Path, record: dict[str, Any], state: State) -> tuple[Weight
         own = {name: value for name, value in own.items() if not name.startswith("averaged.")}
     rest, lines = _fitting(rest, own, state.parameters.views, path)
     averaged = read.get("averaged.safetensors", {})
-    return Weights(read["model.safetensors"], averaged, rest), lines
+    return WeightCopies(read["model.safetensors"], averaged, rest), lines
 
 
 class ParsedCheckpoint(NamedTuple):
     """A checkpoint read and compared with a state: loading can no longer fail half-way."""
 
-    weights: Weights
+    weights: WeightCopies
     optimizer: list[list[LoadableOptimizer]]  # of each phase
     record: dict[str, Any]
     lines: list[str]  # for the user
@@ -220,7 +220,7 @@ def _callbacks(path: Path, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     Raises:
         CheckpointError: a saved state is no dict.
     """
-    decoder = Decoder(tensors(path, record, CALLBACKS), {})
+    decoder = TreeDecoder(tensors(path, record, CALLBACKS), {})
     found = {name: decoder.decode(tree) for name, tree in record.get("callbacks", {}).items()}
     if odd := next((name for name, value in found.items() if not isinstance(value, dict)), None):
         raise CheckpointError(path, f"the saved state of callback {printable(odd)} is not a dict")

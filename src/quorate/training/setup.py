@@ -29,7 +29,7 @@ from quorate.errors import CheckpointError, CompileError, CopyError, UserError
 from quorate.machine.memory_fraction import free_cache
 from quorate.replica.deterministic import repeatable
 from quorate.services.checkpoints import files
-from quorate.services.display.shown import Shown
+from quorate.services.display.shown import OutputSettings
 from quorate.services.display.straggler import Stragglers
 from quorate.services.run_directory.lock import RunLock
 from quorate.settings import resolved, switch
@@ -217,7 +217,7 @@ class TrainingSetup:
                 pass
             elif mention is not None:
                 mention(line)
-            elif not resolved(Shown, None).quiet:
+            elif not resolved(OutputSettings, None).quiet:
                 self.say(line)
 
     def restore_newest_weights(self) -> None:

@@ -39,7 +39,7 @@ from quorate.engines.processes.transport import servers_of
 from quorate.engines.seeded_draws import seeded_draws
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
-from quorate.replica.totals import joined
+from quorate.replica.totals import merge_metrics
 from quorate.replica.witness.stray_writes import StrayWrites
 from quorate.services.report import Report
 from quorate.training.batch_loss import batch_loss_of, training_job_class
@@ -61,7 +61,7 @@ DEALT_AT_ONCE_S = 4e-3
 ALL_AT_ONCE_S = 1e6  # for shards that flow through stages: all shards of a worker
 
 
-class Progress(Protocol):
+class LoopProgress(Protocol):
     """The progress of a loop, known to the ``Coordinator`` or, with ranks, to rank 0."""
 
     first_step: int  # number of updates applied before the loop
@@ -74,7 +74,7 @@ class StartedWorkers(NamedTuple):
 
     transport: Transport  # reaches the workers: threads, processes, ranks or Ray actors
     updates: Iterator[tuple[ReadyStep, UpdateResult]]  # makes an update, then yields the result
-    progress: Progress
+    progress: LoopProgress
     stray_writes: StrayWrites  # finds parameters written by shards
     spot_checks: SpotChecks | None  # compare results of workers now and then; None: no checks
 
@@ -307,7 +307,7 @@ class TrainingLoop:
             rows=rows,
             dropped_rows=plan.batch_rows(ready.step) - rows,
             weight=applied.weight,
-            metrics=joined(means, replicas.totals.finished(applied.totals)),
+            metrics=merge_metrics(means, replicas.totals.finished(applied.totals)),
             worker_losses=applied.worker_losses(),
             staleness=ready.staleness,
             fresh=counts["fresh"],

@@ -15,7 +15,7 @@ from quorate.training.other_trainers import KEYWORDS_OF_OTHER_TRAINERS
 DIRECTIONS = ("min", "max")
 
 
-class Best:
+class BestMetric:
     """A named metric, and whether higher or lower values are better.
 
     Args:
@@ -116,7 +116,7 @@ class Validation(Settings):
     best: str | None = declare(
         None,
         "metric of the best checkpoint, with its direction: max:accuracy",
-        check=lambda _, text: Best(text).text,
+        check=lambda _, text: BestMetric(text).text,
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from quorate.errors import CheckpointError, SettingError, UserError
 from quorate.machine.regular_file import exists, is_folder
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.weights import load_weights
-from quorate.training.saved_state import Weights, take_weights, weights, weights_in
+from quorate.training.saved_state import WeightCopies, take_weights, weights, weights_in
 from quorate.training.state import State
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def restore_weights(copies: dict[str, torch.Tensor], state: State | None) -> Non
                 f"{name} differs from what weights() returned",
                 fix="put back what weights() returned",
             )
-    parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in Weights._fields}
+    parts: dict[str, dict[str, torch.Tensor]] = {part: {} for part in WeightCopies._fields}
     for name, value in copies.items():
         part, _, inner = name.partition("/")
         parts[part][inner] = value
-    take_weights(Weights(**parts), state)
+    take_weights(WeightCopies(**parts), state)
 
 
 def load(which: str | Path, setup: TrainingSetup) -> Path:

@@ -25,7 +25,7 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.process_start import end_standby, fork_server_starting
 from quorate.engines.processes.transport import Processes
 from quorate.engines.processes.worker import here
-from quorate.engines.processes.worker_loop import Program
+from quorate.engines.processes.worker_loop import WorkerProgram
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.engines.spot_check import Ask, SpotChecks
 from quorate.errors import CopyError, SettingError
@@ -262,7 +262,7 @@ class WorkerGroup:
         elif (worker := here()) is not None:
             group, loading = self.groups[worker.number], self.config.loading
             bound_memory(group, self.memory_fraction)
-            program = Program(
+            program = WorkerProgram(
                 model=self.model,
                 loss=self.config.loss,
                 totals=self.replicas.totals.wanted,

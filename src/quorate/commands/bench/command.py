@@ -111,11 +111,11 @@ def command(
     from quorate.commands.bench.runs import BenchProgram
     from quorate.commands.bench.table import below, table
     from quorate.commands.child_run import ended_by_sigterm
-    from quorate.settings import directory, real, whole
+    from quorate.settings import directory, integer, real
 
     # 1. Check the options.
     require_program(script, module)
-    whole("repeats", repeats, least=1)
+    integer("repeats", repeats, least=1)
     real("seconds", seconds, above=0)
     folder = directory("out", out)
     assert folder is not None

@@ -74,12 +74,12 @@ def command(
     from quorate.commands.doctor.wanted import Wanted, named_devices
     from quorate.engines.workers import Workers
     from quorate.machine.environment import torchrun_environment
-    from quorate.settings import whole
+    from quorate.settings import integer
 
     wanted = Wanted(
         devices=named_devices(devices) if devices else None,
         workers=Workers(workers).number(),
-        threads=1 if threads is None else whole("threads", threads, least=1),
+        threads=1 if threads is None else integer("threads", threads, least=1),
     )
     environment = torchrun_environment()
     if environment.get("LOCAL_RANK", "0") != "0":

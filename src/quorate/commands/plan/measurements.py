@@ -145,20 +145,20 @@ def _measurement(reader: _JsonReader, contender: Any) -> Measurement:
         latency_s.append(max(0.0, gap_s) / begun / 2 if len(workers) == 1 else 0.0)
     run = runs[0]
     devices = {reader.part(worker, "device", str) for worker in run["workers"]}
-    shards = reader.whole(run, "shards")
+    shards = reader.integer(run, "shards")
     return Measurement(
         workers=len(reader.part(run, "workers", list)),
         rule=rule,
         engine=reader.word(run, "engine", KINDS),
-        rows_per_shard=reader.whole(run, "batch_size") / shards,
+        rows_per_shard=reader.integer(run, "batch_size") / shards,
         shard_s=fmean(shard_s),
         update_s=fmean(update_s),
         vector_s=fmean(vector_s),
         latency_s=fmean(latency_s),
         shards=shards,
         examples_per_s=reader.positive(contender, "examples_per_s"),
-        cores=reader.whole(run, "cores"),
-        threads=reader.whole(run, "threads"),
+        cores=reader.integer(run, "cores"),
+        threads=reader.integer(run, "threads"),
         is_on_cpu=devices == {"cpu"},
         leaves_off_s=fmean(leaves_off_s),
     )
@@ -212,7 +212,7 @@ class _JsonReader:
             raise self.wrong(name, record[name], "a number > 0")
         return value
 
-    def whole(self, record: Any, name: str) -> int:
+    def integer(self, record: Any, name: str) -> int:
         """Return a whole number above 0.
 
         Raises:

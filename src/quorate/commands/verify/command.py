@@ -102,10 +102,10 @@ def command(
     from quorate.commands.child_run import ended_by_sigterm
     from quorate.commands.verify.runs import Limit, Program, runs_of
     from quorate.commands.verify.verdict import Way, verdict
-    from quorate.settings import real, whole
+    from quorate.settings import integer, real
 
     require_program(script, module)
-    whole("updates", updates, least=1)
+    integer("updates", updates, least=1)
     real("limit", limit, above=0)
     counts = _counts(workers)
     wanted = {Way.TOWERS: towers, Way.RESUMED: resume, Way.KILLED: kill}

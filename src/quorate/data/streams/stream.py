@@ -26,7 +26,7 @@ from quorate.data.streams.windows import Windows
 from quorate.errors import DataError, SettingError
 from quorate.replica.shared import generators
 from quorate.replica.streams import Stream as Draws
-from quorate.settings import function, whole
+from quorate.settings import function, integer
 
 LOOKED_AT = 64  # loads of windows before the access pattern is judged
 FEW = 256  # rows read per row used from which on the access pattern counts as scattered
@@ -76,7 +76,7 @@ class Stream(Dataset[Any]):
         self._files = list(files)
         self._rows = rows
         self._decode = decode
-        self._window = whole("Stream.window", window, least=1)
+        self._window = integer("Stream.window", window, least=1)
         self._skips = skips
         function("Stream.rows", rows, "from a file to its rows", 2 if skips else 1)
         self.counts = self._counted() if counts is None else [int(count) for count in counts]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quorate.errors import SettingError
-from quorate.settings import whole
+from quorate.settings import integer
 
 
 class Windows:
@@ -35,8 +35,8 @@ class Windows:
 
     def __init__(self, starts: ArrayLike, *, rows: int = 4096, files: int = 1) -> None:
         self._starts: NDArray[np.int64] = np.asarray(starts, dtype=np.int64)
-        self._rows = whole("Windows.rows", rows, least=1)
-        self.files = whole("Windows.files", files, least=1)
+        self._rows = integer("Windows.rows", rows, least=1)
+        self.files = integer("Windows.files", files, least=1)
         content = hashlib.sha256(f"{self._rows} {self.files} ".encode())
         content.update(self._starts.astype("<i8").tobytes())
         self.sha256 = content.hexdigest()  # of everything the order depends on, except the rows

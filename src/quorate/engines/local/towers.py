@@ -25,7 +25,7 @@ from queue import SimpleQueue
 
 from quorate.coordination.protocol import Compute, Event, Joined
 from quorate.data.feed import Feed
-from quorate.engines.job import Job, NotWanted, Original
+from quorate.engines.job import Job, NotWanted, OriginalModel
 from quorate.engines.job_channel import JobChannel, Request, StepSums
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.shard_runner import ShardRunner
@@ -70,7 +70,7 @@ class Towers:
         buffers: Buffers,
         *,
         threads: int,
-        original: Original,
+        original: OriginalModel,
         say: Callable[[str], None] | None = None,
     ) -> None:
         if any(group[0].type == "cpu" for group in groups):

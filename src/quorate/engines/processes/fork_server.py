@@ -37,7 +37,7 @@ def run(*, wire: int) -> None:
     """
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, every page
-    request, worker_wire, output = _ForkServer(Wire(socket.socket(fileno=wire))).serve()
+    request, worker_wire, output = _ForkLoop(Wire(socket.socket(fileno=wire))).serve()
     sys.path[:] = request.path
     become(request.environment)
     importlib.invalidate_caches()  # the folders may have changed since the imports
@@ -47,7 +47,7 @@ def run(*, wire: int) -> None:
     worker.run(wire=worker_wire, output=output)
 
 
-class _Child(NamedTuple):
+class _ForkedWorker(NamedTuple):
     """A forked worker, until the server has its exit code."""
 
     pid: int
@@ -59,7 +59,7 @@ class _Child(NamedTuple):
         self.report.close()
 
 
-class _ForkServer:
+class _ForkLoop:
     """The server's loop: forks on request, and reports each child's pid and exit code."""
 
     def __init__(self, wire: Wire) -> None:
@@ -114,11 +114,11 @@ class _ForkServer:
             child.close()
 
     def _keep(self, pid: int, report: Wire) -> None:
-        child = _Child(pid, os.pidfd_open(pid), report)
+        child = _ForkedWorker(pid, os.pidfd_open(pid), report)
         self._selector.register(child.handle, selectors.EVENT_READ, child)
         report.send(WorkerForked(pid), [child.handle])
 
-    def _reap(self, child: _Child) -> None:
+    def _reap(self, child: _ForkedWorker) -> None:
         _, status = os.waitpid(child.pid, 0)
         child.report.send(WorkerExited(os.waitstatus_to_exitcode(status)))
         self._selector.unregister(child.handle)

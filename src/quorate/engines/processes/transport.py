@@ -36,7 +36,7 @@ from quorate.engines.processes.supervisor import Supervisor
 from quorate.engines.processes.wire import Alarm
 from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.servers import RemoteGradient, Servers
-from quorate.engines.shard_runner import Outcome, ShardFailure, joined
+from quorate.engines.shard_runner import Outcome, ShardFailure, join_results
 from quorate.engines.worker_status import Doing, WorkerStatus
 from quorate.engines.workers import Workers
 from quorate.errors import WorkerError
@@ -404,7 +404,7 @@ class ProcessesChannel(JobChannel):
             results[0].outputs = [Piece(request.step, request.shard, value)]
         if answer.others:
             results += (each for _, other in answer.others for each in other.results)
-            return joined(results, self.job.plan.shards_of(request.step))
+            return join_results(results, self.job.plan.shards_of(request.step))
         return results
 
     # --- requests and slots -----------------------------------------------------------------------

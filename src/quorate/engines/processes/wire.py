@@ -95,7 +95,7 @@ class Wire:
         self.fds: list[int] = []
         self.is_cut = False
         self._received = bytearray()
-        self._outbox: deque[_Unsent] = deque()
+        self._outbox: deque[_UnsentMessage] = deque()
         self._selector: BaseSelector | None = None
         self._awaits_room = False  # whether the selector waits for room in the socket
 
@@ -137,7 +137,7 @@ class Wire:
         The process of the other end may be stopped. The rest of the message waits, with copies of
         the descriptors, for ``flush``. Do not mix ``post`` and ``send``.
         """
-        self._outbox.append(_Unsent(_framed(message), [os.dup(fd) for fd in fds]))
+        self._outbox.append(_UnsentMessage(_framed(message), [os.dup(fd) for fd in fds]))
         self.flush()
 
     def flush(self) -> None:
@@ -243,7 +243,7 @@ class Wire:
 
 
 @dataclass(eq=False)
-class _Unsent:
+class _UnsentMessage:
     """The unsent rest of a posted message, with descriptors of its own."""
 
     data: bytes

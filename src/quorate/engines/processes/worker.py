@@ -19,7 +19,7 @@ from quorate.engines.processes import worker_messages as messages
 from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
 from quorate.engines.processes.wire import Wire
-from quorate.engines.processes.worker_loop import Program, WorkerLoop
+from quorate.engines.processes.worker_loop import WorkerLoop, WorkerProgram
 from quorate.engines.stages.new_replica import new_replica
 from quorate.errors import UserError
 from quorate.machine.freed_memory import keep_freed_memory
@@ -90,7 +90,7 @@ class Worker:
             os.dup2(output, fd)
         os.close(output)
 
-    def serve(self, program: Program) -> NoReturn:
+    def serve(self, program: WorkerProgram) -> NoReturn:
         """Compute shards for the coordinator, and end this process with the last message.
 
         Nothing of the script runs after this, no ``finally`` and no ``atexit``: both run once, in
@@ -124,7 +124,7 @@ class Worker:
         """Tell the coordinator, or rank 0, which mistake of the user ends this process."""
         self._wire.send(messages.ScriptRefused(str(error)))
 
-    def _serve(self, program: Program) -> None:
+    def _serve(self, program: WorkerProgram) -> None:
         # 1. The thread.
         device = program.group[0]
         become_compute_thread(program.threads, device)

@@ -42,7 +42,7 @@ from quorate.replica.totals import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class WorkerProgram:
     """Everything of a worker process from the script instead of the coordinator.
 
     Functions and datasets cannot travel between processes, so each worker makes its own by running
@@ -64,7 +64,7 @@ class Program:
 
 
 @dataclass
-class _OpenJob:
+class _JobWithFeed:
     """An open job, with the feed of this worker's home shards."""
 
     job: Job
@@ -89,14 +89,14 @@ class WorkerLoop:
     """
 
     def __init__(
-        self, number: int, wire: Wire, arena: Arena, replica: Replica, program: Program
+        self, number: int, wire: Wire, arena: Arena, replica: Replica, program: WorkerProgram
     ) -> None:
         self._number = number
         self._wire = wire
         self._arena = arena
         self._replica = replica
         self._program = program
-        self._jobs: dict[int, _OpenJob] = {}
+        self._jobs: dict[int, _JobWithFeed] = {}
         self._sheet = arena.sheets[number]
         self._runner = ShardRunner(number, replica, self._sheet, lambda: arena.frozen.views)
         self._shared = NO_VALUES
@@ -152,7 +152,7 @@ class WorkerLoop:
         source = Source(dataset, plan, self._program.collates[name], augment)
         job = kind(source, parameters, range(*request.steps), **request.options)
         job.traced = range(*request.traced)
-        self._jobs[request.job] = _OpenJob(job)
+        self._jobs[request.job] = _JobWithFeed(job)
         answer = messages.JobReady(request.job)
         start = self._wire.fds.pop(0) if request.compares_gradient else None
         try:
@@ -178,7 +178,7 @@ class WorkerLoop:
             # The parameters of the start would stay mapped otherwise.
             self._replica.pull(self._arena.parameters, version=None)
 
-    def _feed(self, open_job: _OpenJob, rank_of: tuple[int, int], first: Ticket) -> Feed:
+    def _feed(self, open_job: _JobWithFeed, rank_of: tuple[int, int], first: Ticket) -> Feed:
         """Return rows of the home shards of a rank; a new feed after workers have come or gone."""
         if open_job.feed is None or rank_of != open_job.rank_of:
             open_job.close()

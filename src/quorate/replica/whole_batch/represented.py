@@ -69,7 +69,7 @@ def taken_apart(returned: object) -> Representations:
     return Representations(kind, dict(named))
 
 
-def joined(shards: Sequence[Representations]) -> Representations:
+def join_shards(shards: Sequence[Representations]) -> Representations:
     """Return the rows of all shards, in order.
 
     Raises:
@@ -89,7 +89,7 @@ def joined(shards: Sequence[Representations]) -> Representations:
 
 
 def cut(whole: Mapping[str, torch.Tensor], shards: Sequence[Representations]) -> list[Tensors]:
-    """Return each shard's rows of tensors (B, ...), as copies: the reverse of ``joined``."""
+    """Return each shard's rows of tensors (B, ...), as copies: the reverse of ``join_shards``."""
     each: list[Tensors] = [{} for _ in shards]
     for name, tensor in whole.items():
         sizes = [len(shard.tensors[name]) for shard in shards]

@@ -31,7 +31,7 @@ class WriteSet(NamedTuple):
     frozen: frozenset[int]  # numbers of frozen parameters, in the model's order
     by_rows: frozenset[str] = frozenset()  # names of parameters whose gradient is kept by rows
 
-    def joined(self, other: WriteSet) -> WriteSet:
+    def union(self, other: WriteSet) -> WriteSet:
         """Return the union of both."""
         by_rows = self.by_rows | other.by_rows
         return WriteSet(self.trained | other.trained, self.frozen | other.frozen, by_rows)

@@ -6,7 +6,7 @@ its entries are compared with each other. An unknown entry is an error, because 
 otherwise ignore a part of the state.
 
 **To save more**, declare the entry in this module and nowhere else: a field of ``Record`` or
-``Account``, optional if older checkpoints have to stay readable::
+``AccountRecord``, optional if older checkpoints have to stay readable::
 
     same_bits: SameBits | None = None  # SameBits: a Struct of its own, forbid_unknown_fields=True
 
@@ -61,7 +61,7 @@ File = Literal[
 Number = bool | int | float | str | None  # optimizer state that is not a tensor
 
 
-class Tally(Struct, forbid_unknown_fields=True):
+class TallyRecord(Struct, forbid_unknown_fields=True):
     """The shards of each worker, by outcome; see ``quorate.coordination.tally``."""
 
     fresh: list[Count]
@@ -71,7 +71,7 @@ class Tally(Struct, forbid_unknown_fields=True):
     staleness: tuple[Count, Count]  # sum, max
 
 
-class Best(Struct, forbid_unknown_fields=True):
+class BestRecord(Struct, forbid_unknown_fields=True):
     """The best evaluation of the run."""
 
     metric: str
@@ -79,25 +79,25 @@ class Best(Struct, forbid_unknown_fields=True):
     global_step: Count
 
 
-class Account(Struct, forbid_unknown_fields=True):
+class AccountRecord(Struct, forbid_unknown_fields=True):
     """The outcome of all shards of the run, and the steps still open; see ``State.account``."""
 
     left_open: list[Count]
-    tally: Tally
+    tally: TallyRecord
     dropped_rows: Count
     not_finite: Count
     evaluated_at: Count
-    best: Best | None
+    best: BestRecord | None
 
 
-class Group(Struct, forbid_unknown_fields=True):
+class GroupRecord(Struct, forbid_unknown_fields=True):
     """A parameter group of the optimizer; see ``OptimizerState``."""
 
     names: list[str]
     values: dict[str, Any]  # trees, see ``trees.py``
 
 
-class Round(Struct, forbid_unknown_fields=True):
+class RoundRecord(Struct, forbid_unknown_fields=True):
     """The updates of a round; see ``quorate.coordination.epochs``."""
 
     phases: list[Word]  # the phase of each update, in order
@@ -111,7 +111,7 @@ class SavedOptimizer(Struct, forbid_unknown_fields=True, kw_only=True):
     optimizer_numbers: dict[str, dict[str, Number]]  # by parameter and entry
     optimizer_state: Any = None  # a tree: the state_dict of an optimizer without vectors
     optimizer_attributes: dict[str, Any] = {}  # trees: state that the optimizer keeps in attributes
-    optimizer_groups: list[Group] = []
+    optimizer_groups: list[GroupRecord] = []
     schedule_state: Any = None  # a tree; None: the schedule is replayed from its start
     schedule: Word | None = None
     clip_norm: Annotated[float, Meta(gt=0, le=sys.float_info.max)] | None = None
@@ -132,7 +132,7 @@ class PhaseState(SavedUpdate, kw_only=True):
     updates: Count  # number of updates of this phase
 
 
-class Amended(Struct, forbid_unknown_fields=True):
+class ModelEditsRecord(Struct, forbid_unknown_fields=True):
     """The changes that user code made to the model; see ``quorate.engines.model_changes``."""
 
     number: Count
@@ -153,12 +153,12 @@ class Record(SavedUpdate, kw_only=True):
     rows: Positive
     shuffle: bool
     update: Word
-    account: Account
+    account: AccountRecord
     order: list[str]  # names in model.safetensors, in the order of the model
     saved_at: Moment
     files: dict[File, Sha256]
     callbacks: dict[str, Any] = {}  # trees: the state of callbacks, by name
-    amendments: Amended | None = None
+    amendments: ModelEditsRecord | None = None
     shared: dict[Key, dict[Key, Number]] = {}  # values of each ``Shared`` other than tensors
     is_ordered: bool = False
     order_sha256: Sha256 | None = None  # of an order with declared dependencies
@@ -183,7 +183,7 @@ class Record(SavedUpdate, kw_only=True):
     python: Word = ""
     processors: list[Word] = []
     row_sample: dict[RowNumber, str | None] | None = None  # hashes; see data.row_sample
-    round: Round | None = None  # the round, if the run has phases
+    round: RoundRecord | None = None  # the round, if the run has phases
     phases: list[PhaseState] | None = None  # in the order of their first update
     doubts: list[str] = []  # reasons why the bits may depend on the number of workers
 
@@ -358,11 +358,11 @@ def _contradictions(record: Record) -> Iterator[str]:
         )
 
 
-def _round(found: Round) -> epochs.Round:
+def _round(found: RoundRecord) -> epochs.Round:
     return epochs.Round(tuple(found.phases), tuple(found.takes))
 
 
-def _wrong_round(found: Round, phases: list[PhaseState]) -> str:
+def _wrong_round(found: RoundRecord, phases: list[PhaseState]) -> str:
     """Return the fault of a round, or an empty text."""
     names, takes = list(dict.fromkeys(found.phases)), found.takes
     steps = [later - take for take, later in itertools.pairwise(takes)]

@@ -36,7 +36,7 @@ class SaveResult(NamedTuple):
     error: str
 
 
-class Checkpoints:
+class StateSaver:
     """The saver of a run. All methods except ``ask`` belong to the thread of the loop.
 
     Args:

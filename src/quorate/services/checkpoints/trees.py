@@ -22,7 +22,7 @@ MOST_DEEP = 8  # levels of a tree: a level takes up to three of the record's ``M
 _NUMBERS: Mapping[str, float] = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-class Encoder:
+class TreeEncoder:
     """An encoder of trees as JSON, which collects the tensors of the trees.
 
     Args:
@@ -139,7 +139,7 @@ class Encoder:
         return name
 
 
-class Decoder:
+class TreeDecoder:
     """A decoder of trees from JSON and tensors.
 
     Args:
@@ -208,7 +208,7 @@ class Decoder:
         return dtype
 
 
-_KINDS: Mapping[str, Callable[[Decoder, dict[str, Any], Any, int], Any]] = {
+_KINDS: Mapping[str, Callable[[TreeDecoder, dict[str, Any], Any, int], Any]] = {
     "float": lambda _d, _tree, text, _: _NUMBERS[text],
     "parameter": lambda d, _tree, name, _: d._named[name],
     "tensor": lambda d, tree, key, _: d._tensor(tree, key),

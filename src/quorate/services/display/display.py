@@ -18,7 +18,7 @@ from quorate.machine.standard_streams import Steady
 from quorate.machine.text import in_four_places
 from quorate.services.device_use import DeviceUse
 from quorate.services.display.live_view import LiveView
-from quorate.services.display.shown import DATED, JSON, Shown, clock
+from quorate.services.display.shown import DATED, JSON, OutputSettings, clock
 from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
 from quorate.settings import resolved
@@ -35,9 +35,9 @@ class Display(ABC):
         shown: the settings of the output.
     """
 
-    def __init__(self, shown: Shown | None) -> None:
-        self._shown = shown or Shown()
-        self._newest = Newest()
+    def __init__(self, shown: OutputSettings | None) -> None:
+        self._shown = shown or OutputSettings()
+        self._newest = PhaseMetrics()
         self._table = WorkerRows()
 
     def say(self, text: str) -> None:
@@ -81,7 +81,7 @@ def display(stream: TextIO | Steady | None = None) -> Display:
     """
     stream = sys.stdout if stream is None else stream
     out = stream if isinstance(stream, Steady) else Steady(stream)
-    shown = resolved(Shown, None)
+    shown = resolved(OutputSettings, None)
     if out.isatty() and not shown.quiet and shown.log_format != JSON:
         # markup=False: the output of user code, such as "[b]", is no markup and is shown unchanged.
         console = Console(file=cast(TextIO, out), markup=False, highlight=False, emoji=False)
@@ -97,7 +97,7 @@ class Lines(Display):
     ``TABLE_AFTER_S``.
     """
 
-    def __init__(self, stream: TextIO | Steady, shown: Shown | None = None) -> None:
+    def __init__(self, stream: TextIO | Steady, shown: OutputSettings | None = None) -> None:
         super().__init__(shown)
         self._stream = stream
         self._writing = threading.RLock()  # reentrant, for signal handlers of the thread
@@ -148,7 +148,7 @@ class Bar(Display):
     Other lines scroll above the bar.
     """
 
-    def __init__(self, console: Console, shown: Shown | None = None) -> None:
+    def __init__(self, console: Console, shown: OutputSettings | None = None) -> None:
         super().__init__(shown)
         self._view = LiveView()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=lambda: self._view)
@@ -196,7 +196,7 @@ def position(report: Report) -> str:
     )
 
 
-class Newest:
+class PhaseMetrics:
     """The newest metrics of all phases: an update has only the metrics of its own phase."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ PLAIN, DATED, JSON = "plain", "dated", "json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(Settings):
+class OutputSettings(Settings):
     """Settings of the output of a run. Only the command sets these.
 
     Args:

@@ -31,7 +31,7 @@ LEAST_COPIED, LEAST_COPIED_S = 0.02, 1.0  # share of all shards, and their usual
 MOST_NAMED = 4  # workers in the line at the end: the rest are counted
 
 
-class Slow(NamedTuple):
+class SlowWorker(NamedTuple):
     """A slow worker and the basis of the comparison; times in seconds per shard."""
 
     worker: int
@@ -48,7 +48,7 @@ class Slow(NamedTuple):
         return self.shard_s / self.usual_shard_s
 
 
-def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
+def slow(times: Mapping[int, ShardTime]) -> list[SlowWorker]:
     """List the workers that take ``FACTOR`` times the usual time or more, the slowest first.
 
     The usual time is the median of all workers or, with two workers, the time of the other worker.
@@ -64,7 +64,7 @@ def slow(times: Mapping[int, ShardTime]) -> list[Slow]:
         usual = {phase: median(times[w].phases_s[phase] for w in compared) for phase in WORK}
         phase = max(WORK, key=lambda name: own[name] - usual[name])
         slow_workers.append(
-            Slow(worker, compared, shard_s, usual_shard_s, phase, own[phase], usual[phase])
+            SlowWorker(worker, compared, shard_s, usual_shard_s, phase, own[phase], usual[phase])
         )
     return sorted(slow_workers, key=lambda worker: -worker.shard_s)
 
@@ -125,7 +125,7 @@ class SlowWorkers:
         self._looks: Counter[int] = Counter()  # worker -> number of measurements
         self._episodes = _Episodes()
         self._counts: Counter[int] = Counter()  # worker -> number of slow measurements
-        self._worst: dict[int, Slow] = {}
+        self._worst: dict[int, SlowWorker] = {}
         self.devices: dict[int, str] = {}  # worker -> its device
 
     def named(self, workers: Sequence[WorkerStatus], now: float) -> list[str]:
@@ -256,7 +256,7 @@ def _copied(copies: Counter[str]) -> str:
     return f"had {' and '.join(listed)} computed by another worker too"
 
 
-def described(worker: Slow, device: str) -> str:
+def described(worker: SlowWorker, device: str) -> str:
     """Return "worker 1 (cpu) is slow: 31 ms a shard, 2.0 times worker 0's; in forward: ..."."""
     usual = f"the median of {duration(worker.usual_shard_s)}"
     if len(worker.compared) == 1:

@@ -92,7 +92,7 @@ def folded(error: BaseException) -> Iterator[str]:
     link: TracebackException | None = told
     while link is not None:
         kind = link.exc_type or BaseException
-        link.stack = _Folded.of(link.stack, is_ours=issubclass(kind, QuorateError))
+        link.stack = _FoldedStack.of(link.stack, is_ours=issubclass(kind, QuorateError))
         link = link.__cause__ or link.__context__
     written = left_out = 0
     for text in told.format():
@@ -106,11 +106,11 @@ def folded(error: BaseException) -> Iterator[str]:
         yield f"... ({left_out:,} characters are left out)\n"
 
 
-class _Folded(StackSummary):
+class _FoldedStack(StackSummary):
     """A stack in which each run of quorate's frames is one line."""
 
     @classmethod
-    def of(cls, stack: StackSummary, *, is_ours: bool) -> _Folded:
+    def of(cls, stack: StackSummary, *, is_ours: bool) -> _FoldedStack:
         """Return a folded stack.
 
         Args:

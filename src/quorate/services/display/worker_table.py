@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from quorate.engines.worker_status import WorkerStatus
-from quorate.services.device_use import Gauges
+from quorate.services.device_use import DeviceGauges
 from quorate.services.display.display import Display
 from quorate.services.display.straggler import SlowWorkers
 from quorate.services.report import Report
@@ -35,7 +35,7 @@ class WorkerTable:
         self._screen = screen
         self._status = status
         self._slow_workers = slow_workers
-        self._gauges = Gauges()
+        self._gauges = DeviceGauges()
         self._tell = tell
 
     def updated(self, report: Report) -> None:

@@ -279,14 +279,14 @@ def _process(pid: int) -> str:
     return f"process {pid}" + (f" ({', '.join(known)})" if known else "")
 
 
-class _Owner(NamedTuple):
+class _LockOwner(NamedTuple):
     """A run that signed a lock as its owner."""
 
     pid: int
     words: str
 
 
-def _owner(path: Path) -> _Owner | None:
+def _owner(path: Path) -> _LockOwner | None:
     """Return the owner named in a lock's signature; None without one, or if the owner is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -299,13 +299,13 @@ def _owner(path: Path) -> _Owner | None:
         if not isinstance(pid, int) or pid <= 0:
             return None
         if pid == os.getpid() and host == socket.gethostname():
-            return _Owner(pid, f"another Trainer of this process (pid {pid}, since {when})")
+            return _LockOwner(pid, f"another Trainer of this process (pid {pid}, since {when})")
         if host == socket.gethostname():
             with suppress(PermissionError):  # another user's process, which therefore exists
                 os.kill(pid, 0)  # raises for a signature left by an earlier run
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    return _Owner(pid, f"process {pid} on {printable(host)} (since {when})")
+    return _LockOwner(pid, f"process {pid} on {printable(host)} (since {when})")
 
 
 # --- forks ----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class _Entry(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Entry)
 
 
-class _Line(NamedTuple):
+class _LogLine(NamedTuple):
     begin: int  # bytes from the start of the file
     data: bytes
     fate: str  # KEPT, LATER or DAMAGED
@@ -45,7 +45,7 @@ class _Line(NamedTuple):
 KEPT, LATER, DAMAGED = "kept", "later", "damaged"
 
 
-class Cut(NamedTuple):
+class LogCut(NamedTuple):
     """The outcome of cutting a log."""
 
     damaged: int = 0  # number of lines removed
@@ -53,7 +53,7 @@ class Cut(NamedTuple):
     is_a_log: bool = True  # False: the file was left unchanged
 
 
-def cut(path: Path, global_step: int) -> Cut:
+def cut(path: Path, global_step: int) -> LogCut:
     """Remove damaged lines and lines of later steps from a log. In constant memory.
 
     Args:
@@ -68,14 +68,14 @@ def cut(path: Path, global_step: int) -> Cut:
     first, is_mixed, damaged = None, False, 0
     for line in _lines(path, global_step, _first_checked(path)):
         if len(line.data) > MOST_LINE_BYTES:
-            return Cut(is_a_log=False)
+            return LogCut(is_a_log=False)
         if line.fate == KEPT:
             is_mixed = is_mixed or first is not None
             continue
         first = line.begin if first is None else first
         damaged += line.fate == DAMAGED
     if first is None:
-        return Cut()
+        return LogCut()
     # 2. Save the damaged lines in a file beside the log: the user may still read them.
     beside = path.with_name(f"{path.name}.damaged")
     is_kept = damaged > 0 and _put_beside(path, beside, first, global_step)
@@ -85,7 +85,7 @@ def cut(path: Path, global_step: int) -> Cut:
         write_atomically(real, _kept(real, first, global_step), like=real.stat())
     else:
         os.truncate(path, first)
-    return Cut(damaged, beside if is_kept else None)
+    return LogCut(damaged, beside if is_kept else None)
 
 
 def _first_checked(path: Path) -> int:
@@ -96,7 +96,7 @@ def _first_checked(path: Path) -> int:
         return begin + (len(file.readline(MOST_LINE_BYTES)) if begin else 0)
 
 
-def _lines(path: Path, global_step: int, begin: int) -> Iterator[_Line]:
+def _lines(path: Path, global_step: int, begin: int) -> Iterator[_LogLine]:
     """Yield the lines from a byte on; of a line longer than ``MOST_LINE_BYTES`` a beginning."""
     with open_regular(path) as file:
         file.seek(begin)
@@ -104,7 +104,7 @@ def _lines(path: Path, global_step: int, begin: int) -> Iterator[_Line]:
             fate = _fate(data, global_step)
             if fate == DAMAGED and not data.endswith(b"\n"):
                 fate = LATER  # torn by a kill: the step is computed again
-            yield _Line(begin, data, fate)
+            yield _LogLine(begin, data, fate)
             begin += len(data)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quorate.engines.worker_status import WorkerStatus
 from quorate.replica.totals import Counts
 from quorate.replica.witness.forward_graph import GraphNode
-from quorate.services.device_use import Gauges
+from quorate.services.device_use import DeviceGauges
 from quorate.services.report import Report
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Summaries:
         self.every_s = every_s
         self._folder = run_dir / "summaries"
         self._status = status
-        self._gauges = Gauges()  # read once per tick, by this service alone
+        self._gauges = DeviceGauges()  # read once per tick, by this service alone
         self._first_step = self._global_step = global_step
         self._finished = finished
         self._clock = clock
@@ -156,10 +156,10 @@ class _Interval:
         self._began = began  # on the service's clock
         self._rows = self._dropped_rows = 0
         self._staleness = self._staleness_max = 0
-        self._metrics: dict[str, _Mean] = {}
+        self._metrics: dict[str, _MeanSum] = {}
         self._totals: Counts = {}
-        self._losses: dict[str, _Mean] = {}  # by worker, and phase if there are phases
-        self._norms: dict[str, _Mean] = {}  # by phase, like the losses
+        self._losses: dict[str, _MeanSum] = {}  # by worker, and phase if there are phases
+        self._norms: dict[str, _MeanSum] = {}  # by phase, like the losses
         self._rates: dict[str, float] = {}  # the newest
         self._last: Report | None = None
 
@@ -172,14 +172,14 @@ class _Interval:
         for name, value in report.metrics.items():
             weight = report.weights.get(name, report.weight)
             if weight:  # a mean over nothing is NaN
-                self._metrics.setdefault(name, _Mean()).add(value * weight, weight)
+                self._metrics.setdefault(name, _MeanSum()).add(value * weight, weight)
         for name, total in report.totals.items():
             self._totals[name] = total + self._totals.get(name, 0)
         phase = "" if report.phase is None else f"{report.phase}/"
         for worker, (loss, weight) in report.worker_losses.items():
-            self._losses.setdefault(f"{phase}loss_{worker}", _Mean()).add(loss, weight)
+            self._losses.setdefault(f"{phase}loss_{worker}", _MeanSum()).add(loss, weight)
         if report.grad_norm is not None:
-            self._norms.setdefault(f"{phase}gradient_norm", _Mean()).add(report.grad_norm, 1.0)
+            self._norms.setdefault(f"{phase}gradient_norm", _MeanSum()).add(report.grad_norm, 1.0)
         self._rates[f"{phase}learning_rate"] = report.lr
         for number, rate in enumerate(report.lrs):
             self._rates[f"{phase}learning_rate_{number}"] = rate
@@ -214,7 +214,7 @@ class _Interval:
         return points | {f"metric_{n}" if n in taken else n: v for n, v in metrics.items()}
 
 
-class _Mean:
+class _MeanSum:
     """A weighted mean: one division, at the end."""
 
     __slots__ = ("total", "weight")

@@ -16,7 +16,7 @@ class BufferedSummaryWriter(SummaryWriter):
     """
 
     def __init__(self, events: EventFile) -> None:
-        self._files = _Files(events)
+        self._files = _EventFiles(events)
         super().__init__(str(events.folder))
 
     def _get_file_writer(self) -> Any:
@@ -27,12 +27,12 @@ class BufferedSummaryWriter(SummaryWriter):
         return self._files
 
 
-class _Files(FileWriter):
+class _EventFiles(FileWriter):
     def __init__(self, events: EventFile) -> None:
-        self.event_writer: Any = _Events(events)
+        self.event_writer: Any = _EventWriter(events)
 
 
-class _Events:
+class _EventWriter:
     """The methods of TensorBoard's EventFileWriter that torch's FileWriter calls."""
 
     def __init__(self, events: EventFile) -> None:

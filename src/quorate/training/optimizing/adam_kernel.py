@@ -20,7 +20,7 @@ _REAL = (torch.float32, torch.float64)
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")  # saves making a tensor at each call
 
 
-class _Call(NamedTuple):
+class _KernelCall(NamedTuple):
     """One call of the kernel: the tensors of one group, as lists of equal length."""
 
     group: dict[str, Any]
@@ -55,13 +55,13 @@ def step_by_kernel(optimizer: Optimizer) -> bool:
     return True
 
 
-def _call(optimizer: Optimizer, group: dict[str, Any]) -> _Call | None:
+def _call(optimizer: Optimizer, group: dict[str, Any]) -> _KernelCall | None:
     """Return the kernel's arguments for a group; None if ``step`` has more to do than the call."""
     if not group["fused"] or group["amsgrad"] or group["capturable"] or group["differentiable"]:
         return None
     if type(group["lr"]) is not float or not all(type(beta) is float for beta in group["betas"]):
         return None
-    call = _Call(group, [], [], [], [], [])
+    call = _KernelCall(group, [], [], [], [], [])
     dtype = None
     for tensor in group["params"]:
         if (gradient := tensor.grad) is None:
@@ -80,7 +80,7 @@ def _call(optimizer: Optimizer, group: dict[str, Any]) -> _Call | None:
     return call
 
 
-def _make(call: _Call) -> None:
+def _make(call: _KernelCall) -> None:
     if not call.tensors:
         return
     for step in call.steps:

@@ -22,7 +22,7 @@ from quorate.training.optimizing.mean import SPAN
 _State = dict[str, Any]
 
 
-class _Block(NamedTuple):
+class _Stretch(NamedTuple):
     """A stretch of one of an optimizer's tensors."""
 
     group: dict[str, Any]
@@ -89,16 +89,16 @@ def _is_begun(optimizer: Optimizer, tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and len(values) > 0 and all(v is not None for v in values)
 
 
-def _blocks(optimizer: Optimizer) -> Iterator[_Block]:
+def _blocks(optimizer: Optimizer) -> Iterator[_Stretch]:
     for group in optimizer.param_groups:
         for tensor in group["params"]:
             if tensor.grad is not None:
                 state = optimizer.state[tensor]
                 for start in range(0, tensor.numel(), SPAN):
-                    yield _Block(group, tensor, state, slice(start, start + SPAN))
+                    yield _Stretch(group, tensor, state, slice(start, start + SPAN))
 
 
-def _step(kind: type[Optimizer], blocks: Sequence[_Block]) -> list[tuple[_State, _State]]:
+def _step(kind: type[Optimizer], blocks: Sequence[_Stretch]) -> list[tuple[_State, _State]]:
     """Make the step of some blocks.
 
     Returns:
@@ -116,7 +116,7 @@ def _step(kind: type[Optimizer], blocks: Sequence[_Block]) -> list[tuple[_State,
     return counted
 
 
-def _step_of(own: Optimizer, block: _Block) -> _State:
+def _step_of(own: Optimizer, block: _Stretch) -> _State:
     """Make the step of a block in place; return the state entries without a value per element."""
     tensor, span = block.tensor, block.span
     assert tensor.grad is not None
@@ -139,8 +139,8 @@ def _step_of(own: Optimizer, block: _Block) -> _State:
     return counted
 
 
-def _by_group(blocks: Iterable[_Block]) -> Iterator[tuple[dict[str, Any], list[_Block]]]:
-    found: dict[int, tuple[dict[str, Any], list[_Block]]] = {}
+def _by_group(blocks: Iterable[_Stretch]) -> Iterator[tuple[dict[str, Any], list[_Stretch]]]:
+    found: dict[int, tuple[dict[str, Any], list[_Stretch]]] = {}
     for block in blocks:
         found.setdefault(id(block.group), (block.group, []))[1].append(block)
     yield from found.values()

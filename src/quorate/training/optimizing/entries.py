@@ -40,7 +40,7 @@ def of_pieces(entries: Mapping[str, Mapping[str, Any]], pieces: Iterable[Piece])
     }
 
 
-def listed(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
+def listing_of(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
     """Return the message about entries, without values per element."""
     return [
         [name, entry, str(value.dtype).removeprefix("torch."), None]
@@ -51,7 +51,7 @@ def listed(entries: Mapping[str, Mapping[str, Any]]) -> Listing:
     ]
 
 
-def outlined(listing: Listing, sections: Mapping[str, Section]) -> Entries:
+def meta_entries(listing: Listing, sections: Mapping[str, Section]) -> Entries:
     """Return the entries of a message; values per element are on "meta", without memory.
 
     Args:
@@ -70,8 +70,8 @@ def outlined(listing: Listing, sections: Mapping[str, Section]) -> Entries:
 # --- changes by user code -------------------------------------------------------------------------
 
 
-class Same:
-    """An identity: compares equal to a ``Same`` of the same object.
+class SameObject:
+    """An identity: compares equal to a ``SameObject`` of the same object.
 
     The object is kept alive, so that its id is not reused.
     """
@@ -82,15 +82,15 @@ class Same:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other._value is self._value
+        return isinstance(other, SameObject) and other._value is self._value
 
 
 def marks(value: Any) -> list[Any]:
     """Return marks that change if a tree changes: its tensors, and how often each was written."""
     if isinstance(value, torch.Tensor):
-        return [Same(value), version(value)]
+        return [SameObject(value), version(value)]
     if isinstance(value, dict):
-        return [mark for key, item in value.items() for mark in (Same(key), *marks(item))]
+        return [mark for key, item in value.items() for mark in (SameObject(key), *marks(item))]
     if isinstance(value, (list, tuple)):
         return [mark for item in value for mark in marks(item)]
-    return [value if isinstance(value, (bool, int, float, str)) else Same(value)]
+    return [value if isinstance(value, (bool, int, float, str)) else SameObject(value)]

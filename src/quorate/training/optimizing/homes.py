@@ -17,7 +17,7 @@ import torch
 from quorate.replica.witness.guard import bit_sum
 
 
-class Home(NamedTuple):
+class ParameterHome(NamedTuple):
     """A parameter, and the place of its values in the flat vectors."""
 
     name: str  # the user's name of the parameter
@@ -44,7 +44,7 @@ class Home(NamedTuple):
         return self.parameter.shape == self.tensor.shape
 
 
-class Memory:
+class FormerMemory:
     """Memory that held the values of a parameter before they were copied home."""
 
     def __init__(self, name: str, values: torch.Tensor) -> None:
@@ -58,13 +58,13 @@ class Memory:
         return not self._sum.equal(bit_sum(self._values))
 
 
-def left(homes: Collection[Home]) -> list[Home]:
+def left(homes: Collection[ParameterHome]) -> list[ParameterHome]:
     """Return the homes whose parameters have moved, with values of a fitting shape."""
     return [home for home in homes if home.is_left and home.fits]
 
 
 @torch.no_grad()
-def bring_home(homes: Sequence[Home]) -> None:
+def bring_home(homes: Sequence[ParameterHome]) -> None:
     """Copy the values of parameters to their homes, and point the parameters to the homes again."""
     if not homes:  # after each step of most optimizers
         return
@@ -74,7 +74,7 @@ def bring_home(homes: Sequence[Home]) -> None:
 
 
 @contextmanager
-def at_home(homes: Collection[Home]) -> Iterator[None]:
+def at_home(homes: Collection[ParameterHome]) -> Iterator[None]:
     """Put parameters at home inside the block, with their current values.
 
     Afterwards, values written in the block are copied to the parameters' own memory, and each home
@@ -100,7 +100,7 @@ def at_home(homes: Collection[Home]) -> Iterator[None]:
                     home.parameter.copy_(value)
 
 
-def _copy_in(homes: Sequence[Home]) -> None:
+def _copy_in(homes: Sequence[ParameterHome]) -> None:
     places = {_memory(home.tensor) for home in homes}
     # All values are read before any is written: the values of a parameter may lie in another home.
     values = [

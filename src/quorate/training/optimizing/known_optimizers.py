@@ -44,7 +44,7 @@ _PLAIN = (bool, int, float, str, type(None))  # values of groups that any messag
 _NOT_SENT = object()
 
 
-class States(defaultdict[Any, Any]):
+class OptimizerStates(defaultdict[Any, Any]):
     """The states of an optimizer by its own tensors; for a user's parameter, views of its part.
 
     So a callback finds state by the model's parameters, and may write to the state.

@@ -43,7 +43,7 @@ class Mean(NamedTuple):
     norm: float | None  # over all elements, summed in float64; None if not wanted
 
 
-class Found(NamedTuple):
+class MeanChecks(NamedTuple):
     """Results of the checks made during a pass over vectors."""
 
     is_finite: bool  # whether the sum is finite
@@ -119,7 +119,7 @@ def make_mean(
     checks: bool,
     wants_squares: bool,
     cores: int,
-) -> Found:
+) -> MeanChecks:
     """Add the vectors of one device, and divide the sum; the mean is written to ``gradient``.
 
     Args:
@@ -147,7 +147,7 @@ def make_mean(
         finite, squared = _pass((rows,), (), weight, checks, wants_squares)
         is_finite = is_finite and finite
         by_vector.append(squared)
-    return Found(is_finite, by_vector)
+    return MeanChecks(is_finite, by_vector)
 
 
 def squares(vector: torch.Tensor) -> list[float]:

@@ -30,11 +30,11 @@ from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.cores import cores_for
 from quorate.training.optimizing.entries import Entries
-from quorate.training.optimizing.homes import Home, Memory, at_home, bring_home, left
+from quorate.training.optimizing.homes import FormerMemory, ParameterHome, at_home, bring_home, left
 from quorate.training.optimizing.known_optimizers import (
     COUNTERS,
     FUSED,
-    States,
+    OptimizerStates,
     fill_momenta,
     is_by_element,
     is_elementwise,
@@ -118,8 +118,8 @@ class FlatOptimizer:
         self.uses_vectors = is_elementwise(self.user_optimizer) and named.keys().isdisjoint(
             layout.by_rows
         )
-        self._homes = [Home(name, p, parameters.views[name]) for name, p in named.items()]
-        self._memories: list[Memory] = []  # memory to which the optimizer moved parameters last
+        self._homes = [ParameterHome(name, p, parameters.views[name]) for name, p in named.items()]
+        self._memories: list[FormerMemory] = []  # where the optimizer moved parameters last
         self.bring_home()
         self.own_names = frozenset(named)
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
@@ -142,7 +142,7 @@ class FlatOptimizer:
                 )
 
         if self.uses_vectors:
-            self.user_optimizer.state = States(self._state_of)
+            self.user_optimizer.state = OptimizerStates(self._state_of)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ class FlatOptimizer:
                     fix="write into the parameter: p.data.copy_(values)",
                 )
         away = left(self._homes)
-        self._memories = [Memory(home.name, home.parameter.detach()) for home in away]
+        self._memories = [FormerMemory(home.name, home.parameter.detach()) for home in away]
         bring_home(away)
 
     def close(self) -> None:

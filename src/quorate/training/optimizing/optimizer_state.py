@@ -23,7 +23,7 @@ from quorate.replica.digest import content
 from quorate.replica.model import frozen
 from quorate.replica.notes import Notes
 from quorate.replica.witness.kept import Kept, changed, kept_beside
-from quorate.services.checkpoints.trees import Decoder, Encoder, require_like
+from quorate.services.checkpoints.trees import TreeDecoder, TreeEncoder, require_like
 from quorate.training.optimizing.attributes import (
     Attribute,
     attributes,
@@ -88,7 +88,7 @@ class OptimizerState:
         Raises:
             CheckpointError: the optimizer holds state that cannot be saved.
         """
-        encoder = Encoder(self._optimizer.names)
+        encoder = TreeEncoder(self._optimizer.names)
         own: Any = None
         numbers: dict[str, dict[str, Any]] = {}
         if self._optimizer.uses_vectors:
@@ -121,7 +121,7 @@ class OptimizerState:
         prefix = self._optimizer.prefix
         return {f"{prefix}{key}": value for key, value in encoder.tensors.items()}, record
 
-    def _encoded_attributes(self, encoder: Encoder) -> dict[str, Any]:
+    def _encoded_attributes(self, encoder: TreeEncoder) -> dict[str, Any]:
         """Return the attributes that have changed since the optimizer was made."""
         encoded = {}
         for name, (value, _) in self._attributes().items():
@@ -142,7 +142,7 @@ class OptimizerState:
             )
         self._elsewhere = now
 
-    def _encoded_schedule(self, encoder: Encoder) -> Any:
+    def _encoded_schedule(self, encoder: TreeEncoder) -> Any:
         """Return the state of the schedule; None if a resume replays the schedule."""
         if self._scheduled.scheduler is None:
             return None
@@ -172,7 +172,7 @@ class OptimizerState:
         """
         prefix = self._optimizer.prefix
         tensors = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        decoder = Decoder(tensors, self._optimizer.parameters)
+        decoder = TreeDecoder(tensors, self._optimizer.parameters)
         listed = [name for group in record.get("optimizer_groups", ()) for name in group["names"]]
         for name in listed:
             self._require_trainable(path, name)
@@ -335,7 +335,7 @@ class OptimizerState:
 
     def _mark(self, value: Any) -> str | None:
         """Return a digest of a value, to detect changes; None if the value cannot be saved."""
-        encoder = Encoder(self._optimizer.names)
+        encoder = TreeEncoder(self._optimizer.names)
         try:
             state = state_of(value, self._optimizer.names)
             tree = json.dumps(encoder.encode(state, "value"), sort_keys=True)

@@ -44,7 +44,7 @@ class Owners:
         self, parameters: Flat, new_optimizer: Callable[..., FlatOptimizer] = FlatOptimizer
     ) -> None:
         self.parameters, self.new_optimizer, self.owner = parameters, new_optimizer, 0
-        self.partition = Partition.whole_in(parameters.layout.gradients)
+        self.partition = Partition.of_one_owner(parameters.layout.gradients)
         self.cores = cores_for(sum(parameters.layout.sizes))
 
     def add(self, optimizer: FlatOptimizer, *, shards: bool) -> None:
@@ -114,7 +114,7 @@ class Owners:
         """Add the parameters after update n (from 1) to an average. Blocks."""
         average.update(n)
 
-    def whole_of(self, gradient: Flat) -> Flat:
+    def gather_gradient(self, gradient: Flat) -> Flat:
         """Return a copy of the whole gradient: the memory of a sum is reused. Blocks."""
         return gradient.copied()
 

@@ -133,11 +133,11 @@ class Phases:
         return [each for each in made if each.is_spread]
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole_state(self) -> Iterator[None]:
         """Fetch the states of all optimizers to this process inside the block. Blocks."""
         with ExitStack() as stack:
             for optimizer in self.spread:
-                stack.enter_context(optimizer.whole())
+                stack.enter_context(optimizer.whole_state())
             yield
 
     @property

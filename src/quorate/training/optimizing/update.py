@@ -267,7 +267,7 @@ class Update:
                 to.
         """
         optimizer, missing = self._optimizers[0], total.missing or ()
-        gradient, loss = self.owners.whole_of(gradient), total.means()["loss"]
+        gradient, loss = self.owners.gather_gradient(gradient), total.means()["loss"]
         parameters = optimizer.flat_parameters
         before, has_moved = parameters.copied(), False
 
@@ -283,7 +283,7 @@ class Update:
                 )
             self._apply_writes(moved, present)
             self._clip(mean)
-            optimizer.take(self.owners.whole_of(mean.gradient), moved.missing or ())
+            optimizer.take(self.owners.gather_gradient(mean.gradient), moved.missing or ())
             return moved.means()["loss"]
 
         def closure() -> torch.Tensor:

@@ -23,21 +23,13 @@ from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.checkpoints.writer import Flush
-from quorate.training.optimizing.entries import Listing, listed, marks
+from quorate.training.optimizing.entries import Listing, listing_of, marks
 from quorate.training.optimizing.known_optimizers import sent_values, storable_values
 from quorate.training.optimizing.mean import Addition, Mean, make_mean
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import (
-    Chunks,
-    Row,
-    Rows,
-    Sees,
-    StateFile,
-    Values,
-    WholeState,
-)
+from quorate.training.owners.slice_files import Flags, Row, Rows, StateFile, WholeState
 from quorate.training.owners.slice_state import SliceState
 from quorate.training.owners.spread_optimizer import SliceOwners, SpreadOptimizer
 
@@ -111,7 +103,7 @@ class RankOwners(SliceOwners):
         """Return the squared norms of blocks of all ranks, by rank. Blocks."""
         return self._ranks.gather(own)
 
-    def whole_of(self, gradient: Flat) -> Flat:
+    def gather_gradient(self, gradient: Flat) -> Flat:
         """Return the whole gradient, gathered from the slices of all ranks, in new memory. Blocks.
 
         All ranks call the method.
@@ -129,7 +121,7 @@ class RankOwners(SliceOwners):
         Other ranks receive the parameters of a slice of the state by ``publish``.
         """
         if not optimizer.is_spread:
-            optimizer.step(self.whole_of(gradient), missing)
+            optimizer.step(self.gather_gradient(gradient), missing)
             return
         optimizer.require_same_groups()
         groups = map(sent_values, optimizer.param_groups)
@@ -184,7 +176,7 @@ class RankOwners(SliceOwners):
         found: list[Listing] = self._ranks.call("describe", prefix)
         return found
 
-    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
+    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags) -> None:
         """Move all parts of some rows between slices and a whole: see ``SliceOwners``. Blocks."""
         path = None if whole.path is None else str(whole.path)
         mark = slice_files.mark(whole.path) if whole.path is not None and sees is None else ""
@@ -227,7 +219,7 @@ class RankOwners(SliceOwners):
         own.put_zeros(listing, self.partition.whole.sections)
 
     def _describe(self, prefix: str) -> list[Listing]:
-        return self._ranks.gather(listed(self._slices[prefix].state()))
+        return self._ranks.gather(listing_of(self._slices[prefix].state()))
 
     def _sign(self, path: str, token: bytes) -> None:
         self._ranks.gather(slice_files.sign(Path(path), token, f"rank {self.owner}", self.owner))
@@ -239,7 +231,7 @@ class RankOwners(SliceOwners):
         is_read: bool,
         path: str | None,
         mark: str,
-        sees: Sees,
+        sees: Flags,
         whole: WholeState | None = None,
     ) -> list[Trouble | None]:
         """Move this rank's parts, rank 0 the rest too; return the troubles of all ranks. Blocks.
@@ -264,7 +256,7 @@ class RankOwners(SliceOwners):
             addressed = [(rank, flat_bytes(value)) for rank, value in values]
             ranks.swap(*((addressed, []) if sends else ([], addressed)))
 
-        def exchange(each: Chunks, values: Values) -> None:
+        def exchange(each: slice_files.OwnerParts, values: slice_files.OwnerValues) -> None:
             for part, value in zip(each[0], values[0], strict=True):
                 target, source = part.of(entries), value
                 if not is_read:

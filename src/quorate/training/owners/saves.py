@@ -29,7 +29,7 @@ from pathlib import Path
 
 from quorate.services.checkpoints.files import TEMPORARY
 from quorate.services.checkpoints.writer import CheckpointWriter, Flush
-from quorate.training.optimizing.entries import Listing, listed
+from quorate.training.optimizing.entries import Listing, listing_of
 from quorate.training.owners import slice_files
 from quorate.training.owners.slice_files import StateFile
 from quorate.training.owners.spread_optimizer import SliceOwners, SpreadOptimizer
@@ -101,7 +101,7 @@ class Saves:
         return writes
 
     @contextmanager
-    def outlined(self) -> Iterator[Callable[[CheckpointWriter], Callable[[Flush], None]]]:
+    def meta_state(self) -> Iterator[Callable[[CheckpointWriter], Callable[[Flush], None]]]:
         """Put the state of all owners into the optimizer inside the block; values on "meta".
 
         Yields:
@@ -110,9 +110,9 @@ class Saves:
         with ExitStack() as stack:
             outlines = list[Listing]()
             for optimizer in self._optimizers:
-                entries = optimizer.joined(self._owners.describe_slices(optimizer.prefix))
-                stack.enter_context(optimizer.outlined(entries))
-                outlines.append(listed(entries))
+                entries = optimizer.join_listings(self._owners.describe_slices(optimizer.prefix))
+                stack.enter_context(optimizer.meta_state(entries))
+                outlines.append(listing_of(entries))
             yield partial(self._fill, outlines)
 
     def _fill(

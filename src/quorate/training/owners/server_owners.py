@@ -26,10 +26,10 @@ from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Chunks, Row, Rows, Sees, Values, WholeState
+from quorate.training.owners.slice_files import Flags, Row, Rows, WholeState
 from quorate.training.owners.spread_optimizer import SliceOwners, SpreadOptimizer
 
-HANDLER = "quorate.training.owners.server_slice:Slice"  # the code of servers for a slice
+HANDLER = "quorate.training.owners.server_slice:ServerSlice"  # the code of servers for a slice
 
 
 class ServerStandIn(Owners):
@@ -167,7 +167,7 @@ class ServerOwners(SliceOwners):
         """Return the message of each server about the entries of its pieces. Blocks."""
         return [answer["state"] for answer, _ in self._ask("describe")]
 
-    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:  # noqa: ARG002
+    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags) -> None:  # noqa: ARG002
         """Move all parts of some rows between slices and a whole: see ``SliceOwners``. Blocks."""
         own, path, is_read = Rows(rows, self.partition), whole.path, whole.is_read
         # 1. On each server that sees the file: whole blocks.
@@ -183,7 +183,7 @@ class ServerOwners(SliceOwners):
             if error is not None:
                 raise error
 
-        def exchange(_each: Chunks, values: Values) -> None:
+        def exchange(_each: slice_files.OwnerParts, values: slice_files.OwnerValues) -> None:
             if is_read:
                 self._ask("put rest", [*map(as_image, values)])
                 return

@@ -29,7 +29,7 @@ from quorate.machine import this_host
 from quorate.replica.flat import Flat, Layout
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
-from quorate.training.optimizing.entries import listed
+from quorate.training.optimizing.entries import listing_of
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
@@ -40,7 +40,7 @@ from quorate.training.owners.slice_state import SliceState
 CPU = torch.device("cpu")
 
 
-class Slice(SliceHandler):
+class ServerSlice(SliceHandler):
     """The state of a server, and its answers to requests. The first request is ``make``."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Slice(SliceHandler):
                 path, place = Path(told["path"]), 1 + self._number
                 return {"why": slice_files.sign(path, told["token"], who, place)}, NO_IMAGE
             case "describe":
-                return {"state": listed(self._optimizer.state())}, NO_IMAGE
+                return {"state": listing_of(self._optimizer.state())}, NO_IMAGE
             case "move":
                 return self._move(told), NO_IMAGE
             case "get rest":

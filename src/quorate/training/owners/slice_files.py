@@ -90,7 +90,7 @@ def rows_of(
     ]
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """A stretch of an entry that one rank has."""
 
     row: Row
@@ -150,7 +150,7 @@ class Rows(NamedTuple):
         sections = self.partition.whole.sections
         return sum(prod(sections[row.name].shape) * row.itemsize for row in self.rows)
 
-    def parts(self, rank: int, *, blocks: bool = True, beside: bool = True) -> Iterator[Part]:
+    def parts(self, rank: int, *, blocks: bool = True, beside: bool = True) -> Iterator[RowPart]:
         """Yield a rank's parts.
 
         Args:
@@ -174,9 +174,9 @@ class Rows(NamedTuple):
             for start, stop in spans:
                 for at in range(start, stop, PIECE_BYTES):
                     length = (min(stop, at + PIECE_BYTES) - at) // size
-                    yield Part(row, piece, (at - begin) // size, length, at)
+                    yield RowPart(row, piece, (at - begin) // size, length, at)
 
-    def rest(self, owner: int, *, sees: bool) -> Iterator[Part]:
+    def rest(self, owner: int, *, sees: bool) -> Iterator[RowPart]:
         """Yield the parts that an owner does not move itself.
 
         Args:
@@ -185,14 +185,14 @@ class Rows(NamedTuple):
         yield from self.plain.parts(owner, blocks=not sees)
         yield from self.strided_parts(owner)
 
-    def strided_parts(self, owner: int) -> Iterator[Part]:
+    def strided_parts(self, owner: int) -> Iterator[RowPart]:
         """Yield the parts of rows that are not stored row by row."""
         return self._replace(rows=self.strided).parts(owner)
 
 
-def chunks(of: Iterable[Part]) -> Iterator[list[Part]]:
+def chunks(of: Iterable[RowPart]) -> Iterator[list[RowPart]]:
     """Yield lists of parts to send together, of ``PIECE_BYTES`` at most in all."""
-    chunk: list[Part] = []
+    chunk: list[RowPart] = []
     nbytes = 0
     for part in of:
         if chunk and nbytes + part.nbytes > PIECE_BYTES:
@@ -213,11 +213,11 @@ class StateInMemory(NamedTuple):
     error: None = None
     nbytes: int = 0
 
-    def begin(self, part: Part) -> torch.Tensor:
+    def begin(self, part: RowPart) -> torch.Tensor:
         """Return the place of a part: a view."""
         return part.of_whole(self.entries)
 
-    def end(self, part: Part, values: torch.Tensor) -> None:
+    def end(self, part: RowPart, values: torch.Tensor) -> None:
         """Do nothing: the values are in place."""
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class StateFile:
         self._stack = ExitStack()
         self._descriptor: int | None = None
 
-    def move(self, values: torch.Tensor, part: Part | Row) -> None:
+    def move(self, values: torch.Tensor, part: RowPart | Row) -> None:
         """Write the elements of a part or of a whole entry to the file, or read them.
 
         Args:
@@ -262,7 +262,7 @@ class StateFile:
         Raises:
             CheckpointError: the file cannot be read.
         """
-        at = part.at if isinstance(part, Part) else part.start
+        at = part.at if isinstance(part, RowPart) else part.start
         if self.is_read:
             with readable(self.path, OTHERS):
                 read_at(self._opened(), values, at)
@@ -275,7 +275,7 @@ class StateFile:
         except OSError as error:
             self.error = error
 
-    def begin(self, part: Part) -> torch.Tensor:
+    def begin(self, part: RowPart) -> torch.Tensor:
         """Return memory for the values of a part; with its values, if values are read.
 
         Raises:
@@ -297,7 +297,7 @@ class StateFile:
             self._strided[row], self._left[row] = strided.to(device), prod(section.shape)
         return part.of_whole({row.name: {row.entry: self._strided[row]}})
 
-    def end(self, part: Part, values: torch.Tensor) -> None:
+    def end(self, part: RowPart, values: torch.Tensor) -> None:
         """Write a part, if values are written; an entry with strides after its last part."""
         row, moved = part.row, values
         if row in self._strided:
@@ -331,13 +331,15 @@ class StateFile:
 
 
 WholeState = StateFile | StateInMemory
-Sees = Sequence[bool] | None  # whether each owner moves blocks of a file itself
-Chunks = Sequence[Sequence[Part]]  # by owner
-Values = Sequence[Sequence[torch.Tensor]]  # of the parts of chunks
+Flags = Sequence[bool] | None  # by owner: whether the owner moves blocks of a file itself
+OwnerParts = Sequence[Sequence[RowPart]]  # by owner
+OwnerValues = Sequence[Sequence[torch.Tensor]]  # of the parts, in the same order
 
 
 def move_rest(
-    rest: Iterable[Iterable[Part]], whole: WholeState, exchange: Callable[[Chunks, Values], None]
+    rest: Iterable[Iterable[RowPart]],
+    whole: WholeState,
+    exchange: Callable[[OwnerParts, OwnerValues], None],
 ) -> None:
     """Move parts that owners do not move themselves between a whole and this process. Blocks.
 
@@ -350,7 +352,7 @@ def move_rest(
     Raises:
         CheckpointError: the file cannot be read.
     """
-    for each in zip_longest(*map(chunks, rest), fillvalue=list[Part]()):
+    for each in zip_longest(*map(chunks, rest), fillvalue=list[RowPart]()):
         values = [[whole.begin(part) for part in own] for own in each]
         exchange(each, values)
         for part, value in zip(chain(*each), chain(*values), strict=True):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from quorate.engines.partition import Piece
 from quorate.replica.flat import Flat, Section
-from quorate.training.optimizing.entries import Listing, of_pieces, outlined
+from quorate.training.optimizing.entries import Listing, meta_entries, of_pieces
 from quorate.training.optimizing.known_optimizers import put_values
 from quorate.training.optimizing.optimizer import FlatOptimizer
 
@@ -59,7 +59,7 @@ class SliceState(FlatOptimizer):
             listing: the entries of whole parameters.
             sections: places of the whole parameters.
         """
-        self.put(of_pieces(outlined(listing, sections), self._own_pieces))
+        self.put(of_pieces(meta_entries(listing, sections), self._own_pieces))
 
     def update(
         self, mean: Flat, missing: Collection[str], groups: Iterable[Mapping[str, Any]]

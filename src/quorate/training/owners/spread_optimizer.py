@@ -18,12 +18,12 @@ import torch
 from quorate.replica.flat import Flat
 from quorate.services.checkpoints.writer import Flush
 from quorate.training.optimizing.closure import Closure
-from quorate.training.optimizing.entries import Entries, Listing, listed, outlined
-from quorate.training.optimizing.known_optimizers import COUNTERS, States
+from quorate.training.optimizing.entries import Entries, Listing, listing_of, meta_entries
+from quorate.training.optimizing.known_optimizers import COUNTERS, OptimizerStates
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Row, Sees, StateFile, StateInMemory, WholeState
+from quorate.training.owners.slice_files import Flags, Row, StateFile, StateInMemory, WholeState
 
 
 class SliceOwners(Owners, ABC):
@@ -55,7 +55,7 @@ class SliceOwners(Owners, ABC):
         """
 
     @abstractmethod
-    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Sees) -> None:
+    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags) -> None:
         """Move all parts of some rows between the owners' slices and a whole. Blocks.
 
         Args:
@@ -128,7 +128,7 @@ class SpreadOptimizer(FlatOptimizer):
         for tensor in self._held:
             tensor.grad = None  # gradients of steps made in this process
         entries, path = self.state(), self.unread
-        listing = listed(entries)
+        listing = listing_of(entries)
         owners.make_slices(self, listing)
         whole: WholeState = StateInMemory(entries, is_read=True)
         rows = slice_files.rows_of(listing)
@@ -143,13 +143,13 @@ class SpreadOptimizer(FlatOptimizer):
     def fetch(self) -> None:
         """Fetch the state of all owners to this process. Blocks."""
         assert self.owners is not None
-        self.put(self.joined(self.owners.describe_slices(self.prefix)))
+        self.put(self.join_listings(self.owners.describe_slices(self.prefix)))
         entries = self.state()
-        rows = slice_files.rows_of(listed(entries))
+        rows = slice_files.rows_of(listing_of(entries))
         self.owners.move_rows(self.prefix, rows, StateInMemory(entries, is_read=False), None)
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole_state(self) -> Iterator[None]:
         """Fetch the state of all parameters into ``state`` inside the block. Blocks."""
         self.read_all()
         if not self.is_away:
@@ -178,7 +178,7 @@ class SpreadOptimizer(FlatOptimizer):
             self.fetch()
         self.owners = None
 
-    def joined(self, listings: Sequence[Listing]) -> Entries:
+    def join_listings(self, listings: Sequence[Listing]) -> Entries:
         """Return the entries of all parameters; values per element are on "meta".
 
         Args:
@@ -191,7 +191,7 @@ class SpreadOptimizer(FlatOptimizer):
             for owner, listing in enumerate(listings)
             for key, *entry in listing
         ]
-        return outlined(named, self.flat_parameters.layout.sections)
+        return meta_entries(named, self.flat_parameters.layout.sections)
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Load the result of ``loadable``; each owner receives its part when its loop begins."""
@@ -201,7 +201,7 @@ class SpreadOptimizer(FlatOptimizer):
     # --- the state in a file ----------------------------------------------------------------------
 
     @contextmanager
-    def outlined(self, entries: Entries) -> Iterator[None]:
+    def meta_state(self, entries: Entries) -> Iterator[None]:
         """Make ``state`` that of all owners inside the block; values per element are on "meta".
 
         Args:
@@ -238,7 +238,7 @@ class SpreadOptimizer(FlatOptimizer):
         path, self.unread = self.unread, None
         if path is None:
             return
-        rows = slice_files.rows_in(path, listed(self.state()), self.prefix)
+        rows = slice_files.rows_in(path, listing_of(self.state()), self.prefix)
         self.put(self.state())
         whole = self.state()
         with closing(StateFile(path, is_read=True)) as file:
@@ -249,13 +249,13 @@ class SpreadOptimizer(FlatOptimizer):
                 into.copy_(values)
 
 
-class LentStates(States):
+class LentStates(OptimizerStates):
     """The states of a spread optimizer; every access by user code fetches all states first.
 
     This package itself calls the methods of ``dict``, which fetch nothing.
 
     Args:
-        of: see ``States``.
+        of: see ``OptimizerStates``.
         lend: called before each access.
     """
 
@@ -267,7 +267,7 @@ class LentStates(States):
 
 
 def _lending(name: str) -> Callable[..., Any]:
-    method = getattr(States, name)
+    method = getattr(OptimizerStates, name)
 
     @wraps(method)
     def look(self: LentStates, *values: Any, **named: Any) -> Any:

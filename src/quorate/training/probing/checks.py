@@ -30,10 +30,10 @@ from quorate.replica.torch_internals import NORM_BASES
 from quorate.replica.witness.forward_graph import ForwardGraph, GraphNode, module_tree
 from quorate.training.callbacks import VALIDATION, Callback, metrics_of
 from quorate.training.config import DatasetConfig
-from quorate.training.outputs import Gathered
+from quorate.training.outputs import ShardOutputs
 from quorate.training.probing.probe import ALONE, on_shard
 from quorate.training.state import State
-from quorate.training.validation import Best, Validation
+from quorate.training.validation import BestMetric, Validation
 from quorate.training.worker_group import WorkerGroup
 
 
@@ -152,7 +152,7 @@ def required_metrics(
             raise SettingError(f"the metric of {who}", name, expected, fix)
         return []
     if validation.best is not None:
-        required.append(("best", Best(validation.best).name))
+        required.append(("best", BestMetric(validation.best).name))
     return required + [
         ("schedule_metric", metric.removeprefix(VALIDATION))
         for optimize in workers.config.optimize.values()
@@ -203,7 +203,7 @@ def _tried(workers: WorkerGroup, state: State, data: DatasetConfig) -> tuple[set
     try:
         names |= totals.finished(total.totals).keys()
         few = Plan(rows=len(first.rows), batch_size=len(first.rows), shards=1, shuffle=False)
-        gathered = Gathered(totals.kept, few)
+        gathered = ShardOutputs(totals.kept, few)
         gathered.put([Piece(0, 0, value) for _, _, value in total.outputs])
         names |= gathered.finished().keys()
     except Exception:  # the user's function may work with all rows

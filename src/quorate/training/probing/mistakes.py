@@ -42,9 +42,9 @@ from quorate.replica.witness.history import forget_cached
 from quorate.replica.witness.scaled_loss import ScaledLoss, ScalerWatch
 from quorate.training.probing.probe import on_shard
 from quorate.training.probing.summed_loss import (
-    Summed,
-    Totals,
-    Value,
+    LossValue,
+    PartLosses,
+    SummedLoss,
     compared_rows,
     is_right,
     measured,
@@ -168,7 +168,7 @@ def _outside_text(workers: WorkerGroup, state: State, outside: Sequence[torch.Te
 # --- a loss that is a sum -------------------------------------------------------------------------
 
 
-def _sum_text(summed: Summed) -> str:
+def _sum_text(summed: SummedLoss) -> str:
     whole, share = summed.whole, summed.share
     of = f"{summed.of} is" if share > 0.95 else f"{share:.0%} of {summed.of} is"
     calls = f" ({summed.calls})" if summed.calls else ""
@@ -235,7 +235,7 @@ class LossTrial:
         kept = {id(leaf) for leaf in self._leaves} - _parameters_in_evaluation()
         return [leaf for leaf in found if id(leaf) in kept]
 
-    def summed(self) -> Summed | None:
+    def summed(self) -> SummedLoss | None:
         """Return how a loss, or a term of it, is a sum over its rows; None if none is known."""
         if self._rows < 2:
             return None
@@ -248,7 +248,7 @@ class LossTrial:
         finally:
             self._compared = LOSS
 
-    def _summed(self) -> Summed | None:
+    def _summed(self) -> SummedLoss | None:
         halves, interleaved, parts = partitions(self._rows)
         tolerance = ROUNDING if self._replica.is_in_fp32 else ROUNDING_IN_16_BITS
         loaded = [self._loaded(part) for part in halves]
@@ -258,9 +258,9 @@ class LossTrial:
             return None
         more = [self._loaded(part) for part in interleaved], [self._loaded(part) for part in parts]
 
-        def compute(number: int) -> Totals:
+        def compute(number: int) -> PartLosses:
             values = partial(self._values, number)
-            return Totals(self._value(self._whole, number), *map(values, (loaded, *more)))
+            return PartLosses(self._value(self._whole, number), *map(values, (loaded, *more)))
 
         draws = self._value(self._whole, 1) != whole
         found = measured(compute, draws=draws, tolerance=tolerance)
@@ -269,7 +269,7 @@ class LossTrial:
         share, totals = found
         first, second = (value.loss for value in totals.halves)
         of = f"term {self._compared!r} of the loss" if self._terms else "the loss"
-        return Summed(share, totals.whole.loss, (first, second), self._rows, self._sums(), of)
+        return SummedLoss(share, totals.whole.loss, (first, second), self._rows, self._sums(), of)
 
     def _sums(self) -> str:
         """Return the calls that make sums of the loss, in words; empty if no call is found."""
@@ -285,7 +285,7 @@ class LossTrial:
     def _loaded(self, part: slice) -> Batch:
         return self._source.load_part((0, 0), part)
 
-    def _values(self, number: int, batches: Iterable[Batch]) -> list[Value]:
+    def _values(self, number: int, batches: Iterable[Batch]) -> list[LossValue]:
         return [self._value(batch, number) for batch in batches]
 
     def _value(
@@ -295,7 +295,7 @@ class LossTrial:
         *,
         note: Callable[[torch.Tensor, Any], None] | None = None,
         watch: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Value:
+    ) -> LossValue:
         """Compute the loss of some rows.
 
         Args:
@@ -329,7 +329,7 @@ class LossTrial:
             losses = [name for name in total.metrics if name.endswith(f"/{LOSS}")]  # of phases
             self._terms = [*found.names, *(name for name in losses if name not in found.terms)]
         loss = total.metrics.get(self._compared, 0.0)
-        return Value(loss / weight if weight else float("nan"), weight)
+        return LossValue(loss / weight if weight else float("nan"), weight)
 
 
 def _calm(model: torch.nn.Module) -> None:

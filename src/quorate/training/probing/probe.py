@@ -93,7 +93,7 @@ def probed(
                             used = _pair(replica, state, shard, batch.rows, other, plan, loss)
         if known.covers(found):
             break
-        known = known.joined(found)  # the state depends on writes: begin again from the start
+        known = known.union(found)  # the state depends on writes: begin again from the start
     if used is not None:
         with unchanged(model), at_first.put_back(), suppress(Exception):
             forget_cached(model)

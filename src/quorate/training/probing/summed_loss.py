@@ -27,23 +27,23 @@ REPEATS = (2, 6, 8)  # computations of a loss that draws; a decision follows eac
 PARTS = 4
 
 
-class Value(NamedTuple):
+class LossValue(NamedTuple):
     """The loss and weight returned by a loss function for some rows."""
 
     loss: float
     weight: float
 
 
-class Totals(NamedTuple):
+class PartLosses(NamedTuple):
     """The losses of all rows and of the parts of three partitions, from one set of draws."""
 
-    whole: Value
-    halves: list[Value]
-    interleaved: list[Value]  # halves made of every second row
-    parts: list[Value]
+    whole: LossValue
+    halves: list[LossValue]
+    interleaved: list[LossValue]  # halves made of every second row
+    parts: list[LossValue]
 
 
-class Summed(NamedTuple):
+class SummedLoss(NamedTuple):
     """A loss of which a share is a sum over the rows."""
 
     share: float
@@ -75,7 +75,7 @@ def partitions(rows: int) -> tuple[list[slice], list[slice], list[slice]]:
     )
 
 
-def is_right(whole: Value, parts: Sequence[Value], tolerance: float) -> bool:
+def is_right(whole: LossValue, parts: Sequence[LossValue], tolerance: float) -> bool:
     """Return whether a weighted mean over parts is the loss of all rows, or not comparable."""
     values = [number for value in (whole, *parts) for number in value]
     weight = sum(part.weight for part in parts)
@@ -85,7 +85,7 @@ def is_right(whole: Value, parts: Sequence[Value], tolerance: float) -> bool:
     return abs(mean - whole.loss) <= tolerance * abs(whole.loss)
 
 
-def share_of_sum(found: Sequence[Totals], tolerance: float) -> float | None:
+def share_of_sum(found: Sequence[PartLosses], tolerance: float) -> float | None:
     """Return the share of a loss that is a sum over rows; None if zero or not certain.
 
     Args:
@@ -126,7 +126,7 @@ def _are_zero(series: Sequence[Sequence[float]], most_error: float, tolerance: f
     return True
 
 
-def may_be_sum(found: Sequence[Totals]) -> bool:
+def may_be_sum(found: Sequence[PartLosses]) -> bool:
     """Return whether more computations of a loss that draws may show a sum."""
     shares = []
     for each in found:
@@ -137,8 +137,8 @@ def may_be_sum(found: Sequence[Totals]) -> bool:
 
 
 def measured(
-    compute: Callable[[int], Totals], *, draws: bool, tolerance: float
-) -> tuple[float, Totals] | None:
+    compute: Callable[[int], PartLosses], *, draws: bool, tolerance: float
+) -> tuple[float, PartLosses] | None:
     """Return the share of a loss that is a sum, with one computation; None if there is no sum.
 
     Args:
@@ -157,7 +157,7 @@ def measured(
     return None
 
 
-def _tells_nothing(totals: Totals) -> bool:
+def _tells_nothing(totals: PartLosses) -> bool:
     whole, *partitions_ = totals
     values = [whole, *(value for part in partitions_ for value in part)]
     if not all(math.isfinite(value.loss) for value in values):
@@ -169,7 +169,7 @@ def _tells_nothing(totals: Totals) -> bool:
     return False
 
 
-def _total(values: Sequence[Value]) -> float:
+def _total(values: Sequence[LossValue]) -> float:
     return sum(value.loss for value in values)
 
 
