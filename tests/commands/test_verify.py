@@ -157,6 +157,7 @@ FOUND: dict[str, tuple[Path, tuple[str, ...], tuple[str, ...]]] = {
     "rank": (SCRIPT, FEW, ("row 17 of the dataset has other content: what row 20 has",)),
     "optimizer": (SCRIPT, ON_RESUME, ("Warming.clock",)),
     "rows": (SCRIPT, ON_RESUME, ("has different values", "row ")),
+    "rate": (SCRIPT, FEW, ("after update 3", "the learning rate of the next update is")),
     "callback": (SCRIPT, ON_RESUME, ("resumed after update 2 part in update 3", "last.weight")),
     # When the replaced worker meets the file hangs on the moment.
     "late": (SCRIPT, ON_LATE_KILL, ("one killed part in update", "worker was killed only")),
@@ -172,7 +173,7 @@ SOUND: dict[str, tuple[str, ...]] = {
 }
 # Seen on towers too: no process is started.
 HERE = ("counter_attribute", "cached_by_first_batch", "optimizer", "rows", "callback")
-HERE += ("counter_in_group", "two_threads_and_index_put")
+HERE += ("rate", "counter_in_group", "two_threads_and_index_put")
 
 
 def some_here(names: Iterable[str]) -> list[Any]:

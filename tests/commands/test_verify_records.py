@@ -59,7 +59,7 @@ def recording(**changes: Any) -> Recording:
         tensors[2]["last.weight"] = "other"
     return Recording(
         facts={"shards": 2, "steps_per_epoch": 2},
-        updates=[UpdateRecord(n, n - 1, 0.1, tensors[n], {0: 0, 1: 0}) for n in range(3)],
+        updates=[UpdateRecord(n, n - 1, [0.3, 0.1], tensors[n], {0: 0, 1: 0}) for n in range(3)],
         shards={(each.step, each.shard): [each] for each in shards},
         end=EndRecord(2, ""),
     )
@@ -90,7 +90,7 @@ def two(other: Recording, first: Recording | None = None) -> list[Run]:
 
 
 def weights(*found: str, doubts: Sequence[str] = ()) -> Recording:
-    updates = [UpdateRecord(n, n - 1, 0.1, {"last.weight": w}) for n, w in enumerate(found)]
+    updates = [UpdateRecord(n, n - 1, [0.1], {"last.weight": w}) for n, w in enumerate(found)]
     end = EndRecord(len(found) - 1, "", list(doubts))
     return Recording(facts={"shards": 2, "steps_per_epoch": 2}, updates=updates, end=end)
 
@@ -145,7 +145,7 @@ RUNS: dict[str, Callable[[], list[Run]]] = {
     differences.STAGES: lambda: two(
         with_update(1, "first.weight"), replace(recording(), twice=[STAGED])
     ),
-    differences.RATE: lambda: two(with_update(0, lr=0.2)),
+    differences.RATE: lambda: two(with_update(0, lrs=[0.3, 0.2])),
     differences.LENGTH: lambda: two(replace(recording(), updates=recording().updates[:2])),
     "two copies, one the same": lambda: two(
         with_copies(

@@ -7,6 +7,7 @@ process: a number depends on the process. collate: batches are turned. asked: ro
 number of their loads. rank: row 17 is row 20 in worker processes.
 callback: a callback changes parameters by the number of its calls, missing in checkpoints.
 optimizer: state that nobody can save. rows: a resumed run has other rows.
+rate: after three updates, the second optimizer's learning rate depends on the clock.
 late: a number is read from a file that is written after two updates, in VERIFIED_FOLDER.
 stage: once that file is there, the processes of stages compute something else.
 """
@@ -15,6 +16,7 @@ import itertools
 import os
 import sys
 import time
+from functools import partial
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset, default_collate
 
 import quorate
@@ -177,12 +180,13 @@ if __name__ == "__main__":
         callbacks.append(Write(late_file()))
     if how == "process":
         Noise.number = 1 + os.getpid() % 1000 / 1000
-    kind: Any = Warming if how == "optimizer" else torch.optim.SGD
+    make: Any = partial(Warming if how == "optimizer" else torch.optim.SGD, lr=0.1)
+    rate = partial(LambdaLR, lr_lambda=lambda n: time.perf_counter() if n == 3 else 1.0)
     library = make_kernel() if how == "kernel" else None
     trainer = quorate.Trainer(
         lambda: Net(how),
         loss,
-        optimizer=lambda parameters: kind(parameters, lr=0.1),
+        optimizer=[("first", make), ("*", make, rate)] if how == "rate" else make,
         loading=quorate.Loading(collate=turned if how == "collate" else None),
         batch_size=24,
         devices="cpu",

@@ -61,15 +61,16 @@ class Difference:
     parameter: str | None = None  # the first with a different gradient, or with different values
     parameters: int = 0  # number of differing parameters
     shards: int = 0  # number of differing shards in the update
-    rates: tuple[float, float] | None = None  # the learning rates, if these differ
+    rates: tuple[float, float] | None = None  # the first learning rates that differ
 
 
 def first_difference(first: Recording, second: Recording) -> Difference | None:
     """Return the first difference of two runs; None if the bits are equal after each update."""
     for place, (a, b) in enumerate(zip(first.updates, second.updates, strict=False)):
         names = list(_differing(a.tensors, b.tensors))
-        rates = (a.lr, b.lr)
-        if not names and repr(a.lr) == repr(b.lr) and not _loss_differs(first, second, a.step):
+        pairs = zip(a.lrs, b.lrs, strict=True)
+        rates = next((pair for pair in pairs if repr(pair[0]) != repr(pair[1])), None)
+        if not names and rates is None and not _loss_differs(first, second, a.step):
             continue
         if a.number == 0 and names:
             return Difference(WEIGHTS, 0, parameter=names[0], parameters=len(names))

@@ -317,7 +317,7 @@ class _Recorder:
             UpdateRecord(
                 number=self._updates,
                 step=self._step,
-                lr=state.update.scheduled[0].optimizer.lr,
+                lrs=[float(group["lr"]) for group in state.phases.param_groups],
                 tensors={name: tensor_text(t) for name, t in state.tensors().items()},
                 computed_by=self._computed_by,
             ),

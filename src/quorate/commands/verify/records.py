@@ -43,7 +43,7 @@ class UpdateRecord:
 
     number: int
     step: int  # of the plan; -1 before the first update
-    lr: float  # of the next update
+    lrs: list[float]  # of the next update; of all groups of all optimizers
     tensors: dict[str, str]  # the model's state dict, in its order
     computed_by: dict[int, int] = field(default_factory=dict)  # shard -> worker whose copy was used
 
