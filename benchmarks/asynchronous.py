@@ -26,9 +26,9 @@ from seed_network import Net, data, loss, sgd
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.engines.messages import Message
 from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker import here
+from quorate.engines.processes.worker_messages import ComputeShards, WorkerMessage
 
 CONTENDERS = {"1 worker": 1, "2 workers": 2}
 ROWS, WARM_UP = 64, 20
@@ -44,11 +44,11 @@ class Stalls:
         self._shards_s: list[float] = []
         self._begun = time.perf_counter()
 
-    def receive(self, wire: Wire) -> Message | None:
+    def receive(self, wire: Wire) -> WorkerMessage | None:
         before = time.perf_counter()
         message = _receive(wire)
         after = time.perf_counter()
-        if message is not None and message["kind"] == "compute":
+        if isinstance(message, ComputeShards):
             self._shards_s.append(before - self._begun)
             self._waits_s.append(after - before)
             if len(self._waits_s) % 20 == 0:

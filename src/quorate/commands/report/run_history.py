@@ -29,8 +29,7 @@ from quorate.machine.valid_json import number
 from quorate.services.checkpoints import files
 from quorate.services.checkpoints.record import MOST_COUNT
 from quorate.services.report import Report
-from quorate.services.run_directory import event_log
-from quorate.services.run_directory.logs import TIMES
+from quorate.services.run_directory.logs import EVENT_LOG, TIMES
 
 MOST_LINE_BYTES = 4 << 20
 MOST_BYTES = 1 << 30  # of a log; only the end of a larger log is read
@@ -204,7 +203,7 @@ def run_history(run_dir: Path) -> RunHistory:
         fix = "name a folder with metrics.jsonl or checkpoints; quorate runs FOLDER lists them"
         raise SettingError("RUN_DIR", str(run_dir), "a run directory", fix)
     (facts,) = runs_below(run_dir).runs
-    events, damaged = read_events(run_dir / event_log.NAME)
+    events, damaged = read_events(run_dir / EVENT_LOG)
     checkpoints = read_checkpoints(run_dir)
     return RunHistory(
         run_dir,

@@ -164,7 +164,7 @@ def _ends_in_a_line(path: Path) -> bool:
 
 # --- events.jsonl ---------------------------------------------------------------------------------
 
-NAME = "events.jsonl"
+EVENT_LOG = "events.jsonl"
 
 
 class EventLog:
@@ -223,7 +223,7 @@ class EventLog:
         """
         with self._lock:
             self._global_step = global_step
-            self._file = LineFile(run_dir / NAME, say, renew)
+            self._file = LineFile(run_dir / EVENT_LOG, say, renew)
             self._write({"at": self._clock.begun_at, "kind": START, "text": started, **facts})
             waiting, self._waiting = self._waiting, []
             for record in waiting:
