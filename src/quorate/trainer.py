@@ -264,20 +264,20 @@ class Trainer:
             SystemExit: after SIGTERM or SIGHUP, with everything saved.
         """
         setup, validation_data = self._setup, None
-        chosen = None if validation is None else resolved(Validation, validation)
+        settings = None if validation is None else resolved(Validation, validation)
         data = setup.read_dataset_config(dataset, shuffle=shuffle)
-        if chosen is not None:
+        if settings is not None:
             validation_data = setup.read_dataset_config(
-                chosen.dataset, trains=False, name="validation"
+                settings.dataset, trains=False, name="validation"
             )
-            if validation_data.line is None:  # no ``DataLoader``: make batches as in training
+            if validation_data.loader_line is None:  # no loader: make batches as in training
                 validation_data = validation_data._replace(loading=data.loading)
         for optimize in self._config.optimize.values():
-            optimize.require_validation(is_there=chosen is not None)
+            optimize.require_validation(is_there=settings is not None)
         limits = StopAfter(epochs=epochs, steps=steps, max_time_s=max_time_s)
         stop_after = resolved(StopAfter, limits)
         setup.workers.begin_loop(data, validation_data)  # a worker process does not return
-        with closing(Fit(self, setup, callbacks, chosen, validation_data)) as fit:
+        with closing(Fit(self, setup, callbacks, settings, validation_data)) as fit:
             self._fit = fit
             try:
                 fit.train(data, stop_after)
@@ -327,8 +327,8 @@ class Trainer:
         """
         setup = self._setup
         data = setup.read_dataset_config(dataset, trains=False)
-        if data.line is not None:
-            once(setup.say)(data.line)
+        if data.loader_line is not None:
+            once(setup.say)(data.loader_line)
         with setup.reporting_stragglers(), setup.stoppable() as stops:
             values = evaluate(setup, data, averaged, stops, "evaluate()")
         if values is None:

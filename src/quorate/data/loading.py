@@ -101,4 +101,4 @@ class DatasetConfig(NamedTuple):
     dataset: Any
     loading: Loading
     shuffle: bool
-    line: str | None = None  # description of the parts of a ``DataLoader``; None: no loader
+    loader_line: str | None = None  # description of the parts of a ``DataLoader``; None: no loader

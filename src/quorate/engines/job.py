@@ -211,7 +211,7 @@ class Job(ABC):
 
     def _computed(self, replica: Replica, stream: Stream, batch: Batch, task: Task) -> ShardSum:
         self._pull(replica, task)
-        replica.called.place(self.plan, task.step, batch.rows)
+        replica.loss_call.place(self.plan, task.step, batch.rows)
         try:
             return self._work(replica, batch, stream, task)
         except SystemExit as error:
@@ -231,9 +231,9 @@ class Job(ABC):
         """
         step, given = tasks[0].step, []
         for b, t in zip(batches, tasks, strict=True):
-            replica.called.place(self.plan, step, b.rows)
+            replica.loss_call.place(self.plan, step, b.rows)
             seed = shard_seed(self.plan, step, t.shard)
-            rows = MicroBatch(b.data, replica.called.at, len(b.rows), seed, self.scales_of(step))
+            rows = MicroBatch(b.data, replica.loss_call.at, len(b.rows), seed, self.scales_of(step))
             given.append(ShardInput(t.shard, rows, t.into, t.at, t.waits_for))
         return replica.gradients(given, stream, self.plan.shards_of(step))
 
@@ -349,7 +349,7 @@ def probe_fingerprint(replica: Replica, source: Source, stream: Stream) -> str:
     """Return a hash over the sums of shard 0 of step 0, equal in processes with the same model."""
     batch = source.load((0, 0))
     seed = key("probe", source.plan.seed)
-    replica.called.place(source.plan, 0, batch.rows, of_phase=False)
+    replica.loss_call.place(source.plan, 0, batch.rows, of_phase=False)
     result = replica.gradient(batch.data, len(batch.rows), stream, seed)
     assert result.gradient is not None
     gradient = (result.gradient.vectors, result.gradient.rows)

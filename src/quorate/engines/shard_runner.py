@@ -47,7 +47,7 @@ class ShardRunner:
         number: of the worker.
         sheet: the worker's timesheet.
         frozen: returns the coordinator's values of the frozen parameters, by name.
-        passes: whether an exception is raised instead of returned.
+        raises: whether an exception is raised instead of returned.
 
     Attributes:
         changes: repeats user code's changes of the coordinator's model.
@@ -60,9 +60,9 @@ class ShardRunner:
         sheet: Timesheet,
         frozen: Callable[[], Mapping[str, torch.Tensor]] = dict,
         *,
-        passes: Callable[[BaseException], bool] = never,
+        raises: Callable[[BaseException], bool] = never,
     ) -> None:
-        self.number, self.replica, self.sheet, self._passes = number, replica, sheet, passes
+        self.number, self.replica, self.sheet, self._raises = number, replica, sheet, raises
         self.changes = ModelChangesReceiver(replica, frozen)
 
     def run(
@@ -124,7 +124,7 @@ class ShardRunner:
         except NotWanted:
             return None
         except BaseException as error:  # the edge of the worker: the coordinator decides
-            if self._passes(error):
+            if self._raises(error):
                 raise
             job.annotate(error, tasks[at_shard - first], self.replica.device)
             return ShardFailure(at_shard, error)

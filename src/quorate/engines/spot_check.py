@@ -110,7 +110,7 @@ class SpotCheck(Job):
         first, again = (self.source.load(self.ticket) for _ in range(2))
         data, data_again = (fingerprint(batch.data) for batch in (first, again))
         replica.pull(self.parameters, version=(self, 0))
-        replica.called.place(self.plan, self.ticket[0], first.rows)
+        replica.loss_call.place(self.plan, self.ticket[0], first.rows)
         if data != data_again:
             return SpotCheckResult(data, "", [self._doubt_of_rows()])
         if text := self._doubt_of_trained_rows(replica):

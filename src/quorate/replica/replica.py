@@ -96,7 +96,7 @@ class Replica:
         self._gathers_on = self.device if spread is None else torch.device("cpu")  # of gradients
         self.plain_loss = loss
         # Receives the position of each shard from the loading code.
-        self.called = LossCall(loss, self.device, self._begin_phase)
+        self.loss_call = LossCall(loss, self.device, self._begin_phase)
         self._totals = totals
         self._computing, self._notes = computing, notes
         self._layout = parameters.layout.gradients
@@ -128,15 +128,16 @@ class Replica:
         self._set_pulled = self._set_buffers
         self.witness = Witness(self.model, model, parameters, loss, notes, written, mutable_frozen)
         self._placement = Placement(group, computing, notes, until=__file__)
-        self._free: list[Flat] = []
+        self._spare_gradients: list[Flat] = []
         self._version: object = None
         self._graphs: ShardGraphs | None = None
-        # A scaled loss may have to be scaled anew, which is decided on the host. Parameters written
-        # by forward lie elsewhere for each shard; the number of rows read from a table varies;
-        # numbers of ``at`` and ``Shared`` would be recorded as constants.
-        moves = written or parameters.layout.by_rows or self._turn.has_phases
-        moves = moves or self.called.reads_numbers
-        may_record = not (spread or computing.precision.is_scaled or moves)
+        # A recorded CUDA graph repeats the same work. A scaled loss may have to be scaled anew, and
+        # the host decides about this. Parameters written by forward lie elsewhere for each shard;
+        # the number of rows read from a table varies; numbers of ``at`` and ``Shared`` would be
+        # recorded as constants.
+        varies = written or parameters.layout.by_rows or self._turn.has_phases
+        varies = varies or self.loss_call.reads_numbers
+        may_record = not (spread or computing.precision.is_scaled or varies)
         if computing.compile and has_graphs(self.device) and may_record:
             buffers = self.model.buffers
             self._graphs = ShardGraphs(CudaRecord(self.device), lambda: [*buffers()], notes)
@@ -254,12 +255,16 @@ class Replica:
         at("pushing")
         written = self.witness.end(self._flat)
         if gradient is None:
-            gradient = self._free.pop() if self._free else self._layout.new(self._gathers_on)
+            gradient = (
+                self._spare_gradients.pop()
+                if self._spare_gradients
+                else self._layout.new(self._gathers_on)
+            )
         gradient.fill(grads, multiplier / scale)
         if into is not None and gradient is not into:
             into.copy_(gradient)
             torch.accelerator.synchronize(self.device)
-            self._free.append(gradient)
+            self._spare_gradients.append(gradient)
             gradient = into
         return ShardSum(
             weight=outcome.weight,
@@ -319,7 +324,7 @@ class Replica:
     def recycle(self, shard_sum: ShardSum) -> None:
         """Reuse the memory of a sum that is not read any more."""
         if shard_sum.gradient is not None:
-            self._free.append(shard_sum.gradient)
+            self._spare_gradients.append(shard_sum.gradient)
             shard_sum.gradient = None
 
     def close(self) -> None:
@@ -383,7 +388,11 @@ class Replica:
         *,
         training: bool,
     ) -> T:
-        """Compute with the loss function, compiled or not: more than once, if needed."""
+        """Call ``work`` with the loss function, again after an attempt that does not count.
+
+        ``run`` takes the turn on the device, ``placed`` moves operators without a kernel, and
+        ``attempt`` chooses the function: as written, if operators are watched, else compiled.
+        """
         loss, fresh = self._loss, FreshBatch(batch, self.transfers.take, keeps=reload is None)
 
         def placed(reseed: Reseed) -> T:
@@ -402,7 +411,7 @@ class Replica:
 
         def run() -> T:
             if self._is_on_host and self._computing.are_products_torchs:
-                with self.called.shared.reading():
+                with self.loss_call.shared.reading():
                     return self.alone.run(placed)
             # In this order: autograd's thread of a device reads the values of the replica that is
             # alone on the device.
@@ -410,7 +419,7 @@ class Replica:
                 AloneOn(self.group),
                 self._computing.products(),
                 self._computing.draws(stream, self.group),
-                self.called.shared.reading(),
+                self.loss_call.shared.reading(),
             ):
                 return self.alone.run(placed)
 
@@ -432,7 +441,7 @@ class Replica:
     ) -> LossResult:
         """Call the loss function, and check its result."""
         with self._computing.precision.operations(self.group):
-            returned = self.called(function, self._given, batch, training=training)
+            returned = self.loss_call(function, self._given, batch, training=training)
         totals = self._totals
         return loss.read(returned, rows=rows, training=training, totals=totals, scales=scales)
 
@@ -447,7 +456,7 @@ class Replica:
     def _step(self, function: Loss, batch: Any) -> Step:
         """Compute forward and backward for a CUDA graph."""
         with self._computing.precision.operations(self.group):
-            returned = self.called(function, self._given, batch, training=True)
+            returned = self.loss_call(function, self._given, batch, training=True)
         return forward_backward(returned, partial(take_grads, self._trainable))
 
     def _outcome(self, step: Step, rows: int) -> tuple[LossResult, _Grads, float]:

@@ -51,7 +51,7 @@ def drive(
     raised_shards: RaisedShards | None = None,
     copied_shards: CopiedShards | None = None,
     stopping: Callable[[], str | None] = lambda: None,
-    called: str = Training.name,
+    job_name: str = Training.name,
     before_shard: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
     """Run the coordinator to its end, and yield the result of each update.
@@ -64,19 +64,19 @@ def drive(
         raised_shards: shards that raised, of earlier drives too; not summed up at the end of this
             drive.
         copied_shards: counts the shards of slow workers computed a second time. Default: not shown.
-        stopping: returns the reason for a stop, or None; called at the beginning and after each
+        stopping: returns the reason for a stop, or None; job_name at the beginning and after each
             update.
-        called: name of the job in messages: "training", "validation".
-        before_shard: called before a shard is given to a worker.
+        job_name: name of the job in messages: "training", "validation".
+        before_shard: job_name before a shard is given to a worker.
 
     Raises:
         Exception: the error of user code in a shard that failed on all attempts.
     """
     trace = current()
-    held_s = 0.0  # time spent by the caller on results, which makes no worker slow
+    callers_s = 0.0  # time spent by the caller on results, which makes no worker slow
 
     def now() -> float:
-        return channel.now() - held_s
+        return channel.now() - callers_s
 
     wake_at: float | None = None
     copied_shards = copied_shards or CopiedShards()
@@ -94,7 +94,7 @@ def drive(
         effects: deque[Effect] = deque(coordinator.handle(event or Tick(), now()))
         if isinstance(event, Failed) and not any(isinstance(e, Abort) for e in effects):
             error = channel.error(event.worker, event.step, event.shard)
-            where = place(called, event.step, event.shard)
+            where = place(job_name, event.step, event.shard)
             if line := raised_shards.named(event.worker, where, error):
                 say(line)
         wake_at = None
@@ -111,7 +111,7 @@ def drive(
                     effects.extend(coordinator.handle(Applied(step), now(), only_record=True))
                     began = channel.now()
                     yield applied
-                    held_s += channel.now() - began
+                    callers_s += channel.now() - began
                     # The next shards are dealt only now: after a stop, no further update is made.
                     if (reason := stopping()) is not None:
                         coordinator.handle(Stop(reason), now(), only_record=True)
@@ -119,7 +119,7 @@ def drive(
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
-                    for line in raised_shards.summary(called) if is_summed_up else ():
+                    for line in raised_shards.summary(job_name) if is_summed_up else ():
                         say(line)
                     return
                 case effect:
@@ -127,11 +127,11 @@ def drive(
                         if effect.lost_with not in (None, effect.worker):
                             takeover = (effect.worker, effect.lost_with, effect.step)
                             if takeover != last_takeover:
-                                say(_taken_over(effect, called))
+                                say(_taken_over(effect, job_name))
                             last_takeover = takeover
                         late = effect.instead_of
                         usual_shard_s = None if late is None else coordinator.usual_shard_s(late)
-                        copied_shards.count(effect, usual_shard_s, called)
+                        copied_shards.count(effect, usual_shard_s, job_name)
                         before_shard()
                     channel.send(effect)
 
@@ -176,9 +176,9 @@ def run_job(
     return coordinator.applied
 
 
-def _taken_over(effect: Compute, called: str) -> RunEvent:
+def _taken_over(effect: Compute, job_name: str) -> RunEvent:
     """Return the event of a shard taken over from a worker that left."""
-    of_job = f" of {called}" if called else ""
+    of_job = f" of {job_name}" if job_name else ""
     return RunEvent(
         f"worker {effect.worker} takes over shard {effect.shard} of step {effect.step}{of_job} "
         f"from worker {effect.lost_with}",

@@ -44,13 +44,13 @@ AHEAD = 4  # shards per worker that may be done before an earlier shard is
 
 
 def evaluate(
-    setup: TrainingSetup, data: DatasetConfig, averaged: bool | None, stops: Stops, called: str
+    setup: TrainingSetup, data: DatasetConfig, averaged: bool | None, stops: Stops, name: str
 ) -> dict[str, float] | None:
     """Return the means of loss and metrics, and finished totals, over a dataset; None if stopped.
 
     Args:
         averaged: whether to use the averaged weights. None: use them if there are any.
-        called: name of the evaluation in messages: "validation".
+        name: name of the evaluation in messages: "validation".
 
     Raises:
         UserError: the dataset is empty, its weight is zero, or there are no averaged weights.
@@ -83,7 +83,7 @@ def evaluate(
             *(transport, job, add, rules.Sync(), workers.timeout_s, stops),
             say=setup.say,
             copied_shards=workers.stragglers.copied_shards,
-            called=called,
+            job_name=name,
             before_shard=stops.start_time_limits,
         )
     if done < plan.steps_per_epoch:
@@ -94,7 +94,7 @@ def evaluate(
     if total.root.weight == 0 or not has_terms:
         raise LossError(
             "weight",
-            got=f"0 in all shards of {called}",
+            got=f"0 in all shards of {name}",
             expected="a positive weight in at least one shard",
         )
     means = total.root.means()
@@ -177,7 +177,7 @@ def predict(
             *(transport, job, put, rule, workers.timeout_s, stops),
             say=setup.say,
             copied_shards=workers.stragglers.copied_shards,
-            called="predict()",
+            job_name="predict()",
         )
         if done < plan.steps_per_epoch:
             raise UserError("predict", f"stopped before the last row: {stops.reason}")

@@ -69,7 +69,7 @@ FACTS_NOT_SETTINGS = (
     *("epoch", "account", "doubts", "progress", "row_sample", "order_sha256"),
     *("hyperparameters", "phases", "round"),
 )
-SILENCE_FILE = "display.txt"  # in the run directory: since when and why no output is shown
+OUTPUT_FAULT_FILE = "display.txt"  # in the run directory: since when and why no output is shown
 
 
 class Fit:
@@ -100,10 +100,11 @@ class Fit:
         self._validation, self._validation_data = validation, validation_data
         self._required_metrics = required_metrics(setup.workers, validation, self._callbacks)
         self._streams = ExitStack()
+        # Writing to the output never raises: training goes on if a pipe closes or a disk is full.
         self._output = self._streams.enter_context(steady())
         self._display = display(self._output)
         self._start_progress = StartProgress(self._display.mention)
-        self._silence_noted = False
+        self._is_fault_logged = False
         self._stops = Stops()
         self._saver: StateSaver | None = None
         self._log: MetricsLog | None = None
@@ -111,34 +112,10 @@ class Fit:
         # Lines on slow workers: for the next line of metrics.jsonl, and the newest for checkpoints.
         self._new_slow_lines: deque[str] = deque()
         self._slow_lines: deque[str] = deque(maxlen=SLOW_LINES_KEPT)
-        self._edited_state: State | None = None  # the state of a loop with updates to make
+        self._trained_state: State | None = None  # the state of a loop with updates to make
         self._save_fault: str | None = None  # why saves fail at present, as shown to the user
         self._summaries: Summaries | None = None
         self._loss_trend = LossTrend()
-
-    def say(self, line: str) -> None:
-        """Show a line to the user, and log the line.
-
-        Args:
-            line: plain text, or a ``RunEvent``: text with a kind, perhaps for the log alone.
-        """
-        if is_shown(line):
-            self._display.say(line)
-        self._events.add(line)
-
-    def close(self) -> None:
-        """End the display; leave the last lines on the screen."""
-        self._start_progress.close()
-        try:
-            self._display.close()
-            self._log_silence("the end")
-        finally:
-            self._streams.close()
-
-    @property
-    def summaries(self) -> SummaryWriter | None:
-        """The TensorBoard writer for images and text of callbacks."""
-        return None if self._summaries is None else self._summaries.writer
 
     def train(self, data: DatasetConfig, stop_after: StopAfter) -> None:
         """Train to the end, or until a stop is requested. Raises the errors of ``Trainer.fit``."""
@@ -167,11 +144,11 @@ class Fit:
                     callback.started(self._trainer)
                 return
             # 3. The services, and the callbacks' ``started``.
-            signals.has_step_to_finish = True
+            signals.has_step_to_finish = True  # until here the first signal raises at once
             loop.state.callbacks_saved = {}  # restored: a later fit must not restore them again
             supervisor = self._open_services(loop, graph, stack)
             first = loop.state.global_step + 1
-            self._edited_state = loop.state
+            self._trained_state = loop.state
             run_trace.begun(loop.state.global_step)
             for callback in self._callbacks_with("started"):
                 callback.started(self._trainer)
@@ -198,6 +175,30 @@ class Fit:
                 self.say(warning)
         # After the state is saved and all services are closed: Ctrl-C ends the script here.
         signals.raise_received()
+
+    def say(self, line: str) -> None:
+        """Show a line to the user, and log the line.
+
+        Args:
+            line: plain text, or a ``RunEvent``: text with a kind, perhaps for the log alone.
+        """
+        if is_shown(line):
+            self._display.say(line)
+        self._events.add(line)
+
+    def close(self) -> None:
+        """End the display; leave the last lines on the screen."""
+        self._start_progress.close()
+        try:
+            self._display.close()
+            self._log_output_fault("the end")
+        finally:
+            self._streams.close()
+
+    @property
+    def summaries(self) -> SummaryWriter | None:
+        """The TensorBoard writer for images and text of callbacks."""
+        return None if self._summaries is None else self._summaries.writer
 
     def _open_services(self, loop: TrainingLoop, graph: Graph | None, stack: ExitStack) -> Services:
         """Open the services beside a loop, to be closed by ``stack``.
@@ -234,7 +235,7 @@ class Fit:
     def _show(self, report: Report, supervisor: Services) -> None:
         """Show a report on the display, in summaries and in metrics.jsonl."""
         self._display.update(report)
-        self._log_silence(f"step {report.global_step:,}")
+        self._log_output_fault(f"step {report.global_step:,}")
         supervisor.updated(report)
         if self._log is not None:
             named = [self._new_slow_lines.popleft() for _ in range(len(self._new_slow_lines))]
@@ -273,8 +274,8 @@ class Fit:
 
     def _before_user_code(self) -> None:
         """Prepare the state for user code: servers may hold the newest parameters."""
-        if self._edited_state is not None:
-            self._edited_state.model_edits.before_user_code()
+        if self._trained_state is not None:
+            self._trained_state.model_edits.before_user_code()
 
     # --- evaluations ------------------------------------------------------------------------------
 
@@ -292,7 +293,7 @@ class Fit:
         state.model_edits.before_user_code()
         with run_trace.span("evaluation"):
             # averaged=None: the averaged weights, if there are any
-            values = evaluate(self._setup, data, None, self._stops, called="validation")
+            values = evaluate(self._setup, data, None, self._stops, name="validation")
         if values is None:  # stopped before the last row
             return
         state.evaluated_at = n
@@ -448,15 +449,15 @@ class Fit:
         once(self.say)(RunEvent(f"no curves in TensorBoard, which is not installed: {fix}", NOTE))
         return False
 
-    def _log_silence(self, where: str) -> None:
+    def _log_output_fault(self, where: str) -> None:
         """Write a note to the run directory if standard output has failed."""
-        if self._output.fault is None or self._silence_noted or self._run_dir is None:
+        if self._output.fault is None or self._is_fault_logged or self._run_dir is None:
             return
-        self._silence_noted = True
+        self._is_fault_logged = True
         line = f"standard output: {self._output.fault} (found at {where}); nothing more is shown"
         with suppress(OSError):  # the same disk may be full: training goes on
             self._run_dir.mkdir(parents=True, exist_ok=True)
-            with (self._run_dir / SILENCE_FILE).open("a", encoding="utf-8") as note:
+            with (self._run_dir / OUTPUT_FAULT_FILE).open("a", encoding="utf-8") as note:
                 note.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}, training continues\n")
 
     def _call_stopped(

@@ -70,7 +70,7 @@ def _guilty(loop: TrainingLoop, step: int, shares: Sequence[ShardShare]) -> Iter
         for share in shares:
             batch = source.load((step, share.shard))
             seed = shard_seed(source.plan, step, share.shard)
-            replica.called.place(source.plan, step, batch.rows)
+            replica.loss_call.place(source.plan, step, batch.rows)
             shard_sum = replica.gradient(batch.data, len(batch.rows), stream, seed)
             if not is_finite(shard_sum):
                 yield share

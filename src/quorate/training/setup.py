@@ -327,7 +327,7 @@ class TrainingSetup:
         self.stops = self.loop = None
 
     def _end_fit_without_updates(self, state: State, last_step: int) -> None:
-        """Tell the user about a fit without updates to make: a former run of the script made all.
+        """Report a fit whose updates a former run made; give the model the weights of that fit.
 
         The run directory has the newest state and a few older states. Between two fits, the script
         may use the model as the earlier fit left it, for example for rollouts. So after an earlier

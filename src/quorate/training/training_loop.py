@@ -125,11 +125,11 @@ def start_workers(loop: TrainingLoop) -> Iterator[StartedWorkers]:
 
         def apply(ready: ReadyStep) -> tuple[ReadyStep, UpdateResult]:
             stray_writes.end()
-            applied = update(ready)
-            loop.record_update(ready, applied)
+            result = update(ready)
+            loop.record_update(ready, result)
             if servers is not None:
                 state.model_edits.updated(state.owners.fetch_parameters)
-            return ready, applied
+            return ready, result
 
         # 3. The coordinator, which deals the shards, and the iterator of updates.
         run_s = ALL_AT_ONCE_S if workers.replicas.are_in_stages else DEALT_AT_ONCE_S
@@ -207,14 +207,14 @@ class TrainingLoop:
             self.transport = workers.transport
             yield reports
 
-    def record_update(self, ready: ReadyStep, applied: UpdateResult) -> None:
+    def record_update(self, ready: ReadyStep, result: UpdateResult) -> None:
         """Count an update in the state; skip the update if values were not finite.
 
         Raises:
             NotFiniteError: the update was not made, and ``nonfinite`` is "stop".
         """
-        if applied.not_finite is not None:
-            skip_update(self, ready.step, applied)
+        if result.not_finite is not None:
+            skip_update(self, ready.step, result)
         self.state.count_update(ready.step)
 
     def _reports(self, started: StartedWorkers) -> Generator[Report]:
@@ -231,20 +231,20 @@ class TrainingLoop:
         state.model_edits.detect_draws(first=True)
         speed, begun = SpeedMeter(), time.monotonic()
         named: frozenset[str] = frozenset()
-        for ready, applied in started.updates:
+        for ready, result in started.updates:
             n = state.global_step
             update_s = time.monotonic() - begun
             if checks is not None and n < self.last_step:
                 # At most so long until the first result: a shard takes at most about an update.
                 checks.updated(n, SPOT_CHECK_S + 10 * update_s)
             # 1. Tell the user what workers and the update have noticed.
-            for remark in applied.remarks:
+            for remark in result.remarks:
                 notes.add(remark)
-            for doubt in applied.buffer_doubts:
+            for doubt in result.buffer_doubts:
                 notes.question_values(doubt)
             workers.replicas.tell(say)
             switched_off = state.model_edits.model_changes.switched_off
-            if new := applied.missing - named - switched_off:
+            if new := result.missing - named - switched_off:
                 named |= new
                 say(f"no gradient in step {ready.step}, so unchanged: {', '.join(sorted(new))}")
             # 2. Measure the speed, without the start of the workers and without the first update.
@@ -256,7 +256,7 @@ class TrainingLoop:
             speed.add(update_s, rows)
             # 3. Let the caller look at the report, and change the model. Random numbers drawn by
             #    the caller depend on the seed and n alone.
-            report = self._report(ready, applied, rows, speed)
+            report = self._report(ready, result, rows, speed)
             with (
                 nullcontext() if checks is None else checks.looking(),
                 seeded_draws("between", plan, n),
@@ -285,7 +285,7 @@ class TrainingLoop:
         return rows
 
     def _report(
-        self, ready: ReadyStep, applied: UpdateResult, rows: int, speed: SpeedMeter
+        self, ready: ReadyStep, result: UpdateResult, rows: int, speed: SpeedMeter
     ) -> Report:
         """Return the report of the newest update."""
         plan, state, n = self.plan, self.state, self.state.global_step
@@ -297,7 +297,7 @@ class TrainingLoop:
             of = f"{state.dropped_rows:,} of {plan.dealt_rows:,} rows"
             self.setup.say(RunEvent(f"epoch {epoch + 1}: {of} were dropped", NOTE))
             state.dropped_rows = 0
-        means, denominators = applied.metrics, applied.denominators
+        means, denominators = result.metrics, result.denominators
         if phase is not None:  # phases may have metrics of the same name
             means = {f"{phase}/{name}": value for name, value in means.items()}
             denominators = {f"{phase}/{name}": value for name, value in denominators.items()}
@@ -306,24 +306,24 @@ class TrainingLoop:
             epoch=epoch,
             rows=rows,
             dropped_rows=plan.batch_rows(ready.step) - rows,
-            weight=applied.weight,
-            metrics=merge_metrics(means, replicas.totals.finished(applied.totals)),
-            worker_losses=applied.worker_losses(),
+            weight=result.weight,
+            metrics=merge_metrics(means, replicas.totals.finished(result.totals)),
+            worker_losses=result.worker_losses(),
             staleness=ready.staleness,
             fresh=counts["fresh"],
             stale=counts["stale"],
             dropped=counts["dropped"],
             not_finite=state.not_finite,
-            lr=applied.lrs[0],
-            lrs=applied.lrs if len(applied.lrs) > 1 else [],
-            grad_norm=applied.grad_norm,
+            lr=result.lrs[0],
+            lrs=result.lrs if len(result.lrs) > 1 else [],
+            grad_norm=result.grad_norm,
             examples_per_s=speed.examples_per_s,
             last_step=self.last_step,
             epochs=-(-self.last_step // plan.steps_per_epoch),
             ends_epoch=ends_epoch,
             eta_s=speed.eta_s(self.last_step - n),
             doubts=replicas.notes.take_doubts(),
-            totals=applied.totals,
+            totals=result.totals,
             phase=phase,
             weights=denominators,
         )

@@ -251,7 +251,7 @@ class WorkerGroup:
         self.config = self.config.with_loading(data.loading)
         given = {"dataset": data, "validation": validated or data._replace(dataset=None)}
         datasets = {name: each.dataset for name, each in given.items()}
-        self.loader_messages = [each.line for each in (data, validated) if each and each.line]
+        self.loader_messages = [d.loader_line for d in (data, validated) if d and d.loader_line]
         if self.rank_group is not None:
             if _loop_was_run:
                 why = (

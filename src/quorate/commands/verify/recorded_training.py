@@ -79,7 +79,7 @@ class RecordedTraining(Training):
             outcomes, gradients = [], []
             tree = TreeSum[ShardSum](self.plan.shards_of(tasks[0].step), ShardSum.add)
             for task, batch, text, through in zip(tasks, batches, loaded, results, strict=True):
-                replica.called.place(self.plan, task.step, batch.rows)
+                replica.loss_call.place(self.plan, task.step, batch.rows)
                 alone, anew = task._replace(into=None), batch._replace(data=self._reloaded(task))
                 whole = self._recorded(replica, anew, stream, alone, text)
                 if other := other_outcome(whole, through):

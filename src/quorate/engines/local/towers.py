@@ -83,7 +83,7 @@ class Towers:
             sheet = Timesheet()  # written by the tower's thread, once the thread runs
             sheet.tell("starting")
             replica = make_replica(group)
-            runner = ShardRunner(number, replica, sheet, original.frozen, passes=ends_program)
+            runner = ShardRunner(number, replica, sheet, original.frozen, raises=ends_program)
             self.towers.append(kind(runner, threads))
         self.threads = threads
         self.buffers = buffers
@@ -185,7 +185,7 @@ class TowersChannel(JobChannel):
         def rows() -> Feed:
             if (known := changes or self._model_changes()) is not None:
                 runner.changes.take(known)
-                runner.replica.called.shared.take(known.shared)
+                runner.replica.loss_call.shared.take(known.shared)
             return self._feed
 
         outcome = runner.run(

@@ -131,7 +131,7 @@ class WorkerLoop:
                 self._shared = self._shared.from_json(sent)
             else:
                 self._shared = self._shared.mapped(sent, self._wire.fds.pop(0))
-            self._replica.called.shared.take(self._shared)
+            self._replica.loss_call.shared.take(self._shared)
 
     def _open(self, request: messages.OpenJob, stream: Stream) -> None:
         name, program = request.dataset, self._program

@@ -162,7 +162,7 @@ class PipelinedReplica(StagedReplica):
     def _cut(self, given: ShardInput, stream: Stream) -> tuple[StageGraph, ...]:
         """Return the stages, by the loss function's call of the model for a shard."""
         batch = given.batch
-        self.called.at = batch.at
+        self.loss_call.at = batch.at
         call = call_of(self, batch.data, batch.rows, stream, batch.seed)
         self._modes.set(True)
         assert self._split.names is not None
@@ -186,7 +186,7 @@ class PipelinedReplica(StagedReplica):
             SettingError: the bits differ.
         """
         batch = given.batch
-        self.called.at = batch.at
+        self.loss_call.at = batch.at
         whole = self.gradient(batch.data, batch.rows, stream, batch.seed, scales=batch.scales)
         assert whole.gradient is not None
         assert through.gradient is not None
@@ -232,7 +232,7 @@ class PipelinedReplica(StagedReplica):
         if self._buffers.are_any:
             self._set_pulled(self._buffers)
             buffers = {name: buffer.detach() for name, buffer in self.model.named_buffers()}
-        newest = self.called.shared.values
+        newest = self.loss_call.shared.values
         if newest is not None and newest is not self._values_of_stages:
             values = self._values_of_stages = newest
         rows = SCHEDULES[self._split.schedule](len(stages), len(given), devices=self._devices)
@@ -331,7 +331,7 @@ class PipelinedReplica(StagedReplica):
     def _start(self, pool: GradientPool) -> StageDevices:
         """Start the processes."""
         graphs = self._graphs_of_stages
-        self._values_of_stages = self.called.shared.values  # forks have the parent's
+        self._values_of_stages = self.loss_call.shared.values  # forks have the parent's
         serve = partial(self.serve, graphs, self._routes(graphs), pool.vectors)
         return StageProcesses(self._devices, serve)
 

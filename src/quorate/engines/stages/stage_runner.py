@@ -282,9 +282,9 @@ class StagedReplica(Replica):
             def compute(run: Any) -> None:
                 row, puts, buffers, values = run
                 if values is not None:
-                    self.called.shared.take(values)
+                    self.loss_call.shared.take(values)
                 self._restore(buffers)
-                with self.called.shared.reading():
+                with self.loss_call.shared.reading():
                     runner.run(row, puts)
 
             def describe(error: BaseException) -> Any:
@@ -311,7 +311,7 @@ class StagedReplica(Replica):
         self._begin(stream, seed, training=True)
 
     def _read_in_stage(self, batch: MicroBatch, rows: int) -> Any:
-        self.called.at = batch.at
+        self.loss_call.at = batch.at
         data = move(batch.data, self.device)
         with self.alone.modes_put_back():
             return self._read(self.plain_loss, data, rows, training=True, scales=batch.scales)

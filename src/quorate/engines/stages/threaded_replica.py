@@ -121,9 +121,9 @@ class ThreadedReplica(PipelinedReplica):
     def _placed(self) -> StagelessReplica | None:
         """Return the model on its devices, with position and ``Shared``; None before the cut."""
         if (whole := self._whole) is not None:
-            whole.called.at = self.called.at
-            if (values := self.called.shared.values) is not None:
-                whole.called.shared.take(values)
+            whole.loss_call.at = self.loss_call.at
+            if (values := self.loss_call.shared.values) is not None:
+                whole.loss_call.shared.take(values)
         return whole
 
     # --- the cut ----------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class RankWorker:
             self.values = self.values.from_json(sent)
         if sent["tensors"] is not None:
             self.ranks.spread(self.values.tensors.vectors)
-        self._replica.called.shared.take(self.values)
+        self._replica.loss_call.shared.take(self.values)
 
     def check(self, options: dict[str, Any]) -> Mapping[int, SpotCheckResult]:
         """Make a spot check, and return the results by rank. All ranks call. Blocks.

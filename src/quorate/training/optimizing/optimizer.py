@@ -77,7 +77,12 @@ class FlatOptimizer:
         user_optimizer: the optimizer that the function returned.
         uses_vectors: whether ``user_optimizer`` has stretches of the flat vectors in its groups; if
             not, it has the model's parameters.
-        own_names: names of the optimizer's parameters.
+        parameters: the optimizer's parameters as the user's model has them, by name.
+        names: the names of these parameters, by id.
+        own_names: the names alone.
+        groups: the names in each parameter group, as when training began.
+        elements: P, the number of elements of these parameters.
+        flat_parameters: the flat vectors, with parameters of other optimizers too.
         is_spread: whether each owner has a slice of the state.
 
     Raises:
@@ -95,6 +100,7 @@ class FlatOptimizer:
         prefix: str = "",
     ) -> None:
         self.prefix = prefix
+        # 1. The user's optimizer, over the model's parameters.
         named = {n: p for n, p in trainable(model).items() if names is None or n in names}
         given: Any = [*named.items()] if takes_names(factory) else [*named.values()]
         self.user_optimizer = factory(given)
@@ -109,7 +115,9 @@ class FlatOptimizer:
         self._is_of_some = names is not None
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.param_groups]
-        self._given = [dict(group) for group in self.param_groups]  # before any is fused
+        self._fresh = [
+            dict(group) for group in self.param_groups
+        ]  # the groups, before any is fused
         self.flat_parameters = parameters
         layout, ours = parameters.layout, () if names is None else named
         # P, over all dtypes: the number of elements of this optimizer's parameters.
@@ -118,27 +126,29 @@ class FlatOptimizer:
         self.uses_vectors = is_elementwise(self.user_optimizer) and named.keys().isdisjoint(
             layout.by_rows
         )
+        # 2. Parameters whose memory was replaced by the optimizer return to the flat vectors.
         self._homes = [ParameterHome(name, p, parameters.views[name]) for name, p in named.items()]
         self._memories: list[FormerMemory] = []  # where the optimizer moved parameters last
         self.bring_home()
         self.own_names = frozenset(named)
         self._same_groups: list[list[int]] = []  # ids of the tensors in groups already checked
+        # 3. Stretches of the flat vectors take the place of the parameters in the groups.
         # Per optimizer tensor: the names of its parameters, in order.
-        self._held: dict[torch.Tensor, list[str]] = {}
+        self._names_of: dict[torch.Tensor, list[str]] = {}
         for group in self.param_groups:
-            names = [self._name(p) for p in group["params"]]
+            of_group = [self._name(p) for p in group["params"]]
             if self.uses_vectors:
                 group["params"] = []
-                for stretch, members in parameters.runs(names):
+                for stretch, members in parameters.runs(of_group):
                     tensor = torch.nn.Parameter(stretch)
                     group["params"].append(tensor)
-                    self._held[tensor] = members
+                    self._names_of[tensor] = members
                 kind = type(self.user_optimizer)
                 if kind in FUSED and leaves_it_open(kind, group):
                     group["fused"] = True
             else:
-                self._held.update(
-                    (p, [name]) for p, name in zip(group["params"], names, strict=True)
+                self._names_of.update(
+                    (p, [name]) for p, name in zip(group["params"], of_group, strict=True)
                 )
 
         if self.uses_vectors:
@@ -180,7 +190,7 @@ class FlatOptimizer:
 
     def kept_by_rows(self, found: GradKinds) -> frozenset[str]:
         """Return the parameters whose gradients are passed by rows; see ``kept_by_rows``."""
-        return kept_by_rows(self.user_optimizer, zip(self._given, self.groups, strict=True), found)
+        return kept_by_rows(self.user_optimizer, zip(self._fresh, self.groups, strict=True), found)
 
     @property
     def takes_closure(self) -> bool:
@@ -210,7 +220,7 @@ class FlatOptimizer:
             UserError: user code has added a group since, or moved parameters between groups.
         """
         self.require_same_groups()
-        self.take(gradient, missing)
+        self.set_gradients(gradient, missing)
         if type(self.user_optimizer) is torch.optim.SGD:
             fill_momenta(self.user_optimizer)
         if self.has_modes:
@@ -260,7 +270,7 @@ class FlatOptimizer:
         """
         groups = self.param_groups
         ids = [[*map(id, group["params"])] for group in groups]
-        if ids == self._same_groups:  # ``_held`` keeps tensors alive, so ids are not reused
+        if ids == self._same_groups:  # ``_names_of`` keeps tensors alive, so ids are not reused
             return
         if len(groups) != len(self.groups):
             raise UserError(
@@ -271,7 +281,7 @@ class FlatOptimizer:
                 "with requires_grad_(False) until their turn",
             )
         for number, (group, names) in enumerate(zip(groups, self.groups, strict=True)):
-            held = (self._held.get(tensor, ["?"]) for tensor in group["params"])
+            held = (self._names_of.get(tensor, ["?"]) for tensor in group["params"])
             # Tensors of a vector are ordered by dtype, so the order within the group may differ.
             if {name for some in held for name in some} != set(names):
                 raise UserError(
@@ -282,11 +292,11 @@ class FlatOptimizer:
                 )
         self._same_groups = ids
 
-    def take(self, gradient: Flat, missing: Collection[str]) -> None:
+    def set_gradients(self, gradient: Flat, missing: Collection[str]) -> None:
         """Set the gradients of the parameters, as ``step`` does first."""
         if missing:
             self._cut_where(lambda name: name in missing)
-        for tensor, names in self._held.items():
+        for tensor, names in self._names_of.items():
             if names[0] in missing:
                 tensor.grad = None
             elif (rows := gradient.rows.get(names[0])) is not None:
@@ -305,7 +315,7 @@ class FlatOptimizer:
         Tensors are views of the optimizer's tensors in the parameter's shape, or scalars.
         """
         state: dict[str, dict[str, Any]] = {}
-        for tensor, names in self._held.items():
+        for tensor, names in self._names_of.items():
             # Fetches nothing: see ``LentStates``.
             values = dict.get(self.user_optimizer.state, tensor, {})
             for name in names:
@@ -315,7 +325,7 @@ class FlatOptimizer:
     def _state_of(self, parameter: object) -> dict[str, Any] | None:
         """Return the state of a parameter of the user; None for anything else."""
         name = self.names.get(id(parameter))
-        for tensor, names in self._held.items() if name is not None else ():
+        for tensor, names in self._names_of.items() if name is not None else ():
             if name in names:
                 values = dict.get(self.user_optimizer.state, tensor, {})
                 return {k: self._cut(k, v, names, name) for k, v in values.items()}
@@ -335,12 +345,12 @@ class FlatOptimizer:
         if self.uses_vectors:
             for group in self.param_groups:
                 for tensor in group["params"]:
-                    of = {name: (state[name], sections[name]) for name in self._held[tensor]}
+                    of = {name: (state[name], sections[name]) for name in self._names_of[tensor]}
                     require_state_of(type(self.user_optimizer), of, tensor, group)
         self._cut_where(lambda name: kind_of_state(state[name]))
         for group in self.param_groups:
             for tensor in group["params"]:
-                names = self._held[tensor]
+                names = self._names_of[tensor]
                 first = state[names[0]]
                 values = {entry: self._whole(entry, state, tensor, names, group) for entry in first}
                 if values:
@@ -349,7 +359,7 @@ class FlatOptimizer:
 
     def load(self, loadable: dict[torch.Tensor, dict[str, Any]]) -> None:
         """Replace the state by the result of ``loadable``."""
-        for tensor in self._held:
+        for tensor in self._names_of:
             dict.pop(self.user_optimizer.state, tensor, None)
         dict.update(self.user_optimizer.state, loadable)
 
@@ -360,6 +370,7 @@ class FlatOptimizer:
             for entry, value in own.items():
                 if isinstance(value, torch.Tensor) and value.is_meta:
                     own[entry] = torch.zeros(value.shape, dtype=value.dtype, device=tensor.device)
+        # Not a subclass's ``load``, which would forget a file with entries not read yet.
         FlatOptimizer.load(self, loadable)
 
     def _cut_where(self, kind: Callable[[str], object]) -> None:
@@ -368,14 +379,17 @@ class FlatOptimizer:
         for group in self.param_groups:
             pieces: list[torch.Tensor] = []
             for tensor in group["params"]:
-                runs = [list(names) for _, names in groupby(self._held[tensor], kind)]
+                runs = [list(names) for _, names in groupby(self._names_of[tensor], kind)]
                 pieces += [tensor] if len(runs) == 1 else self._pieces(tensor, runs)
             group["params"][:] = pieces
-        self._held = {
-            tensor: self._held[tensor] for group in self.param_groups for tensor in group["params"]
+        self._names_of = {
+            tensor: self._names_of[tensor]
+            for group in self.param_groups
+            for tensor in group["params"]
         }
 
     def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
+        """Cut a stretch, with its state, into a tensor for each run of parameter names."""
         sections = self.flat_parameters.layout.sections
         state = dict.pop(self.user_optimizer.state, tensor, {})
         sizes = [sum(sections[name].span for name in names) for names in runs]
@@ -383,7 +397,7 @@ class FlatOptimizer:
         start = 0
         for names, size in zip(runs, sizes, strict=True):
             piece = torch.nn.Parameter(tensor.detach()[start : start + size])
-            self._held[piece] = names
+            self._names_of[piece] = names
             if state:
                 own = {entry: piece_of_state(entry, v, start, size) for entry, v in state.items()}
                 dict.__setitem__(self.user_optimizer.state, piece, own)
@@ -419,6 +433,7 @@ class FlatOptimizer:
         return whole
 
     def _cut(self, entry: str, value: Any, names: list[str], name: str) -> Any:
+        """Return the part of a state entry for one of the parameters in a stretch, as a view."""
         if not self.uses_vectors or not is_by_element(entry, value):
             return value
         sections = self.flat_parameters.layout.sections
@@ -427,6 +442,7 @@ class FlatOptimizer:
         return value.as_strided(section.shape, section.stride, value.storage_offset() + offset)
 
     def _name(self, parameter: torch.Tensor) -> str:
+        """Return the name of a parameter; raise UserError if the model does not train it."""
         name = self.names.get(id(parameter))
         if name is None:
             raise UserError(

@@ -60,7 +60,7 @@ class ScheduledOptimizer:
         schedule = None if self.scheduler is None else type(self.scheduler).__name__
         return {"schedule": schedule, "hyperparameters": self.hyperparameters}
 
-    def count(self, metrics: Mapping[str, float]) -> None:
+    def step_schedule(self, metrics: Mapping[str, float]) -> None:
         """Step the schedule after an update with some metrics."""
         if self.metric is not None:
             self._step_by(metrics, "")

@@ -180,7 +180,7 @@ class Update:
             return result
         if total.denominators is not None:
             result.denominators = total.denominators.weights
-        # 4. Write what shards wrote beside gradients.
+        # 4. Write the buffers, and the parameters written by forward passes, to the model.
         self.is_half_made = True
         result.buffer_doubts = self._apply_writes(total, present)
         # 5. Clip, and step the optimizers.
@@ -208,7 +208,7 @@ class Update:
             with _on_cores(*self._optimizers):
                 self.owners.add_to_average(self.average, n)
         for each in self.scheduled:
-            each.count(result.metrics)
+            each.step_schedule(result.metrics)
         self.is_half_made = False
         return result
 
@@ -283,7 +283,7 @@ class Update:
                 )
             self._apply_writes(moved, present)
             self._clip(mean)
-            optimizer.take(self.owners.gather_gradient(mean.gradient), moved.missing or ())
+            optimizer.set_gradients(self.owners.gather_gradient(mean.gradient), moved.missing or ())
             return moved.means()["loss"]
 
         def closure() -> torch.Tensor:
@@ -295,7 +295,7 @@ class Update:
                     return torch.tensor(recompute(set_gradient), dtype=torch.float64)
                 # The optimizer may have scaled or dropped the known gradient; and the memory of a
                 # sum is reused while the optimizer may read the gradient.
-                optimizer.take(gradient.copied(), missing)
+                optimizer.set_gradients(gradient.copied(), missing)
             return torch.tensor(loss, dtype=torch.float64)
 
         optimizer.step(gradient.copied(), missing, closure)

@@ -88,7 +88,7 @@ class PartedOptimizer(FlatOptimizer):
             self._take(part, self._answer(processes, part))
         # No tensor has a gradient in this process: the step changes nothing, and a schedule counts
         # it.
-        for tensor in self._held:
+        for tensor in self._names_of:
             tensor.grad = None
         self.user_optimizer.step()
 
@@ -102,7 +102,7 @@ class PartedOptimizer(FlatOptimizer):
 
     def _started(self, gradients: Segment) -> StageProcesses:
         """Return the processes; new ones if the tensors or segments are unknown to the former."""
-        tensors = [*self._held]
+        tensors = [*self._names_of]
         knows = len(tensors) == len(self._tensors) and all(
             mine is theirs for mine, theirs in zip(tensors, self._tensors, strict=True)
         )
@@ -143,7 +143,7 @@ class PartedOptimizer(FlatOptimizer):
                     mine[entry] = value
 
     def _of(self, part: int) -> list[tuple[torch.Tensor, list[str]]]:
-        return [each for each in self._held.items() if self._part_of[each[1][0]] == part]
+        return [each for each in self._names_of.items() if self._part_of[each[1][0]] == part]
 
     def _answer(self, processes: StageProcesses, part: int) -> list[Told]:
         try:

@@ -125,7 +125,7 @@ class SpreadOptimizer(FlatOptimizer):
 
         Owners with access to the file read the entries not read yet.
         """
-        for tensor in self._held:
+        for tensor in self._names_of:
             tensor.grad = None  # gradients of steps made in this process
         entries, path = self.state(), self.unread
         listing = listing_of(entries)

@@ -194,7 +194,7 @@ def _tried(workers: WorkerGroup, state: State, data: DatasetConfig) -> tuple[set
         with current(replica.device), Stream() as stream:
             replica.pull(state.parameters, version=object())
             seed = key("evaluation", plan.seed, 0, 0)
-            replica.called.place(plan, 0, first.rows, of_phase=False)
+            replica.loss_call.place(plan, 0, first.rows, of_phase=False)
             # Not compiled: only one shard is computed.
             with replica.watched(lambda loss: loss):
                 total = replica.evaluation(first.data, len(first.rows), stream, seed)

@@ -143,7 +143,7 @@ def _set_best_format(
 @contextmanager
 def on_shard(replica: Replica, batch: Batch, plan: Plan) -> Iterator[ShardArgs]:
     """Prepare the computation of a shard inside the block."""
-    replica.called.place(plan, 0, batch.rows, of_phase=False)
+    replica.loss_call.place(plan, 0, batch.rows, of_phase=False)
     with current(replica.device), Stream() as stream:
         yield ShardArgs(batch.data, len(batch.rows), stream, key("probe", plan.seed))
 
@@ -192,7 +192,7 @@ def _pair(
     found: list[Computed] = []
     works = [(state.parameters, shard, rows), (moved(state.parameters), later, batch.rows)]
     for parameters, each, its_rows in works if in_order else works[::-1]:
-        replica.called.place(plan, 0, its_rows, of_phase=False)
+        replica.loss_call.place(plan, 0, its_rows, of_phase=False)
         replica.pull(parameters, version=object())
         with replica.watched(lambda loss: loss):  # neither is worth compiling
             found.append(_computed(replica, each, loss))
