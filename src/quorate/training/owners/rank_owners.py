@@ -6,34 +6,28 @@ the same step on each.
 
 from __future__ import annotations
 
-import errno
 import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quorate.engines.collective.exchange import GradientExchange
 from quorate.errors import RankError, UserError
-from quorate.machine import this_host
 from quorate.replica.digest import flat_bytes
 from quorate.replica.flat import Flat
 from quorate.replica.shard_sum import ShardSum
 from quorate.services.checkpoints.writer import Flush
-from quorate.training.optimizing.entries import Listing, listing_of, marks
+from quorate.training.optimizing.entries import Listing, marks
 from quorate.training.optimizing.known_optimizers import sent_values, storable_values
 from quorate.training.optimizing.mean import Addition, Mean, make_mean
 from quorate.training.optimizing.not_finite import not_finite
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Flags, Row, Rows, StateFile, WholeState
+from quorate.training.owners.slice_files import OwnerValues
 from quorate.training.owners.slice_state import SliceState
 from quorate.training.owners.spread_optimizer import SliceOwners, SpreadOptimizer
-
-Trouble = tuple[int, str]  # of a rank: errno and text
 
 
 class RankOwners(SliceOwners):
@@ -54,12 +48,10 @@ class RankOwners(SliceOwners):
         self._optimizers: dict[str, SpreadOptimizer] = {}  # by prefix
         self._slices: dict[str, SliceState] = {}  # of this rank, by prefix of the optimizer
         self._marks: list[Any] = []
-        self._written: list[StateFile] = []  # not flushed yet
         self._ranks.methods |= {
             "make": self._make,
-            "describe": self._describe,
-            "sign": self._sign,
-            "move": self._move,
+            "answer": self._answer,
+            "swap": self._swap,
             "flush": self._flush,
         }
 
@@ -169,36 +161,28 @@ class RankOwners(SliceOwners):
         """Have each rank make its part of an optimizer's state: see ``SliceOwners``. Blocks."""
         self._ranks.call("make", optimizer.prefix, listing)
 
-    def describe_slices(self, prefix: str) -> list[Listing]:
-        """Return the message of each rank about the entries of its pieces. Blocks."""
+    def ask(self, prefix: str, kind: str, **told: Any) -> list[dict[str, Any]]:
+        """Send a request to each rank: see ``SliceOwners``. Blocks."""
         if self._ranks.is_broken:
             raise RankError("a rank is gone, and with it its part of the optimizer's state")
-        found: list[Listing] = self._ranks.call("describe", prefix)
-        return found
-
-    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags) -> None:
-        """Move all parts of some rows between slices and a whole: see ``SliceOwners``. Blocks."""
-        path = None if whole.path is None else str(whole.path)
-        mark = slice_files.mark(whole.path) if whole.path is not None and sees is None else ""
-        told = prefix, rows, whole.is_read, path, mark, sees
-        self._ranks.tell("move", *told)
         with self._ranks.in_step():
-            troubles = self._move(*told, whole=whole)
-        for number, text in filter(None, troubles):
-            raise OSError(number, text, str(whole.path and whole.path.parent))
+            answers: list[dict[str, Any]] = self._ranks.call("answer", prefix, kind, told)
+            return answers
 
-    def sign_file(self, path: str, token: bytes) -> list[tuple[int, str]]:
-        """Let all ranks sign a file: see ``SliceOwners``. Blocks."""
-        self._ranks.tell("sign", path, token)
-        return [*enumerate(self._ranks.gather(""))]
+    def swap_rest(self, prefix: str, values: OwnerValues, *, sends: bool) -> None:
+        """Send values to parts of each rank, or receive values: see ``SliceOwners``. Blocks."""
+        self._ranks.tell("swap", prefix, sends)
+        with self._ranks.in_step():
+            self._swap(prefix, sends, values)
 
     def begin_flush(self, folder: Path) -> Callable[[Flush], None]:
         """Begin to flush the files written by all ranks: see ``SliceOwners``."""
-        self._ranks.tell("flush")
+        self._ranks.tell("flush", str(folder))
+        written = self._take_written()
 
         def flush_all(flush: Flush) -> None:
-            for number, text in filter(None, self._flushed(flush)):
-                raise OSError(number, text, str(folder))
+            for error in filter(None, self._flushed([*written, flush], folder)):
+                raise error
 
         return flush_all
 
@@ -208,90 +192,41 @@ class RankOwners(SliceOwners):
         optimizer = self._optimizers[prefix]
         groups = zip(optimizer.groups, map(storable_values, optimizer.param_groups), strict=True)
         values = self.partition.views(self.parameters, self.owner)
-        pieces = self.partition.pieces(self.owner)
         self._slices[prefix] = own = SliceState(
             type(optimizer.user_optimizer),
             groups,
-            [piece for piece in pieces if piece.name in optimizer.parameters],
+            self.partition,
+            self.owner,
+            f"rank {self.owner}",
             Flat(self.partition.layout(self.owner), values),
             optimizer.elements,
         )
-        own.put_zeros(listing, self.partition.whole.sections)
+        own.put_zeros(listing)
 
-    def _describe(self, prefix: str) -> list[Listing]:
-        return self._ranks.gather(listing_of(self._slices[prefix].state()))
+    def _answer(self, prefix: str, kind: str, told: dict[str, Any]) -> list[dict[str, Any]]:
+        return self._ranks.gather(self._slices[prefix].answer(kind, told))
 
-    def _sign(self, path: str, token: bytes) -> None:
-        self._ranks.gather(slice_files.sign(Path(path), token, f"rank {self.owner}", self.owner))
-
-    def _move(
-        self,
-        prefix: str,
-        rows: Sequence[Iterable[Any]],
-        is_read: bool,
-        path: str | None,
-        mark: str,
-        sees: Flags,
-        whole: WholeState | None = None,
-    ) -> list[Trouble | None]:
-        """Move this rank's parts, rank 0 the rest too; return the troubles of all ranks. Blocks.
-
-        Args:
-            whole: on rank 0 only.
-        """
-        ranks, me, entries = self._ranks, self.owner, self._slices[prefix].state()
-        own = Rows([Row(*row) for row in rows], self.partition)
-        file = (
-            whole if isinstance(whole, StateFile) else StateFile(Path(path or ""), is_read=is_read)
-        )
-        if sees is None:
-            is_seen = path is not None and (ranks.leads or slice_files.sees(Path(path), mark))
-            sees = ranks.gather(is_seen)
-        # 1. On each rank that sees the file: whole blocks.
-        for part in own.plain.parts(me, beside=False) if sees[me] else ():
-            file.move(part.of(entries), part)
-        ranks.arrive()  # a disk may be much slower, and exchanges have a time limit
-
-        def swap(values: Iterable[tuple[int, torch.Tensor]], *, sends: bool) -> None:
-            addressed = [(rank, flat_bytes(value)) for rank, value in values]
-            ranks.swap(*((addressed, []) if sends else ([], addressed)))
-
-        def exchange(each: slice_files.OwnerParts, values: slice_files.OwnerValues) -> None:
-            for part, value in zip(each[0], values[0], strict=True):
-                target, source = part.of(entries), value
-                if not is_read:
-                    target, source = source, target
+    def _swap(self, prefix: str, sends: bool, values: OwnerValues | None = None) -> None:
+        """Swap values with rank 0: see ``swap_rest``; ``values`` on rank 0 alone. Blocks."""
+        own = self._slices[prefix].next_rest()
+        if values is None:
+            sends, addressed = not sends, [(0, flat_bytes(value)) for value in own]
+        else:
+            sources, targets = (values[0], own) if sends else (own, values[0])
+            for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
             # One swap: values of all ranks are on their way at the same time.
-            of_others = ((rank, own) for rank in range(1, ranks.size) for own in values[rank])
-            swap(of_others, sends=is_read)
+            others = range(1, self._ranks.size)
+            addressed = [(rank, flat_bytes(value)) for rank in others for value in values[rank]]
+        self._ranks.swap(*((addressed, []) if sends else ([], addressed)))
 
-        # 2. By rank 0: the rest, sent or received by the other ranks.
-        if whole is not None:
-            rest = (own.rest(rank, sees=sees[rank]) for rank in range(ranks.size))
-            slice_files.move_rest(rest, whole, exchange)
-        else:
-            for chunk in slice_files.chunks(own.rest(me, sees=sees[me])):
-                swap(((0, part.of(entries)) for part in chunk), sends=not is_read)
-        ranks.arrive()
-        # 3. Errors.
-        found = ranks.gather([self._trouble(file.error), file.nbytes])
-        troubles, moved = [each for each, _ in found], sum(nbytes for _, nbytes in found)
-        if path is not None and not is_read and moved != own.nbytes and not any(troubles):
-            troubles[0] = errno.EIO, f"ranks have written {moved:,} bytes of {own.nbytes:,}"
-        if whole is None and path is not None:
-            self._written.append(file)
-        while self._written and (is_read or any(troubles)):
-            self._written.pop().close()
-        return troubles
-
-    def _flush(self) -> None:
+    def _flush(self, folder: str) -> None:
         """Flush the files of this rank in a thread."""
-        files, self._written = self._written, []
+        written = self._take_written()
 
         def run() -> None:
             with suppress(Exception):  # a rank is lost: the main thread raises the error
-                self._flushed(lambda: [*map(StateFile.flush, files)])
+                self._flushed(written, Path(folder))
 
         # A daemon: a disk that hangs does not delay the end of the process.
         flushing = threading.Thread(target=run, name="quorate-checkpoints", daemon=True)
@@ -300,19 +235,16 @@ class RankOwners(SliceOwners):
         except RuntimeError:  # the system starts no thread at present
             run()
 
-    def _flushed(self, flush: Callable[[], object]) -> list[Trouble | None]:
-        """Flush the files of this rank, and return the troubles of all ranks. Blocks."""
+    def _take_written(self) -> list[Flush]:
+        """Return the functions that flush the files written by this rank."""
+        return [own.take_written().flush for own in self._slices.values()]
+
+    def _flushed(self, flushes: Sequence[Flush], folder: Path) -> list[OSError | None]:
+        """Flush the files of this rank, and return the errors of all ranks. Blocks."""
         error: Exception | None = None
         try:
-            flush()
+            for flush in flushes:
+                flush()
         except Exception as raised:  # the edge of a thread: all ranks wait for an answer
-            error = raised
-        return self._ranks.gather(self._trouble(error), beside=True)
-
-    def _trouble(self, error: Exception | None) -> Trouble | None:
-        """Return the errno and the text of an error on this rank; None without an error."""
-        if error is None:
-            return None
-        why = getattr(error, "strerror", None) or error
-        number = getattr(error, "errno", None) or errno.EIO
-        return number, f"rank {self.owner} on {this_host.name()}: {why}"
+            error = slice_files.named(raised, f"rank {self.owner}", folder)
+        return self._ranks.gather(error, beside=True)

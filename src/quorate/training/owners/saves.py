@@ -84,11 +84,11 @@ class Saves:
             file.flush()
             os.fsync(file.fileno())
         writes, kind, leader = [], self._owners.kind, self._owners.leader
-        answers = self._owners.sign_file(str(path), token)
+        answers = self._owners.ask(self._optimizers[0].prefix, "sign", path=str(path), token=token)
         with path.open("rb") as file:
-            for number, (place, why) in enumerate(answers):
-                file.seek(place * slice_files.BLOCK_BYTES)
-                if place and not why and file.read(len(token)) != token[::-1]:
+            for number, why in enumerate(answer["why"] for answer in answers):
+                file.seek(slice_files.place_of(number))
+                if not why and file.read(len(token)) != token[::-1]:
                     why = f"{leader} does not see what {kind} {number} writes there"
                 writes.append(not why)
                 if why:
@@ -128,6 +128,6 @@ class Saves:
         stored = draft.stored[slice_files.OPTIMIZER]
         for optimizer, listing in zip(self._optimizers, listings, strict=True):
             rows = slice_files.rows_of(listing, stored, optimizer.prefix)
-            with closing(StateFile(path, owners.parameters, is_read=False)) as file:
+            with closing(StateFile(path, owners.parameters.device, is_read=False)) as file:
                 owners.move_rows(optimizer.prefix, rows, file, writes)
         return owners.begin_flush(draft.folder)

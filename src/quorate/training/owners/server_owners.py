@@ -6,7 +6,6 @@ copies from the last time they were fetched. A reader calls ``fetch_parameters``
 
 from __future__ import annotations
 
-import errno
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -25,8 +24,7 @@ from quorate.training.optimizing.known_optimizers import sent_values, storable_v
 from quorate.training.optimizing.mean import Addition, Mean
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.owners import Owners
-from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Flags, Row, Rows, WholeState
+from quorate.training.owners.slice_files import OwnerValues
 from quorate.training.owners.spread_optimizer import SliceOwners, SpreadOptimizer
 
 HANDLER = "quorate.training.owners.server_slice:ServerSlice"  # the code of servers for a slice
@@ -63,6 +61,7 @@ class ServerOwners(SliceOwners):
     """
 
     kind, leader = "server", "the coordinator"
+    flushed_on = this_host.mark()
 
     def __init__(
         self,
@@ -163,48 +162,17 @@ class ServerOwners(SliceOwners):
         )
         self._is_home = True
 
-    def describe_slices(self, prefix: str) -> list[Listing]:  # noqa: ARG002
-        """Return the message of each server about the entries of its pieces. Blocks."""
-        return [answer["state"] for answer, _ in self._ask("describe")]
+    def ask(self, prefix: str, kind: str, **told: Any) -> list[dict[str, Any]]:  # noqa: ARG002
+        """Send a request to each server: see ``SliceOwners``. Blocks."""
+        return [answer for answer, _ in self._ask(kind, **told)]
 
-    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags) -> None:  # noqa: ARG002
-        """Move all parts of some rows between slices and a whole: see ``SliceOwners``. Blocks."""
-        own, path, is_read = Rows(rows, self.partition), whole.path, whole.is_read
-        # 1. On each server that sees the file: whole blocks.
-        mark = slice_files.mark(path) if path is not None and sees is None else None
-        told: dict[str, Any] = {
-            "path": str(path or ""),
-            "mark": mark,
-            "rows": [[*row] for row in rows],
-        }
-        told |= {"is_read": is_read, "host": this_host.mark(), "sees": sees}
-        answers = [answer for answer, _ in self._ask("move", **told)]
-        for error in (answer["error"] for answer in answers):
-            if error is not None:
-                raise error
-
-        def exchange(_each: slice_files.OwnerParts, values: slice_files.OwnerValues) -> None:
-            if is_read:
-                self._ask("put rest", [*map(as_image, values)])
-                return
-            for (_, image), into in zip(self._ask("get rest"), values, strict=True):
-                read_image(image, into)
-
-        # 2. By the coordinator: the rest.
-        rest = (own.rest(number, sees=answer["sees"]) for number, answer in enumerate(answers))
-        slice_files.move_rest(rest, whole, exchange)
-        # 3. Errors.
-        if whole.error is not None:
-            raise whole.error
-        moved = whole.nbytes + sum(int(answer["nbytes"]) for answer in answers)
-        if path is not None and not is_read and moved != own.nbytes:
-            why = f"servers have written {moved:,} bytes of {own.nbytes:,}"
-            raise OSError(errno.EIO, why, str(path.parent))
-
-    def sign_file(self, path: str, token: bytes) -> list[tuple[int, str]]:
-        """Let all servers sign a file: see ``SliceOwners``. Blocks."""
-        answers = self._ask("sign", path=path, token=token)
-        return [(1 + number, answer["why"]) for number, (answer, _) in enumerate(answers)]
+    def swap_rest(self, prefix: str, values: OwnerValues, *, sends: bool) -> None:  # noqa: ARG002
+        """Send values to parts of each server, or receive values: see ``SliceOwners``. Blocks."""
+        if sends:
+            self._ask("put rest", [*map(as_image, values)])
+            return
+        for (_, image), into in zip(self._ask("get rest"), values, strict=True):
+            read_image(image, into)
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -7,9 +7,7 @@ stretches as whole vectors, and is cut in the same way where parameters have no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,17 +22,12 @@ from quorate.engines.servers import (
     as_image,
     read_image,
 )
-from quorate.errors import CheckpointError
-from quorate.machine import this_host
 from quorate.replica.flat import Flat, Layout
 from quorate.training.optimizing.average import Average
 from quorate.training.optimizing.cores import cores_for, intra_op_threads
-from quorate.training.optimizing.entries import listing_of
 from quorate.training.optimizing.known_optimizers import ELEMENTWISE
 from quorate.training.optimizing.mean import Addition, make_mean
 from quorate.training.optimizing.not_finite import not_finite
-from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Row, Rows, StateFile
 from quorate.training.owners.slice_state import SliceState
 
 CPU = torch.device("cpu")
@@ -97,28 +90,20 @@ class ServerSlice(SliceHandler):
             case "averaged":
                 assert self._average is not None
                 return {}, as_image(self._average.shadow.vectors)
-            case "sign":
-                who = f"server {self._number}"
-                path, place = Path(told["path"]), 1 + self._number
-                return {"why": slice_files.sign(path, told["token"], who, place)}, NO_IMAGE
-            case "describe":
-                return {"state": listing_of(self._optimizer.state())}, NO_IMAGE
-            case "move":
-                return self._move(told), NO_IMAGE
             case "get rest":
-                return {}, as_image(self._next_rest())
+                return {}, as_image(self._optimizer.next_rest())
             case "put rest":
-                read_image(image, self._next_rest())
+                read_image(image, self._optimizer.next_rest())
                 return {}, NO_IMAGE
-        raise ValueError(f"a server was asked for {told['kind']!r}")
+            case kind:
+                return self._optimizer.answer(kind, told), NO_IMAGE
 
     # --- state ------------------------------------------------------------------------------------
 
     def _make(self, made: Mapping[str, Any], image: Image) -> None:
         """Receive a slice of parameters and averages, and make the optimizer; its state is zero."""
         number, count = made["server"]
-        self._number: int = number
-        partition = self._partition = Partition.among(Layout.of(made["layout"]), count)
+        partition = Partition.among(Layout.of(made["layout"]), count)
         self._pieces, layout = partition.pieces(number), partition.layout(number)
         elements = sum(partition.whole.sizes)
         # As many as a coordinator without servers uses; the bits do not depend on the number.
@@ -130,32 +115,12 @@ class ServerSlice(SliceHandler):
             self._average = Average(made["ema_decay"], self._parameters)
             read_image(image, self._average.shadow.vectors)
         kind = {known.__name__: known for known in ELEMENTWISE}[made["optimizer"]]
-        self._optimizer = SliceState(kind, made["groups"], self._pieces, self._parameters, elements)
-        self._optimizer.put_zeros(made["state"], partition.whole.sections)
-
-    def _move(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Move whole blocks between the slice and a file; see ``ServerOwners.move_rows``."""
-        path, mark = Path(told["path"]), told["mark"]
-        rows = Rows([Row(*row) for row in told["rows"]], self._partition)
-        sees = mark is not None and slice_files.sees(path, mark)
-        if told["sees"] is not None:
-            sees = told["sees"][self._number]
-        entries, error = self._optimizer.state(), None
-        with closing(StateFile(path, is_read=told["is_read"])) as file:
-            try:
-                for part in rows.plain.parts(self._number, beside=False) if sees else ():
-                    file.move(part.of(entries), part)
-                if not file.is_read and told["host"] != this_host.mark():
-                    file.flush()  # on its own host, the coordinator flushes the file
-            except (CheckpointError, OSError) as raised:
-                error = raised
-        self._rest = slice_files.chunks(rows.rest(self._number, sees=sees))
-        return {"sees": sees, "error": file.error or error, "nbytes": file.nbytes}
-
-    def _next_rest(self) -> list[torch.Tensor]:
-        """Return the next values that the coordinator moves, as views; empty after the last."""
-        entries = self._optimizer.state()
-        return [part.of(entries) for part in next(self._rest, [])]
+        self._optimizer = SliceState(
+            *(kind, made["groups"], partition, number, f"server {number}"),
+            self._parameters,
+            elements,
+        )
+        self._optimizer.put_zeros(made["state"])
 
     # --- an update --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Owners are ranks or servers. Slices are stretches of vectors, so an owner's part of an entry of a
 parameter is a stretch of the whole entry. In a file the exception is a parameter not stored row by
-row in memory (channels_last, for example).
+row in memory (channels_last, for example): such an entry is moved by way of the leader's memory.
 
 1. Each owner that sees the file moves the whole blocks of its own stretches.
 2. Rank 0, or the coordinator of servers, moves the rest, and all stretches of owners that do not
@@ -13,11 +13,11 @@ Memory of this process is seen by no owner: values travel from and to their plac
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import chain, zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from quorate.engines.partition import Partition, Piece
 from quorate.errors import CheckpointError
 from quorate.machine import this_host
 from quorate.machine.regular_file import open_regular
-from quorate.replica.flat import Flat, Layout, Section
+from quorate.replica.flat import Layout, Section
 from quorate.services.checkpoints import tensor_file
 from quorate.services.checkpoints.files import readable
 from quorate.services.checkpoints.tensor_bytes import read_at, write_at
@@ -36,6 +36,7 @@ from quorate.services.checkpoints.tensor_file import Stored
 from quorate.training.optimizing.entries import Entries, Listing, in_memory_order
 
 OPTIMIZER = "optimizer.safetensors"
+CPU = torch.device("cpu")
 
 # Bytes of parameters above which the state is not gathered on rank 0. With Adam, gathering takes
 # five times as much: twice for the moments, and three times for a copy of everything, so that
@@ -133,18 +134,6 @@ class Rows(NamedTuple):
     partition: Partition  # of the parameters among the ranks
 
     @property
-    def plain(self) -> Rows:
-        """The rows of parameters stored row by row in memory."""
-        sections = self.partition.whole.sections
-        return self._replace(rows=[row for row in self.rows if is_by_rows(sections[row.name])])
-
-    @property
-    def strided(self) -> list[Row]:
-        """All further rows."""
-        sections = self.partition.whole.sections
-        return [row for row in self.rows if not is_by_rows(sections[row.name])]
-
-    @property
     def nbytes(self) -> int:
         """The size of all rows, in bytes."""
         sections = self.partition.whole.sections
@@ -175,19 +164,6 @@ class Rows(NamedTuple):
                 for at in range(start, stop, PIECE_BYTES):
                     length = (min(stop, at + PIECE_BYTES) - at) // size
                     yield RowPart(row, piece, (at - begin) // size, length, at)
-
-    def rest(self, owner: int, *, sees: bool) -> Iterator[RowPart]:
-        """Yield the parts that an owner does not move itself.
-
-        Args:
-            sees: whether the owner moves whole blocks of rows stored row by row.
-        """
-        yield from self.plain.parts(owner, blocks=not sees)
-        yield from self.strided_parts(owner)
-
-    def strided_parts(self, owner: int) -> Iterator[RowPart]:
-        """Yield the parts of rows that are not stored row by row."""
-        return self._replace(rows=self.strided).parts(owner)
 
 
 def chunks(of: Iterable[RowPart]) -> Iterator[list[RowPart]]:
@@ -227,13 +203,12 @@ class StateInMemory(NamedTuple):
 class StateFile:
     """A file of all entries, opened with the first move. Close the object at the end.
 
-    All ranks wait for tensors from each other, so a rank reports an error only after all exchanges:
-    after the first error nothing more is written. Reading raises at once.
+    Owners send values meanwhile, so an error of writing is reported at the end: after the first
+    error nothing more is written. Reading raises at once.
 
     Args:
         path: of the file; the file exists at full size.
-        parameters: the whole parameters: their places, and the device of values in transfers.
-            ``begin`` and ``end`` need the parameters; ``move`` does not.
+        device: of the values that ``begin`` and ``entry`` return.
         is_read: whether values move from the file to memory.
 
     Attributes:
@@ -242,14 +217,11 @@ class StateFile:
         nbytes: bytes moved so far.
     """
 
-    def __init__(self, path: Path, parameters: Flat | None = None, *, is_read: bool) -> None:
+    def __init__(self, path: Path, device: torch.device = CPU, *, is_read: bool) -> None:
         self.error: OSError | None = None
         self.nbytes = 0
         self.path, self.is_read = path, is_read
-        self._parameters = parameters
-        # Entries not stored row by row: whole in memory from the first of their parts to the last.
-        self._strided: dict[Row, torch.Tensor] = {}
-        self._left: dict[Row, int] = {}  # elements whose parts have not been moved
+        self._device = device
         self._stack = ExitStack()
         self._descriptor: int | None = None
 
@@ -281,32 +253,32 @@ class StateFile:
         Raises:
             CheckpointError: the file cannot be read.
         """
-        assert self._parameters is not None
-        row, device = part.row, self._parameters.device
-        section, dtype = self._parameters.layout.sections[row.name], getattr(torch, row.dtype)
-        if is_by_rows(section):
-            values = torch.empty(part.length, dtype=dtype, device=device)
-            if self.is_read:
-                self.move(values, part)
-            return values
-        if row not in self._strided:
-            by_rows = torch.empty(section.shape, dtype=dtype)
-            if self.is_read:
-                self.move(by_rows, row)
-            strided = torch.empty_strided(section.shape, section.stride, dtype=dtype).copy_(by_rows)
-            self._strided[row], self._left[row] = strided.to(device), prod(section.shape)
-        return part.of_whole({row.name: {row.entry: self._strided[row]}})
+        dtype = getattr(torch, part.row.dtype)
+        values = torch.empty(part.length, dtype=dtype, device=self._device)
+        if self.is_read:
+            self.move(values, part)
+        return values
 
     def end(self, part: RowPart, values: torch.Tensor) -> None:
-        """Write a part, if values are written; an entry with strides after its last part."""
-        row, moved = part.row, values
-        if row in self._strided:
-            self._left[row] -= part.length
-            if self._left[row]:
-                return
-            moved = self._strided.pop(row)
+        """Write a part, if values are written."""
         if not self.is_read:
-            self.move(moved, part if moved is values else row)
+            self.move(values, part)
+
+    @contextmanager
+    def entry(self, row: Row, section: Section) -> Iterator[StateInMemory]:
+        """Have a whole entry in memory inside the block; read before the block, or written after.
+
+        Raises:
+            CheckpointError: the file cannot be read.
+        """
+        by_rows = torch.empty(section.shape, dtype=getattr(torch, row.dtype))
+        if self.is_read:
+            self.move(by_rows, row)
+        values = torch.empty_strided(section.shape, section.stride, dtype=by_rows.dtype)
+        values = values.copy_(by_rows).to(self._device)
+        yield StateInMemory({row.name: {row.entry: values}}, self.is_read)
+        if not self.is_read:
+            self.move(values, row)
 
     def _opened(self) -> int:
         if self._descriptor is None:
@@ -321,42 +293,31 @@ class StateFile:
         Raises:
             OSError: the file cannot be flushed; some systems report a full disk only now.
         """
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
-        self.close()
+        with closing(self):
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
+        self._descriptor = None
         self._stack.close()
 
 
 WholeState = StateFile | StateInMemory
-Flags = Sequence[bool] | None  # by owner: whether the owner moves blocks of a file itself
-OwnerParts = Sequence[Sequence[RowPart]]  # by owner
-OwnerValues = Sequence[Sequence[torch.Tensor]]  # of the parts, in the same order
+Flags = Sequence[bool] | None  # whether each owner moves blocks of a file itself
+OwnerValues = Sequence[Sequence[torch.Tensor]]  # by owner
 
 
-def move_rest(
-    rest: Iterable[Iterable[RowPart]],
-    whole: WholeState,
-    exchange: Callable[[OwnerParts, OwnerValues], None],
-) -> None:
-    """Move parts that owners do not move themselves between a whole and this process. Blocks.
+def named(error: Exception, who: str, folder: Path) -> OSError:
+    """Return an error of writing with the names of the process and its host.
 
     Args:
-        rest: the parts, by owner; see ``Rows.rest``.
-        exchange: receives, in turn, some parts of each owner and memory for their values, by owner.
-            The function sends the values to the owners if the whole is read, and fills the memory
-            if the whole is written.
-
-    Raises:
-        CheckpointError: the file cannot be read.
+        who: the process in words.
+        folder: of the files.
     """
-    for each in zip_longest(*map(chunks, rest), fillvalue=list[RowPart]()):
-        values = [[whole.begin(part) for part in own] for own in each]
-        exchange(each, values)
-        for part, value in zip(chain(*each), chain(*values), strict=True):
-            whole.end(part, value)
+    why = getattr(error, "strerror", None) or error
+    number = getattr(error, "errno", None) or errno.EIO
+    return OSError(number, f"{who} on {this_host.name()}: {why}", str(folder))
 
 
 def rows_in(path: Path, listing: Listing, prefix: str) -> list[Row]:
@@ -391,19 +352,24 @@ def sees(path: Path, first_mark: str) -> bool:
         return False
 
 
-def sign(path: Path, token: bytes, who: str, place: int) -> str:
+def place_of(owner: int) -> int:
+    """Return the place of an owner's signature in a token file, in bytes; block 0 has the token."""
+    return (1 + owner) * BLOCK_BYTES
+
+
+def sign(path: Path, token: bytes, who: str, owner: int) -> str:
     """Sign the token file of the process that saves; return the reason for a failure, if any.
 
     Args:
         who: the owner in words.
-        place: number of the block for the signature.
+        owner: the number of the owner.
     """
     who = f"{who} on {this_host.name()}"
     try:
         with path.open("r+b", buffering=0) as file:
             if file.read(len(token)) != token:
                 return f"{who} sees another file there"
-            file.seek(place * BLOCK_BYTES)
+            file.seek(place_of(owner))
             file.write(token[::-1])
             os.fsync(file.fileno())
     except FileNotFoundError:

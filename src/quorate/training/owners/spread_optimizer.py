@@ -6,10 +6,12 @@ momenta finds all of them, as in a loop of plain torch.
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import wraps
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +25,16 @@ from quorate.training.optimizing.known_optimizers import COUNTERS, OptimizerStat
 from quorate.training.optimizing.optimizer import FlatOptimizer
 from quorate.training.optimizing.owners import Owners
 from quorate.training.owners import slice_files
-from quorate.training.owners.slice_files import Flags, Row, StateFile, StateInMemory, WholeState
+from quorate.training.owners.slice_files import (
+    Flags,
+    OwnerValues,
+    Row,
+    RowPart,
+    Rows,
+    StateFile,
+    StateInMemory,
+    WholeState,
+)
 
 
 class SliceOwners(Owners, ABC):
@@ -34,6 +45,9 @@ class SliceOwners(Owners, ABC):
 
     kind: ClassVar[str]  # the name of an owner in messages
     leader: ClassVar[str]  # the name of the leading process in messages
+    # The mark of the host whose leader flushes a file, if owners of further hosts flush the file as
+    # soon as they have written their parts; None: all owners flush the file in ``begin_flush``.
+    flushed_on: ClassVar[str | None] = None
 
     @abstractmethod
     def make_slices(self, optimizer: SpreadOptimizer, listing: Listing) -> None:
@@ -44,18 +58,33 @@ class SliceOwners(Owners, ABC):
         """
 
     @abstractmethod
-    def describe_slices(self, prefix: str) -> list[Listing]:
-        """Return the message of each owner about the entries of its pieces. Blocks.
+    def ask(self, prefix: str, kind: str, **told: Any) -> list[dict[str, Any]]:
+        """Send a request to each owner, and return the answers of ``SliceState.answer``. Blocks.
 
         Args:
             prefix: the prefix of the optimizer, here and in further methods.
 
         Raises:
-            RankError, ServerError: an owner is gone.
+            RankError, ServerError: an owner is gone, here and in further methods.
         """
 
     @abstractmethod
-    def move_rows(self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags) -> None:
+    def swap_rest(self, prefix: str, values: OwnerValues, *, sends: bool) -> None:
+        """Send values to the next parts of each owner, or receive the values of the parts. Blocks.
+
+        The parts are those of ``SliceState.next_rest``.
+
+        Args:
+            values: by owner; written in place if they are received.
+        """
+
+    def describe_slices(self, prefix: str) -> list[Listing]:
+        """Return the message of each owner about the entries of its pieces. Blocks."""
+        return [answer["state"] for answer in self.ask(prefix, "describe")]
+
+    def move_rows(
+        self, prefix: str, rows: Sequence[Row], whole: WholeState, sees: Flags = None
+    ) -> None:
         """Move all parts of some rows between the owners' slices and a whole. Blocks.
 
         Args:
@@ -65,15 +94,44 @@ class SliceOwners(Owners, ABC):
         Raises:
             CheckpointError: the file cannot be read.
             OSError: an owner cannot write.
-            RankError, ServerError: an owner is gone.
         """
-
-    @abstractmethod
-    def sign_file(self, path: str, token: bytes) -> list[tuple[int, str]]:
-        """Let all owners sign a file; return the place and the failure of each. Blocks.
-
-        The place is the number of a block. At place 0 is the leader, whose failures raise.
-        """
+        path, is_read, sections = whole.path, whole.is_read, self.partition.whole.sections
+        # 1. By way of memory: entries that a file stores in another order.
+        own = Rows(rows, self.partition)
+        if isinstance(whole, StateFile):
+            strided = [row for row in rows if not slice_files.is_by_rows(sections[row.name])]
+            for row in strided:
+                with whole.entry(row, sections[row.name]) as entry:
+                    self.move_rows(prefix, [row], entry)
+            own = Rows([row for row in rows if row not in strided], self.partition)
+        # 2. By each owner that sees the file: whole blocks.
+        told = {"path": str(path or ""), "is_read": is_read, "rows": own.rows, "sees": sees}
+        told["mark"] = slice_files.mark(path) if path is not None and sees is None else None
+        told["flushed_on"] = self.flushed_on
+        answers = self.ask(prefix, "move", **told)
+        for error in (answer["error"] for answer in answers):
+            if error is not None:
+                raise error
+        # 3. By this process: the rest.
+        parts = (
+            slice_files.chunks(own.parts(owner, blocks=not answer["sees"]))
+            for owner, answer in enumerate(answers)
+        )
+        for each in zip_longest(*parts, fillvalue=list[RowPart]()):
+            values = [[whole.begin(part) for part in some] for some in each]
+            self.swap_rest(prefix, values, sends=is_read)
+            for part, value in zip(chain(*each), chain(*values), strict=True):
+                whole.end(part, value)
+        # 4. Errors of this process.
+        if path is None or is_read:
+            return
+        if whole.error is not None:
+            raise slice_files.named(whole.error, self.leader, path.parent)
+        nbytes = Rows(rows, self.partition).nbytes
+        moved = whole.nbytes + sum(int(answer["nbytes"]) for answer in answers)
+        if moved != nbytes:
+            why = f"{self.kind}s have written {moved:,} bytes of {nbytes:,}"
+            raise OSError(errno.EIO, why, str(path.parent))
 
     def begin_flush(self, folder: Path) -> Callable[[Flush], None]:  # noqa: ARG002
         """Begin to flush the files written by all owners.
@@ -133,10 +191,10 @@ class SpreadOptimizer(FlatOptimizer):
         whole: WholeState = StateInMemory(entries, is_read=True)
         rows = slice_files.rows_of(listing)
         if path is not None:
-            whole = StateFile(path, self.flat_parameters, is_read=True)
+            whole = StateFile(path, self.flat_parameters.device, is_read=True)
             rows = slice_files.rows_in(path, listing, self.prefix)
         with closing(whole):
-            owners.move_rows(self.prefix, rows, whole, None)
+            owners.move_rows(self.prefix, rows, whole)
         dict.clear(self.user_optimizer.state)
         self.owners, self.unread = owners, None
 
@@ -146,7 +204,7 @@ class SpreadOptimizer(FlatOptimizer):
         self.put(self.join_listings(self.owners.describe_slices(self.prefix)))
         entries = self.state()
         rows = slice_files.rows_of(listing_of(entries))
-        self.owners.move_rows(self.prefix, rows, StateInMemory(entries, is_read=False), None)
+        self.owners.move_rows(self.prefix, rows, StateInMemory(entries, is_read=False))
 
     @contextmanager
     def whole_state(self) -> Iterator[None]:
