@@ -184,10 +184,10 @@ class RankWorker:
         # their own, the totals of later steps of the phase are found first.
         v = self.shards_of(step)
         if v > 1 and self._source.plan.phase(step) in self._phases_with_terms:
-            parts = self._totals(step)
+            parts = self._computed_pass(step, self._job, has_gradients=False)
             if summed_denominators(parts, v).awaits_totals:
                 return parts
-        return self._exchanged_pass(step, self._job)
+        return self._computed_pass(step, self._job)
 
     def apply(self, step: int, parts: list[Part]) -> tuple[ReadyStep, UpdateResult]:
         """Make the update of a step from the result of ``sums``. All ranks call. Blocks."""
@@ -293,59 +293,21 @@ class RankWorker:
         steps = range(step, step + 1)
         # A replica reads the parameters anew for each job.
         job = kind(self._source, self.state.parameters, steps, threads=threads, **inputs)
-        return use(tree_sum(self._exchanged_pass(step, job), self.shards_of(step), ShardSum.add))
+        return use(tree_sum(self._computed_pass(step, job), self.shards_of(step), ShardSum.add))
 
-    def _totals(self, step: int) -> list[Part]:
-        """Return the parts of the sum of a step, from forward passes without gradients. Blocks."""
-        own, shards = StepContribution(), self._own_shards(step)
-        try:
-            if shards:
-                own = StepContribution(*self.beside(partial(self._forward, step, shards)))
-        except RankError:
-            raise
-        except Exception as error:  # an error of user code: all ranks raise the same error
-            own = StepContribution(error=error)
-        return self._parts(exchange_contributions(self.ranks, own, self._written))
+    def _computed_pass(self, step: int, job: Training, *, has_gradients: bool = True) -> list[Part]:
+        """Compute this rank's shards for a job, and exchange the sums. All ranks call. Blocks.
 
-    def _parts(self, handed: Iterable[StepContribution]) -> list[Part]:
-        """Return the parts in the contributions of all ranks.
-
-        Raises:
-            Exception: the error of user code on the lowest rank with an error.
+        Args:
+            has_gradients: whether to exchange gradients too.
         """
-        parts: list[Part] = []
-        for each in handed:
-            if each.error is not None:
-                self.ranks.raise_together(each.error)
-            if each.node is not None and each.sum is not None:
-                parts.append((each.node, each.sum))
-        return parts
-
-    def _forward(self, step: int, shards: range, _replica: Replica, stream: Stream) -> Part:
-        """Return the sum of some shards, without vectors. Blocks."""
-        tree: TreeSum[ShardSum] = TreeSum(self.shards_of(step), ShardSum.join)
-        for shard in shards:
-            result = self._computed(self._job, step, shard, stream)
-            self._replica.recycle(result)
-            small = ShardSum(
-                result.weight,
-                result.metrics,
-                shares=result.shares,
-                denominators=result.denominators,
-            )
-            tree.put((0, shard), small)
-        ((node, total),) = tree.parts.items()
-        return node, total
-
-    def _exchanged_pass(self, step: int, job: Training) -> list[Part]:
-        """Compute this rank's shards for a job, and exchange the sums. All ranks call. Blocks."""
         own, exchange, computing = StepContribution(), self.exchange, None
         self._keep_buffers()
         v, shards = self.shards_of(step), self._own_shards(step)
         if shards:
             exchange.gradient_buckets.clear()
             computing = self._thread.begin(partial(self._released, step, shards, job))
-        gradient = exchange.sum(v)
+        gradient = exchange.sum(v) if has_gradients else None
         if computing is not None:
             try:
                 own = StepContribution(*computing.result())
@@ -366,11 +328,15 @@ class RankWorker:
             for before in self._before:
                 self._replica.recycle(before)
 
-    def _exchanged(self, own: StepContribution, v: int, gradient: Flat) -> list[Part]:
-        """Exchange contributions to a step of V shards, and return the parts of its sum. Blocks."""
+    def _exchanged(self, own: StepContribution, v: int, gradient: Flat | None) -> list[Part]:
+        """Exchange contributions to a step of V shards, and return the parts of its sum. Blocks.
+
+        Raises:
+            Exception: the error of user code on the lowest rank with an error.
+        """
         buckets, ranks = self.exchange.gradient_buckets, self.ranks
         own = own._replace(
-            is_finite=are_finite(gradient),
+            is_finite=gradient is None or are_finite(gradient),
             sends_again=buckets.is_to_go_again,
             spans=self._spans(),
             stop=ranks.monitor.stop_signal,  # a heartbeat may come some steps later
@@ -380,7 +346,14 @@ class RankWorker:
             ranks.monitor.hear_signal(rank, each.stop)
         self._take_notes(each.notes for each in handed)
         self._take_spans(handed)
-        parts = self._parts(handed)
+        parts: list[Part] = []
+        for each in handed:
+            if each.error is not None:
+                ranks.raise_together(each.error)
+            if each.node is not None and each.sum is not None:
+                parts.append((each.node, each.sum))
+        if gradient is None:
+            return parts
         self.exchange.is_finite = all(each.is_finite for each in handed)
         if any(each.sends_again for each in handed):
             buckets.go_again()
