@@ -13,8 +13,8 @@ An update passes through the files in this order; ``grep -n "def NAME" FILE`` fi
     training/step_update.py        __call__: the update, with second passes where a loss needs them
     training/optimizing/update.py  apply: sum, mean, clipping, optimizer step, average, schedule
 
-With ranks (``engines/collective``), ``training/collective/lead.py`` supplies the iterator instead,
-by the same drive: ``RankWorker.sums`` takes the place of ``send``, and all ranks make the update.
+With ranks (``engines/collective``), ``training/collective/lead.py`` supplies the iterator instead:
+all ranks compute each step, and make the update, at the same time (``rank_worker.py``).
 
 Legend: V shards of a step. A step is a batch; under "async" and "bounded:K" a step is a shard of a
 batch (``coordination/rules.py``). Each step makes one update. Steps are numbered from 0 in the

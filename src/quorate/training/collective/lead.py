@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
-from quorate.coordination.coordinator import Coordinator
 from quorate.engines import Channel
 from quorate.engines.collective.liveness_monitor import LivenessMonitor
-from quorate.engines.collective.lockstep_channel import LockstepChannel
 from quorate.engines.collective.rank_control import RankControl
 from quorate.engines.collective.rank_group import STOP_CODE, RankGroup
 from quorate.engines.job import Job
 from quorate.engines.spot_check import SpotCheck, SpotCheckResult
+from quorate.engines.tracing import current
 from quorate.engines.worker_status import WorkerStatus
 from quorate.errors import RankError, UserError
 from quorate.replica.beside.values import NO_VALUES
@@ -23,7 +23,7 @@ from quorate.replica.witness.places import place_doubts
 from quorate.training.collective import share
 from quorate.training.collective.identity import compare, identity
 from quorate.training.collective.rank_worker import RankWorker
-from quorate.training.drive import ReadyStep, drive
+from quorate.training.drive import ReadyStep
 from quorate.training.optimizing.known_optimizers import sent_values
 from quorate.training.optimizing.update import UpdateResult
 from quorate.training.owners.rank_owners import RankOwners
@@ -82,8 +82,8 @@ def start_rank_loop(loop: TrainingLoop) -> Iterator[StartedWorkers]:
 
         spot_checks = workers.spot_checks(state, source, ask)
         lead = _Lead(worker, loop)
-        transport, progress = RankStatus(ranks.monitor), lead.coordinator
-        yield StartedWorkers(transport, lead.updates(), progress, worker.stray_writes, spot_checks)
+        transport = RankStatus(ranks.monitor)
+        yield StartedWorkers(transport, lead.updates(), lead, worker.stray_writes, spot_checks)
 
 
 def _opened(loop: TrainingLoop, ranks: RankControl) -> RankWorker:
@@ -149,17 +149,18 @@ def _leave(loop: TrainingLoop, rank_group: RankGroup) -> None:
 
 
 class _Lead:
-    """The steps of a loop on rank 0."""
+    """The steps of a loop on rank 0, and their progress.
+
+    All ranks compute each step in lockstep. No shard is dealt to another rank, and the ranks end
+    with the first lost rank: so there is nothing for a ``Coordinator`` to decide.
+    """
 
     def __init__(self, worker: RankWorker, loop: TrainingLoop) -> None:
         self._worker, self._ranks, self._loop = worker, worker.ranks, loop
         self._state = state = loop.state
-        self.coordinator = Coordinator(
-            shards_of=lambda _step: 1,
-            first_step=state.global_step,
-            last_step=loop.last_step,
-            rule=loop.setup.workers.rule,
-        )
+        self.first_step = state.global_step
+        self.begun_at: float | None = None
+        self.reason = "all steps are done"
         self._is_in_step = False  # True while the other ranks make an update
         self._groups: list[dict[str, Any]] | None = None  # last sent to all ranks, if any
         state.model_edits.watch_values(partial(share.values, state))
@@ -168,23 +169,27 @@ class _Lead:
 
     def updates(self) -> Iterator[Update]:
         """Yield the updates up to the last step, or up to a request to stop."""
-        stops, channel = self._loop.stops, LockstepChannel(self._sums)
-        updates = drive(
-            *(self.coordinator, channel, self._apply),
-            stopping=self._stopping,
-            before_shard=stops.start_time_limits,
-        )
-        while (update := self._next(updates)) is not None:
-            yield update
+        self.begun_at = time.monotonic()
+        for step in range(self.first_step, self._loop.last_step):
+            self._ranks.require_all()  # a lost rank requests a stop too
+            if (reason := self._loop.stops.reason) is not None:
+                self.reason = reason
+                break
+            yield self._update(step)
         self._ranks.call("collect_notes")
 
-    def _next(self, updates: Iterator[Update]) -> Update | None:
-        """Return the next update; None after the last.
+    def _update(self, step: int) -> Update:
+        """Make an update.
 
         Breaks off after an error that leaves other ranks in the middle of an exchange.
         """
+        self._loop.stops.start_time_limits()
+        trace, began = current(), time.monotonic()
         try:
-            return next(updates, None)
+            parts = self._sums(step)
+            if trace is not None:
+                trace.note_wait(began)
+            return self._apply(step, parts)
         except RankError:
             self._ranks.require_all()  # raises with the name of the lost rank, if known
             raise
@@ -197,15 +202,6 @@ class _Lead:
                 self._worker.restore()
             raise
 
-    def _stopping(self) -> str | None:
-        """Return the reason for a stop, or None.
-
-        Raises:
-            RankError: a rank is lost, which also requests a stop.
-        """
-        self._ranks.require_all()
-        return self._loop.stops.reason
-
     def _sums(self, step: int) -> list[Part]:
         """Let all other ranks make an update, and return the parts of the step's sum."""
         self._worker.owners.require_same_state()
@@ -217,9 +213,9 @@ class _Lead:
         self._ranks.tell("update", step, *news)
         return self._worker.sums(step, *news)
 
-    def _apply(self, sums: ReadyStep) -> Update:
+    def _apply(self, step: int, parts: list[Part]) -> Update:
         """Make the update of a step, together with all other ranks."""
-        ready, applied = self._worker.apply(sums.step, sums.parts)
+        ready, applied = self._worker.apply(step, parts)
         self._is_in_step = False
         for each in applied.shares:
             self._state.tally.applied(each.worker, 0)
