@@ -317,8 +317,10 @@ class LivenessMonitor:
             self._exit(end)
 
     def _exit(self, end: EndReason) -> None:
-        # A rank 0 that has started the other ranks prints the reason for all, if rank 0 can.
-        if self._place.board is None or self._place.rank == 0 or end.rank == 0:
+        # The first rank of a host prints the reason for all; so does the second, if the first is
+        # lost.
+        place = self._place
+        if place.local_rank == 0 or (place.local_rank == 1 and end.rank == place.rank - 1):
             with suppress(OSError):
                 os.write(2, f"quorate: {end.text}; {GO_ON}\n".encode())
         self.store.close()
