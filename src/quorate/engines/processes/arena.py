@@ -100,14 +100,14 @@ class Arena:
         self._slots_of_a_job = self.slots // (1 + sizes.again)
         self._writes = writes.layout(parameters.views, sizes.written)
         self._slots: dict[int, VectorSet] = {}
-        # From the front: buffers; per worker a timesheet, the ticket of a cancelled request, and
+        # From the front: buffers; per worker a timesheet, the tickets of cancelled requests, and
         # the shard whose rows are loaded ahead; slots. Slots begin on pages of their own, and the
         # system provides memory for a page with the first write.
         integer_buffers_at = 8 * floats
         self._buffers_bytes = integer_buffers_at + integer_buffers
         sheets_at = _up(self._buffers_bytes, 64)
         cancelled_at = _up(sheets_at + workers * _SHEET_BYTES, 64)
-        self._slots_at = _up(cancelled_at + 16 * workers, _PAGE)
+        self._slots_at = _up(cancelled_at + 24 * workers, _PAGE)
         self._written_at = _up(  # within a slot
             _up(_room(parameters, sizes.snapshots).nbytes, 64) + 8 * floats + integer_buffers, 64
         )
@@ -121,10 +121,11 @@ class Arena:
         )
         sheets = TwoCopies.row(self._segment.map, sheets_at, workers, Timesheet.ENTRY_BYTES)
         self.sheets = [*map(Timesheet, sheets)]
-        # (2, N): by worker the ticket of a cancelled request, and step and shard of the rows loaded
-        # ahead as one integer; -1 for none. A processor writes an aligned integer as a whole.
-        numbers = self._segment.array(16 * workers, cancelled_at).view(np.int64)
-        self.cancelled, self._ahead = numbers.reshape(2, workers)
+        # (3, N): by worker the tickets of a cancelled request and of an abandoned speculative one,
+        # and step and shard of the rows loaded ahead as one integer; -1 for none. A processor
+        # writes an aligned integer as a whole.
+        numbers = self._segment.array(24 * workers, cancelled_at).view(np.int64)
+        self.cancelled, self.abandoned, self._ahead = numbers.reshape(3, workers)
         if segment is None:
             numbers[:] = -1
             for sheet in self.sheets:
@@ -290,6 +291,10 @@ class Arena:
         assert flat is not None
         assert flat.segment is not None
         return flat.segment.array(flat.segment.nbytes)
+
+    def is_cancelled(self, worker: int, ticket: int) -> bool:
+        """Return whether a request to a worker is cancelled or abandoned."""
+        return bool(self.cancelled[worker] == ticket or self.abandoned[worker] == ticket)
 
     def loads_ahead(self, worker: int, ticket: tuple[int, int] | None) -> None:
         """Note the step and shard whose rows a worker loads ahead; None: no rows."""

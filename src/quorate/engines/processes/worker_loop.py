@@ -199,7 +199,7 @@ class WorkerLoop:
             first,
             [None if slot is None else slot.flat for slot in slots],
             # A ticket belongs to a single request, so a late cancellation has no effect.
-            is_cancelled=lambda: bool(self._arena.cancelled[self._number] == ticket),
+            is_cancelled=lambda: self._arena.is_cancelled(self._number, ticket),
             beside=request.beside,
             snapshot=snapshot and Snapshot(self._arena.slot(snapshot[0]), *snapshot),
             is_only=True,

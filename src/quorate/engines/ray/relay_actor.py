@@ -163,7 +163,10 @@ class RelayedWorker:
                 self._cancel(shard)
 
     def _cancel(self, shard: GivenShard) -> None:
-        self._relay.arena.cancelled[self.process.number] = shard.given.ticket
+        arena, ticket = self._relay.arena, shard.given.ticket
+        # An abandoned shard may be under way while the cancelled one waits for its turn.
+        tickets = arena.abandoned if ticket < -1 else arena.cancelled
+        tickets[self.process.number] = ticket
 
     def _give(
         self,
@@ -332,6 +335,8 @@ class RelayActor:
         except OSError as error:
             self._say(messages.RelayNews(life, messages.WorkerEnded(Ending(1, str(error)))))
             return
+        if self._description is not None:
+            self.arena.sheets[number].tell("starting")  # not the phase of an earlier process
         process.watch(self._selector, _look_at_everything, _look_at_everything)
         self._workers[life] = RelayedWorker(life, process, self)
 
