@@ -16,8 +16,8 @@ from support.nvml import Nvml
 
 from quorate.engines.worker_status import PHASES, WorkerStatus
 from quorate.services.device_use import DeviceGauges, DeviceUse
+from quorate.services.display.display import WorkerRows, plain
 from quorate.services.display.straggler import CopiedShards, SlowWorkers, Stragglers
-from quorate.services.display.worker_rows import WorkerRows, plain
 
 MIB, GIB = 1 << 20, 1 << 30
 

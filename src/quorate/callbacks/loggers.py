@@ -1,25 +1,121 @@
-"""Loggers of other services: one run there per run directory, over all resumes.
+"""Loggers: updates, evaluations and learning rates for other services, and for Python's logging.
 
-The ids of the runs lie beside the logs of the run directory and are moved aside together with them:
-a fresh run begins a new run at the logger.
+Each service has one run per run directory, over all resumes. The ids of these runs lie beside the
+logs of the run directory and are moved aside together with them: a fresh run begins a new run at
+the service.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from quorate.callbacks.learning_rates import learning_rates
 from quorate.callbacks.samples import as_pixels
-from quorate.callbacks.waiting import at_least
 from quorate.errors import UserError
 from quorate.machine.atomic_file import write_atomically
 from quorate.machine.regular_file import read_regular
 from quorate.services.report import Report
+from quorate.settings import integer
 from quorate.training.callbacks import Callback, Run
+
+
+def _every(steps: int) -> int:
+    return integer("every_steps", steps, least=1, fix="for example every_steps=1")
+
+
+def learning_rates(trainer: Run) -> dict[str, float]:
+    """Return the learning rate of each group of the optimizer: "lr/0", or by the group's name."""
+    return {
+        f"lr/{group.get('name', number)}": float(group["lr"])
+        for number, group in enumerate(trainer.param_groups)
+    }
+
+
+class LearningRateMonitor(Callback):
+    """Write the learning rates of all parameter groups to TensorBoard, as of the next update.
+
+    ``WandB`` and ``MLflow`` log the learning rates without this callback. ``Report.lr`` is the
+    learning rate of the first group.
+
+    Args:
+        every_steps: number of updates between two points. Default: 50.
+
+    Raises:
+        SettingError: a value is not valid.
+    """
+
+    def __init__(self, every_steps: int = 50) -> None:
+        self._every_steps = _every(every_steps)
+        self._trainer: Run | None = None
+
+    def started(self, trainer: Run) -> None:
+        """Keep the trainer."""
+        self._trainer = trainer
+
+    def updated(self, report: Report) -> None:
+        """Write a point every ``every_steps`` updates."""
+        n, trainer = report.global_step, self._trainer
+        if n % self._every_steps == 0 and trainer is not None and trainer.summaries is not None:
+            for name, rate in learning_rates(trainer).items():
+                trainer.summaries.add_scalar(name, rate, n)
+
+
+class LogLines(Callback):
+    """Log updates, evaluations, checkpoints and the end of training to Python's logging.
+
+    Args:
+        logger: a logger, or the name of a logger. Default: "quorate.run".
+        level: level of all lines. Default: ``logging.INFO``.
+        every_steps: number of updates between two lines. Default: 50.
+
+    Raises:
+        SettingError: a value is not valid.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger | str = "quorate.run",
+        *,
+        level: int = logging.INFO,
+        every_steps: int = 50,
+    ) -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._level = level
+        self._every_steps = _every(every_steps)
+
+    def started(self, trainer: Run) -> None:
+        """Log the step at which training begins."""
+        self._log("training starts after step %d", trainer.global_step)
+
+    def updated(self, report: Report) -> None:
+        """Log a line every ``every_steps`` updates."""
+        if report.global_step % self._every_steps == 0:
+            found = _words(report.metrics)
+            self._log("step %d of %d: %s", report.global_step, report.last_step, found)
+
+    def evaluated(self, global_step: int, metrics: dict[str, float]) -> None:
+        """Log an evaluation."""
+        self._log("step %d: validation: %s", global_step, _words(metrics))
+
+    def saved(self, global_step: int, path: Path) -> None:
+        """Log a checkpoint."""
+        self._log("saved step %d to %s", global_step, path)
+
+    def stopped(self, reason: str) -> None:
+        """Log the reason for the end of training."""
+        self._log("training ended: %s", reason)
+
+    def _log(self, text: str, *values: object) -> None:
+        self._logger.log(self._level, text, *values)
+
+
+def _words(metrics: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+
 
 _MOST_BYTES = 256
 _ID = re.compile(r"[\w.-]{1,128}")
@@ -71,7 +167,7 @@ class MetricsLogger(Callback):
     """
 
     def __init__(self, every_steps: int) -> None:
-        self._every_steps = at_least("every_steps", every_steps, 1)
+        self._every_steps = _every(every_steps)
         self._trainer: Run | None = None
 
     def updated(self, report: Report) -> None:

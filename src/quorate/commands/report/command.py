@@ -36,7 +36,7 @@ def command(run_dirs: tuple[Path, ...], output: str | None) -> int:
     from quorate.commands.report.page import report
     from quorate.commands.report.run_history import run_history
     from quorate.machine.atomic_file import write_atomically
-    from quorate.services.tracing.asked import new_file
+    from quorate.services.run_directory.settings import new_file
 
     histories = [run_history(run_dir) for run_dir in run_dirs]
     path = new_file("output", run_dirs[0] / NAME if output is None else output)

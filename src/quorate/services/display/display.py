@@ -1,4 +1,9 @@
-"""The display: the progress of a run, as a live bar on a terminal, as lines elsewhere."""
+"""The display: the progress of a run, as a live bar on a terminal, as lines elsewhere.
+
+On a terminal, a live view has a bar, the newest numbers and the table of workers. On a narrow
+terminal, the numbers move below the bar, and columns of the table are dropped, the least important
+first. No text is cut in the middle.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,23 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO, cast
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from quorate.engines.worker_status import WorkerStatus
 from quorate.machine.standard_streams import Steady
-from quorate.machine.text import in_four_places
+from quorate.machine.text import aligned, in_four_places
 from quorate.services.device_use import DeviceUse
-from quorate.services.display.live_view import LiveView
+from quorate.services.display.shard_time import duration, shard_time
 from quorate.services.display.shown import DATED, JSON, OutputSettings, clock
-from quorate.services.display.worker_rows import Row, WorkerRows, plain
 from quorate.services.report import Report
 from quorate.settings import resolved
 
@@ -230,3 +238,189 @@ def numbers(report: Report, shown: Mapping[str, float]) -> str:
 def metrics(values: Mapping[str, float]) -> str:
     """Return metrics in one line: ``loss 0.3127  accuracy 0.8871``."""
     return "  ".join(f"{name} {in_four_places(value)}" for name, value in values.items())
+
+
+# --- the table of workers -------------------------------------------------------------------------
+
+COLUMNS = ("worker", "device", "use", "memory", "shard", "waiting", "state")
+LONG = 3.0  # a state is long, and its duration shown, after so many shard times of the worker
+LONG_UNKNOWN_S = 10.0  # the same threshold while the shard time is unknown
+LEAST_LONG_S = 1.0
+
+Row = tuple[str, ...]  # a cell for each of COLUMNS
+
+
+class WorkerRows:
+    """The rows of the table for successive statuses of all workers. One thread.
+
+    Shard times and shares of time cover the time since the previous call.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, WorkerStatus] = {}
+        self._shard_s: dict[int, float] = {}  # the last known: there may be no new time
+
+    def rows(
+        self, workers: Sequence[WorkerStatus], uses: Sequence[DeviceUse], now: float
+    ) -> list[Row]:
+        """Return a row per worker.
+
+        Args:
+            now: time.monotonic().
+        """
+        use_of = {use.worker: use for use in uses}
+        return [self._row(status, use_of.get(status.number), now) for status in workers]
+
+    def _row(self, status: WorkerStatus, use: DeviceUse | None, now: float) -> Row:
+        number = status.number
+        time = shard_time(self._before.get(number), status)
+        self._before[number] = status
+        if time.shard_s is not None:
+            self._shard_s[number] = time.shard_s
+        shard_s = self._shard_s.get(number)
+        return (
+            str(number),
+            _device(status, use),
+            "" if use is None else _use(use),
+            "" if use is None else _memory(use),
+            "" if shard_s is None else duration(shard_s),
+            "" if time.waiting is None else f"{time.waiting:.0%}",
+            _state(status, shard_s, now),
+        )
+
+
+def plain(rows: Sequence[Row]) -> str:
+    """Return the table for a file, as lines."""
+    return aligned([COLUMNS, *rows])
+
+
+def _state(status: WorkerStatus, shard_s: float | None, now: float) -> str:
+    # A worker without a shard so far is starting: its process may exist without being known yet.
+    phase = "gone" if status.is_gone and status.shards else status.phase
+    long_s = LONG_UNKNOWN_S if shard_s is None else max(LEAST_LONG_S, LONG * shard_s)
+    lasted_s = now - status.since
+    return f"{phase} for {duration(lasted_s)}" if lasted_s > long_s else phase
+
+
+def _device(status: WorkerStatus, use: DeviceUse | None) -> str:
+    if use is None or use.physical is None:
+        return status.where
+    return f"{status.where} = {use.physical}"
+
+
+def _use(use: DeviceUse) -> str:
+    if use.use is None:
+        return ""
+    if use.device.startswith("cpu"):
+        return f"{use.use:.1f} core{'' if 0.95 <= use.use < 1.05 else 's'}"
+    return f"{use.use:.0%}"
+
+
+def _memory(use: DeviceUse) -> str:
+    if use.memory_bytes is None:
+        return ""
+    if use.memory_total_bytes is None:
+        return f"{use.memory_bytes / (1 << 20):,.0f} MiB"
+    gib = 1 << 30
+    return f"{use.memory_bytes / gib:.1f} of {use.memory_total_bytes / gib:.0f} GiB"
+
+
+# --- the live view of a terminal ------------------------------------------------------------------
+
+GAP = "  "
+LEAST_BAR, MOST_BAR = 10, 40  # columns
+FIRST_LEFT_OUT = ("memory", "use", "waiting", "shard", "device")  # of the table's columns
+
+
+class LiveView:
+    """The content of the live view. One thread changes the content while another may draw it."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[str, str, str, int, int] | None = None
+        self._rows: Sequence[Row] = ()
+        self._folded_at = 0  # the widest terminal found too narrow: numbers vary in length
+
+    def update(self, position: str, numbers: str, eta: str, completed: int, total: int) -> None:
+        """Show an update.
+
+        Args:
+            position: ``epoch 1/3  step 300/705``.
+            numbers: metrics and speed of the update, separated by two spaces.
+            eta: the remaining time; empty if unknown.
+            completed: updates so far.
+            total: updates in all.
+        """
+        self._shown = position, numbers, eta, completed, total
+
+    def workers(self, rows: Sequence[Row]) -> None:
+        """Show a table of workers below the bar."""
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        if self._shown is not None:
+            yield from self._lines(*self._shown, width)
+        if self._rows:
+            yield table(self._rows, width)
+
+    def _lines(
+        self, position: str, numbers: str, eta: str, completed: int, total: int, width: int
+    ) -> Iterator[RenderableType]:
+        texts = [text for text in (position, numbers, eta) if text]
+        left = width - sum(cell_len(text) + len(GAP) for text in texts)
+        if left < LEAST_BAR:
+            self._folded_at = max(self._folded_at, width)
+        if width > self._folded_at:
+            yield _beside(position, _bar(completed, total, left), numbers, eta)
+            return
+        left = width - sum(cell_len(text) + len(GAP) for text in (position, eta) if text)
+        if left >= LEAST_BAR:
+            yield _beside(position, _bar(completed, total, left), eta)
+        else:
+            yield from wrapped(GAP.join(text for text in (position, eta) if text), width)
+        yield from wrapped(numbers, width)
+
+
+def table(rows: Sequence[Row], width: int) -> Table:
+    """Return the table of workers, with as many columns as fit."""
+    kept = [name for number, name in enumerate(COLUMNS) if any(row[number] for row in rows)]
+    for name in FIRST_LEFT_OUT:
+        if _width_of(rows, kept) <= width:
+            break
+        if name in kept:
+            kept.remove(name)
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for name in kept:
+        shown.add_column(name, no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(row[COLUMNS.index(name)]) for name in kept))
+    return shown
+
+
+def wrapped(text: str, width: int) -> Iterator[Text]:
+    """Yield the lines of a text, broken only between its parts."""
+    line = ""
+    for part in text.split(GAP):
+        longer = f"{line}{GAP}{part}" if line else part
+        if line and cell_len(longer) > width:
+            yield Text(line, no_wrap=True, overflow="ellipsis")
+            longer = part
+        line = longer
+    yield Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _width_of(rows: Sequence[Row], names: Sequence[str]) -> int:
+    numbers = [COLUMNS.index(name) for name in names]
+    widest = (max(cell_len(row[number]) for row in [COLUMNS, *rows]) for number in numbers)
+    return sum(widest) + len(GAP) * (len(names) - 1)
+
+
+def _bar(completed: int, total: int, width: int) -> ProgressBar:
+    return ProgressBar(total=total, completed=completed, width=min(width, MOST_BAR))
+
+
+def _beside(*parts: str | ProgressBar) -> Table:
+    grid = Table.grid(padding=(0, len(GAP)))
+    shown = [Text(part, no_wrap=True) if isinstance(part, str) else part for part in parts if part]
+    grid.add_row(*shown)
+    return grid

@@ -25,8 +25,6 @@ from quorate.errors import SettingError, UserError
 from quorate.replica.flat import Flat
 from quorate.replica.model import trainable
 from quorate.replica.sparse.found import GradKinds
-from quorate.training.optimizing.bare_step import bare_step
-from quorate.training.optimizing.block_steps import step_flat
 from quorate.training.optimizing.closure import Closure, takes_closure
 from quorate.training.optimizing.cores import cores_for
 from quorate.training.optimizing.entries import Entries
@@ -44,6 +42,7 @@ from quorate.training.optimizing.known_optimizers import (
     piece_of_state,
     require_state_of,
 )
+from quorate.training.optimizing.steps import bare_step, step_flat
 
 OptimizerFactory = (
     Callable[[list[torch.nn.Parameter]], Optimizer]
