@@ -8,6 +8,7 @@ made, tried on one shard and restored from the newest checkpoint; the first line
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,17 +18,19 @@ from typing import Any
 
 import torch
 
-from quorate.coordination.epochs import Course
-from quorate.coordination.plan import Plan
+from quorate.coordination.epochs import SHORT, Course
+from quorate.coordination.plan import Plan, PlanByShard
 from quorate.coordination.run_event import NOTE, RunEvent, as_note, showing
 from quorate.data import dataloader
 from quorate.data.row_sample import row_sample
-from quorate.data.source import Source
+from quorate.data.source import Source, length
 from quorate.engines import Transport, selection
 from quorate.engines.collective.rank_place import note_done, was_done_before
-from quorate.errors import CheckpointError, CompileError, CopyError, UserError
+from quorate.errors import CheckpointError, CompileError, CopyError, SettingError, UserError
 from quorate.machine.memory_fraction import free_cache
+from quorate.machine.processor import processors
 from quorate.replica.deterministic import repeatable
+from quorate.replica.phases.losses import PhaseLosses
 from quorate.services.checkpoints import files
 from quorate.services.display.shown import OutputSettings
 from quorate.services.display.straggler import Stragglers
@@ -36,17 +39,15 @@ from quorate.settings import resolved, switch
 from quorate.training import resume, weights
 from quorate.training.collective.follow import follow
 from quorate.training.collective.lead import start_rank_loop
-from quorate.training.config import DatasetConfig, StopAfter
+from quorate.training.config import DatasetConfig, StopAfter, too_many_shards
 from quorate.training.first_lines import first_lines
 from quorate.training.notices import once
 from quorate.training.observer import refuse_ranks
 from quorate.training.optimizing.cores import intra_op_threads, threads_of_loop
 from quorate.training.owners.server_owners import ServerStandIn
-from quorate.training.planning import plan_of
 from quorate.training.probing.checks import cut_once, try_row_alone
 from quorate.training.probing.mistakes import look_for_mistakes
 from quorate.training.probing.probe import probed
-from quorate.training.run_facts import facts_of
 from quorate.training.state import State
 from quorate.training.stop import Stops
 from quorate.training.training_loop import TrainingLoop, start_workers
@@ -99,9 +100,8 @@ class TrainingSetup:
         self.saved: tuple[int, Path] | None = None
         self.apply_loaded_weights: Callable[[State], None] | None = None
         self.row_sample: dict[str, str | None] | None = None
-        # Position and V of a run whose checkpoint was read for an evaluation without training.
-        self._evaluated_position: Course | None = None
-        self._evaluated_shards: int | None = None
+        # The record of a checkpoint that was read for an evaluation without training.
+        self._evaluated_record: dict[str, Any] | None = None
         # The newest weights of the run, while the model has older weights: a restarted script with
         # several fits passes the fits that are done, and may use the model after each of them.
         self._weights_set_aside: dict[str, torch.Tensor] | None = None
@@ -117,7 +117,8 @@ class TrainingSetup:
     @property
     def shards_of_run(self) -> int | None:
         """The number V of the run, as far as it is known."""
-        return self.shards or self._evaluated_shards
+        record = self._evaluated_record
+        return self.shards or (None if record is None else int(record["shards"]))
 
     # --- data and plan ----------------------------------------------------------------------------
 
@@ -150,13 +151,48 @@ class TrainingSetup:
     def plan_of(self, data: DatasetConfig) -> Plan:
         """Return the plan of a training loop over a dataset; changes nothing.
 
-        Only a training loop fixes the number of shards, where the settings leave the number open.
+        Where the settings leave the number V of shards open, a training loop fixes it: as in the
+        newest checkpoint, or the number of workers.
 
         Raises:
             DataError: the argument is no map-style dataset, or is empty.
             SettingError: there are fewer rows than shards, or fewer shards than the rule needs.
         """
-        return plan_of(self.workers, data, self.shards, self._newest_checkpoint)
+        workers, shards = self.workers, self.shards
+        rule, rows = workers.rule, length(data.dataset)
+        config = workers.config.with_loading(data.loading)
+        sampling, dealt = data.loading.sampling, rows
+        if sampling is not None:
+            sampling.require_rows(rows)
+            dealt = sampling.rows
+            if not data.shuffle:
+                fix = "leave shuffle out: rows come as they are drawn"
+                raise SettingError("shuffle", data.shuffle, "True with Loading(sampling=)", fix)
+        if shards is None:
+            newest = self._newest_checkpoint()
+            count = min(workers.least_workers, config.batch_size, dealt)
+            if newest is None and config.compute.strict and workers.keeps_bits(count):
+                expected = "a number: a strict run does not take it from the number of workers"
+                raise SettingError("shards", None, expected, f"pass shards={count}")
+            shards = count if newest is None else int(newest.record["shards"])
+        if shards > dealt:
+            of = "the dataset" if sampling is None else "an epoch"
+            raise too_many_shards(shards, f"{dealt} rows of {of}")
+        if shards < rule.least_shards:
+            expected, fix = f"at most the {shards} shards of a batch", "choose a smaller quorum"
+            raise SettingError("update", rule.name, expected, f"{fix}, or more shards")
+        kind = PlanByShard if rule.by_shard else Plan
+        return kind(
+            rows=rows,
+            batch_size=min(config.batch_size, dealt),
+            shards=shards,
+            seed=config.seed,
+            shuffle=data.shuffle,
+            order=config.loading.order,
+            last=config.loading.last or SHORT,
+            sampling=sampling,
+            round=config.loss.round if isinstance(config.loss, PhaseLosses) else None,
+        )
 
     def _newest_checkpoint(self) -> files.ValidCheckpoint | None:
         """Return the checkpoint to resume from, without the state."""
@@ -172,12 +208,42 @@ class TrainingSetup:
         if self.plan is not None:
             stands_at = (global_step, self.plan.epoch(global_step))
             return Course(self.plan.course.last_step, stands_at)
-        return self._evaluated_position or Course(0, (global_step, 0))
+        record = self._evaluated_record
+        return Course(0, (global_step, 0)) if record is None else resume.course_of(record)
 
     def facts(self, state: State) -> dict[str, Any]:
         """Return the description of the run in a checkpoint, for JSON. A resume compares facts."""
         assert self.plan is not None
-        return facts_of(self.workers, self.plan, state, self.row_sample)
+        workers, plan = self.workers, self.plan
+        computing = workers.replicas.computing
+        return {
+            "epoch": state.global_step // plan.steps_per_epoch,
+            **workers.config.facts(),
+            # Facts found at run time: no settings, or settings that were adjusted.
+            "shards": plan.shards,
+            "rows": plan.rows,
+            "shuffle": plan.shuffle,
+            "order_sha256": getattr(plan.order, "sha256", None),
+            "sampled_rows": None if plan.sampling is None else plan.dealt_rows,
+            "last_step": plan.course.last_step,
+            "progress": "progress" in plan.course.asked,
+            "row_sample": self.row_sample,
+            "compile": computing.compile,
+            "deterministic": computing.deterministic,
+            "kernels": computing.kernels,
+            "random": computing.random,
+            **({} if plan.round is None else {"round": plan.round.to_json()}),
+            **state.phases.facts(),
+            "engine": workers.engine,
+            "devices": sorted({str(group) for group in workers.groups}),
+            "device_types": sorted({device.type for device in workers.devices}),
+            "processors": processors(workers.devices),
+            "workers": len(workers.groups),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "account": state.account(),
+            "doubts": workers.replicas.notes.doubts,
+        }
 
     # --- around loops -----------------------------------------------------------------------------
 
@@ -375,8 +441,7 @@ class TrainingSetup:
             elif self.run_dir is not None and not self.is_fresh:
                 newest = resume.go_to_newest(self.run_dir, state, {}, self.say)
                 if newest is not None:
-                    self._evaluated_position = resume.course_of(newest.record)
-                    self._evaluated_shards = int(newest.record["shards"])
+                    self._evaluated_record = newest.record
                     evaluating = f"evaluating step {state.global_step:,} from {newest.path}"
                     self.say(RunEvent(evaluating, NOTE))
             self.workers.replicas.choose_kernels(state.model, resume.kernels_of(newest))
