@@ -11,6 +11,7 @@ import torch
 
 from quorate.coordination import rules
 from quorate.coordination.run_event import NOTE, WARNING, RunEvent
+from quorate.engines.processes.arena import Arena
 from quorate.engines.stages.new_replica import DeviceSpread, Replica, Split, new_replica, parts_of
 from quorate.errors import CopyError, SameBitsError, UserError
 from quorate.machine.devices import Group
@@ -19,6 +20,7 @@ from quorate.replica.buffers import Buffers
 from quorate.replica.compute import DEVICE
 from quorate.replica.computing import Computing
 from quorate.replica.deterministic import are_any_nvidia, fix_workspace
+from quorate.replica.flat import Flat
 from quorate.replica.kernels import choice
 from quorate.replica.notes import Notes
 from quorate.replica.placement import placement
@@ -171,7 +173,7 @@ class ReplicaFactory:
         return said
 
     def compute_as(self, decided: Mapping[str, Any]) -> None:
-        """Compute as rank 0 decided; see ``Computing``."""
+        """Compute as the coordinator, or rank 0, decided; see ``Computing``."""
         self.computing = self.computing.as_decided(decided)
 
     def tell(self, say: Callable[[str], None]) -> None:
@@ -245,18 +247,49 @@ class ReplicaFactory:
         if not own and self._obstacle is not None:
             raise refused(self._obstacle)
         logs = logs and self.computing.log_placement
-        return new_replica(
+        return self._new(
             state.model,
             state.parameters,
             group,
-            spread=self.spread if len(group) > 1 else None,
             mutable_frozen=state.mutable_frozen,
             written=state.written,
             own=own,
             set_buffers=set_buffers,
+            computing=replace(self.computing, log_placement=logs),
+        )
+
+    def in_worker(
+        self, model: torch.nn.Module, group: Group, arena: Arena, decided: Mapping[str, Any]
+    ) -> Replica:
+        """Return the model of a worker process itself as a replica, on the coordinator's memory.
+
+        Args:
+            decided: see ``Computing``: all workers compute alike.
+        """
+        self.compute_as(decided)
+        SharingFindings(model, self._config.loss, copies=False).tell(self._turns)
+        return self._new(
+            model,
+            arena.parameters,
+            group,
+            mutable_frozen=arena.sizes.mutable_frozen,
+            written=arena.sizes.written,
+            own=True,
+            set_buffers=arena.current.set,
+            computing=self.computing,
+        )
+
+    def _new(
+        self, model: torch.nn.Module, parameters: Flat, group: Group, **options: Any
+    ) -> Replica:
+        return new_replica(
+            model,
+            parameters,
+            group,
+            spread=self.spread if len(group) > 1 else None,
             loss=self._config.loss,
             totals=self.totals.wanted,
             turns=self._turns,
-            computing=replace(self.computing, log_placement=logs),
             notes=self.notes,
+            **options,
         )

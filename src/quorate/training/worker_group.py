@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quorate.coordination import rules
-from quorate.coordination.plan import Plan
+from quorate.coordination.plan import Plan, from_json
 from quorate.data.source import Source, length
 from quorate.engines import Transport, process_group, selection
 from quorate.engines.collective.rank_group import RankGroup
@@ -28,7 +28,7 @@ from quorate.engines.processes.worker import here
 from quorate.engines.processes.worker_loop import WorkerProgram
 from quorate.engines.ray.demand import demanded, groups_of, require_servers_fit
 from quorate.engines.spot_check import Ask, SpotChecks
-from quorate.errors import CopyError, SettingError
+from quorate.errors import CopyError, SettingError, UserError
 from quorate.machine.devices import Group, kinds, worker_devices
 from quorate.machine.limits import COMPILE_S
 from quorate.machine.memory_fraction import bound_memory, checked_fraction
@@ -260,21 +260,16 @@ class WorkerGroup:
                 )
                 self.stay_alone(why)
         elif (worker := here()) is not None:
-            group, loading = self.groups[worker.number], self.config.loading
+            group = self.groups[worker.number]
             bound_memory(group, self.memory_fraction)
             program = WorkerProgram(
                 model=self.model,
-                loss=self.config.loss,
-                totals=self.replicas.totals.wanted,
                 group=group,
-                datasets=datasets,
-                spread=self.replicas.spread,
-                collates={name: each.loading.collate for name, each in given.items()},
-                augment=loading.augment,
-                order=loading.order,
-                sampling=loading.sampling,
                 threads=self.config.workers.threads,
                 computing=self.replicas.computing,
+                notes=self.replicas.notes,
+                new_source=partial(self._source_in_worker, given),
+                new_replica=partial(self.replicas.in_worker, self.model, group),
             )
             worker.serve(program)
         elif not _loop_was_run:
@@ -282,6 +277,26 @@ class WorkerGroup:
             self._collates = [(each.dataset, each.loading.collate) for each in given.values()]
         else:
             self._collates = []
+
+    def _source_in_worker(
+        self, given: Mapping[str, DatasetConfig], name: str, plan: dict[str, Any], augments: bool
+    ) -> Source:
+        """Return the rows of a job of the coordinator, in a worker process.
+
+        Raises:
+            UserError: the script made another dataset in this process.
+        """
+        data, loading = given[name], self.config.loading
+        dealt = from_json(plan, loading.order, loading.sampling)
+        if (rows := length(data.dataset)) != dealt.rows:
+            raise UserError(
+                f"a worker that ran the script again made another {name}",
+                got=f"{rows} rows",
+                expected=f"{dealt.rows} as in the coordinator",
+                fix="make the script repeatable, or use engine='towers'",
+            )
+        augment = loading.augment if augments else None
+        return Source(data.dataset, dealt, data.loading.collate, augment)
 
     @staticmethod
     def note_use() -> None:

@@ -20,7 +20,6 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.script_as_worker import run_script, warnings_of_script
 from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker_loop import WorkerLoop, WorkerProgram
-from quorate.engines.stages.new_replica import new_replica
 from quorate.errors import UserError
 from quorate.machine.freed_memory import keep_freed_memory
 from quorate.machine.out_of_memory import be_killed_first
@@ -33,10 +32,7 @@ from quorate.machine.standard_streams import (
 )
 from quorate.replica.compute_thread import become_compute_thread
 from quorate.replica.deterministic import repeatable
-from quorate.replica.notes import Notes
-from quorate.replica.shared.sharing import SharingFindings
 from quorate.replica.streams import Stream
-from quorate.replica.turns import Turns
 
 # A fact of the process, known before the script runs: the trainer that the script makes asks.
 _here: Worker | None = None
@@ -83,7 +79,6 @@ class Worker:
     def __init__(self, number: int, wire: Wire, output: int) -> None:
         self.number = number
         self._wire = wire
-        self._notes = Notes()
         be_killed_first()
         self._outputs = {fd: os.dup(fd) for fd in (1, 2)}
         for fd in self._outputs:
@@ -133,30 +128,14 @@ class Worker:
         if device.type == "cpu":
             program.model.to(device)
         for line in warnings_of_script():
-            self._notes.add(line)
-        self._send_notes()
+            program.notes.add(line)
+        self._send_notes(program)
         self._wire.send(messages.ReachedLoop())
         answer = self._wire.receive()
         if not isinstance(answer, messages.ShareMemory):
             return  # the coordinator has ended, or ends this process
         arena = Arena.attach(answer.description, self._wire.fds, program.model)
-        turns = Turns(side_by_side=True)
-        SharingFindings(program.model, program.loss, copies=False).tell(turns)
-        replica = new_replica(
-            program.model,
-            arena.parameters,
-            program.group,
-            spread=program.spread,
-            mutable_frozen=arena.sizes.mutable_frozen,
-            written=arena.sizes.written,
-            own=True,
-            set_buffers=arena.current.set,
-            loss=program.loss,
-            totals=program.totals,
-            turns=turns,
-            computing=program.computing.as_decided(answer.computing),  # all workers alike
-            notes=self._notes,
-        )
+        replica = program.new_replica(arena, answer.computing)
         # 3. From here on what user code prints is news: the coordinator's script prints it not.
         self.show()
         # 4. Shards, until the coordinator ends this process or is gone itself.
@@ -164,11 +143,11 @@ class Worker:
         with Stream() as stream:
             arena.sheets[self.number].tell("waiting")
             while (request := self._wire.receive()) is not None and loop.handle(request, stream):
-                self._send_notes()
+                self._send_notes(program)
         replica.close()
 
-    def _send_notes(self) -> None:
-        for note in self._notes.take():
+    def _send_notes(self, program: WorkerProgram) -> None:
+        for note in program.notes.take():
             self._wire.send(messages.FoundNote(note))
 
     @property

@@ -7,18 +7,15 @@ the ticket of its request.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from quorate.coordination.plan import Order, from_json
-from quorate.coordination.sampling import EpochRows
-from quorate.data.draws import Augment
 from quorate.data.feed import Feed
-from quorate.data.source import Collate, Source, Ticket, length
+from quorate.data.source import Source, Ticket
 from quorate.engines.job import Job, class_of, data_fingerprint, probe_fingerprint
 from quorate.engines.model_changes import ModelChanges
 from quorate.engines.processes import worker_messages as messages
@@ -26,19 +23,16 @@ from quorate.engines.processes.arena import Arena
 from quorate.engines.processes.wire import Wire
 from quorate.engines.processes.worker_messages import SlotSum
 from quorate.engines.shard_runner import ShardFailure, ShardRunner
-from quorate.engines.stages.new_replica import DeviceSpread, Split
-from quorate.errors import UserError
 from quorate.machine.devices import Group
 from quorate.machine.shared_memory import Segment
 from quorate.replica.beside.values import NO_VALUES
 from quorate.replica.computing import Computing
-from quorate.replica.loss import Loss
+from quorate.replica.notes import Notes
 from quorate.replica.outputs import parcel
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.snapshots import Snapshot, VectorSet
 from quorate.replica.streams import Stream
-from quorate.replica.totals import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +44,13 @@ class WorkerProgram:
     """
 
     model: torch.nn.Module
-    loss: Loss
-    totals: Wanted
     group: Group  # the worker's devices
-    datasets: Mapping[str, Any]  # by the coordinator's names
-    spread: DeviceSpread | Split | None
-    collates: Mapping[str, Collate | None]  # by the same names
-    augment: Augment | None
-    order: Order | None
-    sampling: EpochRows | None
     threads: int  # intra-op
-    computing: Computing
+    computing: Computing  # before the coordinator's decisions
+    notes: Notes  # of everything that the worker makes
+    # From the coordinator's name of a dataset, a plan as JSON, and whether rows are augmented.
+    new_source: Callable[[str, dict[str, Any], bool], Source]
+    new_replica: Callable[[Arena, Mapping[str, Any]], Replica]  # from the coordinator's decisions
 
 
 @dataclass
@@ -134,22 +124,11 @@ class WorkerLoop:
             self._replica.loss_call.shared.take(self._shared)
 
     def _open(self, request: messages.OpenJob, stream: Stream) -> None:
-        name, program = request.dataset, self._program
-        assert name is not None
-        plan = from_json(request.plan, program.order, program.sampling)
-        dataset = self._program.datasets[name]
-        if (rows := length(dataset)) != plan.rows:
-            raise UserError(
-                f"a worker that ran the script again made another {name}",
-                got=f"{rows} rows",
-                expected=f"{plan.rows} as in the coordinator",
-                fix="make the script repeatable, or use engine='towers'",
-            )
         kind = class_of(request.work, Job)
         parameters = self._arena.average if request.averaged else self._arena.parameters
+        assert request.dataset is not None
         assert parameters is not None
-        augment = self._program.augment if kind.augments else None
-        source = Source(dataset, plan, self._program.collates[name], augment)
+        source = self._program.new_source(request.dataset, request.plan, kind.augments)
         job = kind(source, parameters, range(*request.steps), **request.options)
         job.traced = range(*request.traced)
         self._jobs[request.job] = _JobWithFeed(job)
