@@ -29,7 +29,6 @@ from quorate.engines.shard_runner import Outcome, ShardFailure
 from quorate.errors import QuorateError, SettingError, WorkerError
 from quorate.replica.buffers import Buffers
 from quorate.replica.replica import Replica
-from quorate.simulation.event_queue import EventQueue
 from quorate.training.observer import observing
 from quorate.training.state import State
 
@@ -176,17 +175,15 @@ class InMemoryChannel(TowersChannel):
         self._script = script
         self._due: dict[int, float] = {}  # by worker: end of the shard, unless the script differs
         self._hung: set[int] = set()  # workers
-        # Events, and workers that end their shards. While the script has moves, no shard ends by
-        # itself. Whole seconds and halves of seconds add up exactly.
-        self._queue: EventQueue[Event | int] = EventQueue(float(int(time.monotonic())))
+        self._now = float(int(time.monotonic()))  # seconds and halves of seconds add up exactly
         for worker in sorted(transport.present):
-            self._queue.post(self.now(), Joined(worker))
+            self.inbox.put(Joined(worker))
 
     # --- calls of the coordinator -----------------------------------------------------------------
 
     def now(self) -> float:
         """Return the virtual time."""
-        return self._queue.now
+        return self._now
 
     def send(self, effect: WorkerEffect) -> None:
         """Carry out an effect. A worker computes a shard when the shard ends."""
@@ -217,74 +214,52 @@ class InMemoryChannel(TowersChannel):
         super()._request(effect, request)
         takes_s = self._transport.time_s(effect.worker, request.step, request.shard)
         self._due[effect.worker] = self.now() + takes_s
-        self._schedule(effect.worker)
-
-    def _cancel(self, worker: int, request: Request) -> None:
-        request.is_cancelled = True
-        self._schedule(worker)
 
     def _replace(self, worker: int, reason: str) -> None:
         if worker in self.requests and worker not in self._hung and self._due[worker] <= self.now():
             # The shard would be done, if the script did not wait for something else.
             raise self._impossible()
         if worker in self._transport.present:
-            for event in (self._leave(worker, reason, crashed=True), self._join(worker)):
-                self._queue.post(self.now(), event, is_first=True)
-
-    def _schedule(self, worker: int) -> None:
-        """Let a worker end its shard, unless the script has moves or the worker hangs."""
-        request = self.requests[worker]
-
-        def is_valid() -> bool:
-            return self.requests.get(worker) is request and worker not in self._hung
-
-        if not self._script:
-            at = self.now() if request.is_cancelled else max(self._due[worker], self.now())
-            self._queue.post(at, worker, is_valid)
+            self.inbox.put(self._leave(worker, reason, crashed=True))
+            self.inbox.put(self._join(worker))
 
     # --- the next event ---------------------------------------------------------------------------
 
     def _receive(self, until: float) -> Event | None:
-        while True:
-            # 1. Events of other threads.
-            if not self.inbox.empty():
-                return self._event_of(self.inbox.get())
-            # 2. The script's next move, after all events that follow from effects.
-            if self._script and self._queue.next_at == inf:
-                at, play = self._possible(self._script[0])
-                if at == inf and self._transport.skips:
-                    self._end_move()
-                elif at <= until and at < inf:
-                    self._queue.next(at)
-                    self._end_move()
-                    if (event := play()) is not None:
-                        return event
-                elif until < inf:  # the coordinator may make the move possible
-                    self._queue.next(until)
-                    return None
-                else:
-                    raise self._impossible()
-                continue
-            # 3. Events that follow from effects, and ends of shards.
-            happening = self._queue.next(until)
-            if isinstance(happening, int):
-                if self.requests[happening].is_cancelled:
-                    return self._end_with(happening, None)
-                self._finish(happening)
-                continue
-            if happening is not None or until < inf:
-                return happening
-            # 4. Nothing more from workers.
-            try:
-                return self._event_of(self.inbox.get(timeout=BLOCKS_S))
-            except Empty:
-                raise ScriptError(f"nothing will happen any more: {self._situation()}") from None
+        while self.inbox.empty():  # events of other threads, and answers, come first
+            at, play = self._next_move()
+            if at == inf and self._script and self._transport.skips:
+                self._script.popleft()
+            elif at <= until and at < inf:
+                self._now = at
+                if self._script:
+                    self._script.popleft()
+                if (event := play()) is not None:
+                    return event
+            elif until < inf:  # the coordinator may make a move possible
+                self._now = until
+                return None
+            elif self._script:
+                raise self._impossible()
+            else:
+                break
+        try:
+            return self._event_of(self.inbox.get(timeout=BLOCKS_S))
+        except Empty:
+            raise ScriptError(f"nothing will happen any more: {self._situation()}") from None
 
-    def _end_move(self) -> None:
-        """Remove the next move; after the last move, shards end by themselves."""
-        self._script.popleft()
-        for worker in self.requests:
-            self._schedule(worker)
+    def _next_move(self) -> tuple[float, Callable[[], Event | None]]:
+        """Return when the next move is possible, and a function to make the move.
+
+        After the end of the script each worker finishes its shard, or leaves off.
+        """
+        if self._script:
+            return self._possible(self._script[0])
+        # Whoever leaves off was told so later than others who finish at the same time.
+        requests = sorted(self.requests.items(), key=lambda each: each[1].is_cancelled)
+        moves = [LeavesOff(w) if r.is_cancelled else Finishes(w) for w, r in requests]
+        possible = map(self._possible, moves)
+        return min(possible, key=lambda each: each[0], default=(inf, lambda: None))
 
     def _possible(self, move: Move) -> tuple[float, Callable[[], Event | None]]:
         """Return when a move is possible, infinite if not now, and a function to make the move."""
