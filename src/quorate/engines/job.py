@@ -17,12 +17,10 @@ from quorate.data.feed import CPU, Feed
 from quorate.data.loader_processes import Told, nobody_told
 from quorate.data.source import Batch, Source, Ticket
 from quorate.engines.model_changes import ModelChanges
-from quorate.engines.remote_error import exited
 from quorate.engines.stages.pipelined_replica import PipelinedReplica
 from quorate.engines.stages.stage_runner import MicroBatch, ShardInput, no_stage
 from quorate.engines.tracing import Trace, current
 from quorate.machine import out_of_memory
-from quorate.machine.signal_handlers import LeftError
 from quorate.replica.fingerprint import fingerprint
 from quorate.replica.flat import Flat
 from quorate.replica.loss_terms import Scales
@@ -168,8 +166,7 @@ class Job(ABC):
             feed: a feed of this job.
 
         Raises:
-            ExitError: user code called ``sys.exit()``.
-            Any exception of user code.
+            Any exception of user code, a SystemExit too.
         """
         return self._computed(replica, stream, self._fetched(replica, feed, task), task)
 
@@ -182,10 +179,7 @@ class Job(ABC):
         """
         if len(tasks) > 1:
             tasks[0].at("fetching")
-            try:
-                batches = feed.take_run([(task.step, task.shard) for task in tasks])
-            except SystemExit as error:
-                raise _exited(error, self, tasks[0]) from error
+            batches = feed.take_run([(task.step, task.shard) for task in tasks])
             # Rows are loaded before: the loader may have to wait for an exclusive section.
             together = replica.alone.together(
                 lambda: [
@@ -200,10 +194,7 @@ class Job(ABC):
     def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
         task.at("fetching")
         ticket = (task.step, task.shard)
-        try:
-            batch = feed.take(ticket)
-        except SystemExit as error:
-            raise _exited(error, self, task) from error
+        batch = feed.take(ticket)
         replica.transfers.begin(batch.data)
         if task.is_only and (following := feed.following(ticket)) is not None:
             replica.transfers.begin(following.data)
@@ -212,10 +203,7 @@ class Job(ABC):
     def _computed(self, replica: Replica, stream: Stream, batch: Batch, task: Task) -> ShardSum:
         self._pull(replica, task)
         replica.loss_call.place(self.plan, task.step, batch.rows)
-        try:
-            return self._work(replica, batch, stream, task)
-        except SystemExit as error:
-            raise _exited(error, self, task) from error
+        return self._work(replica, batch, stream, task)
 
     def _in_stages(
         self,
@@ -300,13 +288,6 @@ def place(job: str, step: int, shard: int, phase: str | None = None) -> str:
     if job != Training.name:
         return f"{job}, batch {step}, shard {shard}"
     return f"step {step}{'' if phase is None else f' (phase {phase})'}, shard {shard}"
-
-
-def _exited(error: SystemExit, job: Job, task: Task) -> BaseException:
-    """Return the error of a ``sys.exit()`` in a shard, where user code must not end the program."""
-    if isinstance(error, LeftError):
-        return error
-    return exited(error, f"worker {task.worker}, {job.place(task.step, task.shard)}")
 
 
 def class_name(kind: type) -> str:

@@ -16,7 +16,9 @@ from quorate.coordination.tree import TreeSum
 from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Task
 from quorate.engines.model_changes import ModelChangesReceiver
+from quorate.engines.remote_error import exited
 from quorate.engines.worker_status import Timesheet
+from quorate.machine.signal_handlers import LeftError
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
@@ -113,7 +115,14 @@ class ShardRunner:
         ]
         try:
             enter(first, "fetching")
-            results = job.compute_run(self.replica, stream, feed(), tasks)
+            try:
+                results = job.compute_run(self.replica, stream, feed(), tasks)
+            except SystemExit as error:
+                if isinstance(error, LeftError):
+                    raise
+                # Of user code, which must not end the program from within a shard.
+                where = f"worker {self.number}, {job.place(step, at_shard)}"
+                raise exited(error, where) from error
             results = [r.computed_by(self.number, first + n) for n, r in enumerate(results)]
             # A replica in stages has added the gradients of each subtree. A shard has no gradient
             # either if terms of its loss await their totals, or if none is wanted.
