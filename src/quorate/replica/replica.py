@@ -128,7 +128,7 @@ class Replica:
         self._set_pulled = self._set_buffers
         self.witness = Witness(self.model, model, parameters, loss, notes, written, mutable_frozen)
         self._placement = Placement(group, computing, notes, until=__file__)
-        self._spare_gradients: list[Flat] = []
+        self._spare: list[Flat] = []  # vectors for gradients
         self._version: object = None
         self._graphs: ShardGraphs | None = None
         # A recorded CUDA graph repeats the same work. A scaled loss may have to be scaled anew, and
@@ -255,16 +255,12 @@ class Replica:
         at("pushing")
         written = self.witness.end(self._flat)
         if gradient is None:
-            gradient = (
-                self._spare_gradients.pop()
-                if self._spare_gradients
-                else self._layout.new(self._gathers_on)
-            )
+            gradient = self._spare.pop() if self._spare else self._layout.new(self._gathers_on)
         gradient.fill(grads, multiplier / scale)
         if into is not None and gradient is not into:
             into.copy_(gradient)
             torch.accelerator.synchronize(self.device)
-            self._spare_gradients.append(gradient)
+            self._spare.append(gradient)
             gradient = into
         return ShardSum(
             weight=outcome.weight,
@@ -324,7 +320,7 @@ class Replica:
     def recycle(self, shard_sum: ShardSum) -> None:
         """Reuse the memory of a sum that is not read any more."""
         if shard_sum.gradient is not None:
-            self._spare_gradients.append(shard_sum.gradient)
+            self._spare.append(shard_sum.gradient)
             shard_sum.gradient = None
 
     def close(self) -> None:

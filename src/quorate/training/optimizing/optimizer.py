@@ -114,9 +114,8 @@ class FlatOptimizer:
         self._is_of_some = names is not None
         self.parameters = named
         self.groups = [[self._name(p) for p in g["params"]] for g in self.param_groups]
-        self._fresh = [
-            dict(group) for group in self.param_groups
-        ]  # the groups, before any is fused
+        # The groups as the user's function made them, before any is fused.
+        self._fresh = [dict(group) for group in self.param_groups]
         self.flat_parameters = parameters
         layout, ours = parameters.layout, () if names is None else named
         # P, over all dtypes: the number of elements of this optimizer's parameters.
@@ -381,11 +380,7 @@ class FlatOptimizer:
                 runs = [list(names) for _, names in groupby(self._names_of[tensor], kind)]
                 pieces += [tensor] if len(runs) == 1 else self._pieces(tensor, runs)
             group["params"][:] = pieces
-        self._names_of = {
-            tensor: self._names_of[tensor]
-            for group in self.param_groups
-            for tensor in group["params"]
-        }
+        self._names_of = {t: self._names_of[t] for g in self.param_groups for t in g["params"]}
 
     def _pieces(self, tensor: torch.Tensor, runs: Sequence[list[str]]) -> list[torch.Tensor]:
         """Cut a stretch, with its state, into a tensor for each run of parameter names."""
