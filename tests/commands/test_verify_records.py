@@ -15,8 +15,8 @@ from quorate.commands.verify.records import (
     Event,
     Recording,
     ShardRecord,
+    StepRecord,
     TwiceRecord,
-    UpdateRecord,
 )
 from quorate.commands.verify.verdict import Run, Way, verdict
 from quorate.errors import UserError
@@ -59,7 +59,7 @@ def recording(**changes: Any) -> Recording:
         tensors[2]["last.weight"] = "other"
     return Recording(
         facts={"shards": 2, "steps_per_epoch": 2},
-        updates=[UpdateRecord(n, n - 1, [0.3, 0.1], tensors[n], {0: 0, 1: 0}) for n in range(3)],
+        updates=[StepRecord(n, n - 1, [0.3, 0.1], tensors[n], {0: 0, 1: 0}) for n in range(3)],
         shards={(each.step, each.shard): [each] for each in shards},
         end=EndRecord(2, ""),
     )
@@ -90,7 +90,7 @@ def two(other: Recording, first: Recording | None = None) -> list[Run]:
 
 
 def weights(*found: str, doubts: Sequence[str] = ()) -> Recording:
-    updates = [UpdateRecord(n, n - 1, [0.1], {"last.weight": w}) for n, w in enumerate(found)]
+    updates = [StepRecord(n, n - 1, [0.1], {"last.weight": w}) for n, w in enumerate(found)]
     end = EndRecord(len(found) - 1, "", list(doubts))
     return Recording(facts={"shards": 2, "steps_per_epoch": 2}, updates=updates, end=end)
 

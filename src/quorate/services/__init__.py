@@ -12,7 +12,7 @@ from quorate.services.report import Report
 
 
 class Service(Protocol):
-    """The protocol of the services that a ``Supervisor`` runs beside training."""
+    """The protocol of the services that ``Services`` run beside training."""
 
     name: str
     every_s: float  # pause between the end of a tick and the start of the next tick

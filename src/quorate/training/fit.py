@@ -146,13 +146,13 @@ class Fit:
             # 3. The services, and the callbacks' ``started``.
             signals.has_step_to_finish = True  # until here the first signal raises at once
             loop.state.callbacks_saved = {}  # restored: a later fit must not restore them again
-            supervisor = self._open_services(loop, graph, stack)
+            services = self._open_services(loop, graph, stack)
             first = loop.state.global_step + 1
             self._trained_state = loop.state
             run_trace.begun(loop.state.global_step)
             for callback in self._callbacks_with("started"):
                 callback.started(self._trainer)
-            self._evaluate_if_due(loop, supervisor)  # of the checkpoint's step, if it is missing
+            self._evaluate_if_due(loop, services)  # of the checkpoint's step, if it is missing
             # 4. The updates. Every call of user code in this block is announced before.
             stack.enter_context(loop.state.model_edits.user_code_announced())
             unsaved = UnsavedAttributes(self._callbacks, loop.state)
@@ -163,10 +163,10 @@ class Fit:
                         loop.state.phases.save()  # raises now if the state cannot be saved
                     self._start_progress.close()
                 with run_trace.after_update(report):
-                    self._show(report, supervisor)
+                    self._show(report, services)
                     for callback in self._callbacks_with("updated"):
                         callback.updated(report)
-                    self._evaluate_if_due(loop, supervisor)
+                    self._evaluate_if_due(loop, services)
                     if self._saver is not None:
                         is_last = report.global_step == report.last_step
                         unsaved.updated(is_last=is_last or self._stops.reason is not None)
@@ -212,9 +212,9 @@ class Fit:
         status.begun(loop.state.global_step)
         stack.push(lambda _kind, raised, _trace: self._log_end(loop, status, raised))
         stack.push(self._call_stopped)
-        supervisor = stack.enter_context(self._open_supervisor(loop, graph))
+        services = stack.enter_context(self._make_services(loop, graph))
         stack.push(lambda _kind, raised, _trace: self._save_at_end(loop.state, raised))
-        return supervisor
+        return services
 
     def _probe_model(self, loop: TrainingLoop) -> Graph | None:
         """Check that an evaluation has the required metrics, before workers are started.
@@ -232,11 +232,11 @@ class Fit:
             return None
         return graph_of(workers, state, loop.source)
 
-    def _show(self, report: Report, supervisor: Services) -> None:
+    def _show(self, report: Report, services: Services) -> None:
         """Show a report on the display, in summaries and in metrics.jsonl."""
         self._display.update(report)
         self._log_output_fault(f"step {report.global_step:,}")
-        supervisor.updated(report)
+        services.updated(report)
         if self._log is not None:
             named = [self._new_slow_lines.popleft() for _ in range(len(self._new_slow_lines))]
             self._slow_lines += named
@@ -279,7 +279,7 @@ class Fit:
 
     # --- evaluations ------------------------------------------------------------------------------
 
-    def _evaluate_if_due(self, loop: TrainingLoop, supervisor: Services) -> None:
+    def _evaluate_if_due(self, loop: TrainingLoop, services: Services) -> None:
         """Evaluate the validation set at this step, if due, and save the best checkpoint.
 
         An evaluation interrupted by a stop leaves no record: a resume evaluates anew.
@@ -309,7 +309,7 @@ class Fit:
             self._loss_trend.add(when, values["loss"])
         if self._log is not None:
             self._log.evaluation(n, values)
-        supervisor.evaluated(n, values)
+        services.evaluated(n, values)
         for callback in self._callbacks_with("evaluated"):
             callback.evaluated(n, values)
         best = None if validation.best is None else BestMetric(validation.best)
@@ -387,8 +387,8 @@ class Fit:
 
     # --- services, metrics.jsonl, callbacks -------------------------------------------------------
 
-    def _open_supervisor(self, loop: TrainingLoop, graph: Graph | None) -> Services:
-        """Return the supervisor of the threads of the worker table and of the summaries."""
+    def _make_services(self, loop: TrainingLoop, graph: Graph | None) -> Services:
+        """Return the services with threads: the worker table and the summaries."""
         services: list[Service] = []
         workers, every_s = self._setup.workers, self._setup.config.run_dir.summary_every_s
         if loop.transport is not None:

@@ -16,8 +16,8 @@ from quorate.errors import SettingError, UserError
 from quorate.machine.standard_streams import Steady
 
 if TYPE_CHECKING:
-    from quorate.commands.verify.runs import Done
-    from quorate.commands.verify.verdict import Verdict
+    from quorate.commands.verify.runs import AllRuns
+    from quorate.commands.verify.verdict import BitsVerdict
 
 WORKERS, UPDATES, LIMIT_S = "1,2,3", 20, 3600.0
 
@@ -128,7 +128,7 @@ def command(
     return 0 if outcome.is_same else 1
 
 
-def _record(outcome: Verdict, done: Done) -> dict[str, Any]:
+def _record(outcome: BitsVerdict, done: AllRuns) -> dict[str, Any]:
     return {
         "same_bits": outcome.is_same,
         "is_complete": done.left is None,

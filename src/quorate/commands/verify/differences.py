@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from quorate.commands.verify.records import Recording, ShardRecord, UpdateRecord
+from quorate.commands.verify.records import Recording, ShardRecord, StepRecord
 from quorate.replica.witness.module_trace import Event
 
 # Causes.
@@ -134,7 +134,7 @@ def _loss(record: ShardRecord) -> tuple[str, ...]:
 
 
 def _in_shards(
-    first: tuple[Recording, UpdateRecord], second: tuple[Recording, UpdateRecord]
+    first: tuple[Recording, StepRecord], second: tuple[Recording, StepRecord]
 ) -> Difference | None:
     update, step = first[1].number, first[1].step
     parted = []
@@ -158,7 +158,7 @@ def _in_shards(
     return _with(difference, a, b, names, seen, len(parted))
 
 
-def _counted(run: Recording, update: UpdateRecord, ticket: tuple[int, int]) -> list[ShardRecord]:
+def _counted(run: Recording, update: StepRecord, ticket: tuple[int, int]) -> list[ShardRecord]:
     """Return the computations of a shard that entered the update; all of them if unknown.
 
     Of several by the same worker number the last counts: a killed worker may have recorded a result

@@ -20,7 +20,7 @@ from quorate.commands.verify.recorded_training import (
     RecordedRepresenting,
     RecordedTraining,
 )
-from quorate.commands.verify.records import COORDINATOR, EndRecord, UpdateRecord, note
+from quorate.commands.verify.records import COORDINATOR, EndRecord, StepRecord, note
 from quorate.coordination import rules
 from quorate.coordination.protocol import (
     Cancelled,
@@ -314,7 +314,7 @@ class _Recorder:
         note(
             self.folder,
             COORDINATOR,
-            UpdateRecord(
+            StepRecord(
                 number=self._updates,
                 step=self._step,
                 lrs=[float(group["lr"]) for group in state.phases.param_groups],

@@ -38,7 +38,7 @@ class ShardRecord:
 
 
 @dataclass(frozen=True)
-class UpdateRecord:
+class StepRecord:
     """The state after an update; number 0 is the state before the first update."""
 
     number: int
@@ -87,7 +87,7 @@ class Recording:
     """All records of one run."""
 
     facts: dict[str, Any] = field(default_factory=dict)  # as in a checkpoint
-    updates: list[UpdateRecord] = field(default_factory=list)  # from number 0 on
+    updates: list[StepRecord] = field(default_factory=list)  # from number 0 on
     shards: dict[tuple[int, int], list[ShardRecord]] = field(default_factory=dict)
     twice: list[TwiceRecord] = field(default_factory=list)
     end: EndRecord | None = None
@@ -123,10 +123,10 @@ def read(folder: Path) -> Recording:
         match record.pop("kind"):
             case "facts":
                 recording.facts = record
-            case "UpdateRecord":
+            case "StepRecord":
                 pairs = record["computed_by"].items()
                 record["computed_by"] = {int(shard): worker for shard, worker in pairs}
-                recording.updates.append(UpdateRecord(**record))
+                recording.updates.append(StepRecord(**record))
             case "ShardRecord":
                 for name in ("forward", "backward"):
                     record[name] = [Event(**event) for event in record[name]]

@@ -67,7 +67,7 @@ class Program(NamedTuple):
         return self._replace(hash_seed=seed) if hash_seed() is None else self
 
 
-class Done(NamedTuple):
+class AllRuns(NamedTuple):
     """The finished runs, and notes about runs that were not made."""
 
     runs: list[Run]
@@ -75,7 +75,7 @@ class Done(NamedTuple):
     left: str | None = None  # the run in which the limit was reached
 
 
-def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done:
+def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> AllRuns:
     """Run the script on each number of workers, the largest first, then in the further ways.
 
     The plain runs are returned in the order of ``counts``.
@@ -99,30 +99,30 @@ def runs_of(program: Program, counts: Sequence[int], shards: int | None) -> Done
         except OverLimitError:
             if len(plain) < 2:
                 raise _nothing_compared(program.limit, label) from None
-            return Done([plain[n] for n in sorted(plain)], [], label)
+            return AllRuns([plain[n] for n in sorted(plain)], [], label)
         run.refuse_a_mistake()
         shards = run.recording.facts.get("shards", shards)
         plain[n] = run
     runs = [plain[n] for n in range(len(counts))]
     sound = [run for run in runs if not run.failed and run.updates]
     if not sound:
-        return Done(runs, [])
+        return AllRuns(runs, [])
     # The further runs use a single hash seed, so that they differ only in their way.
     program = hashing[runs.index(sound[0])]
     if not verdict(runs).is_same:
         runs += _under_one_hash_seed(program, sound, shards)
         note = "note: resumes, kills and towers are compared when this is mended"
-        return Done(runs, [note] if program.ways else [])
+        return AllRuns(runs, [note] if program.ways else [])
     if not program.ways:
-        return Done(runs, [])
+        return AllRuns(runs, [])
     updates = min(run.updates for run in sound)
     further = _FurtherRuns(program._replace(updates=updates), sound, shards, runs, [], [])
     try:
         further.stopped()
         further.killed()
     except OverLimitError:
-        return Done(runs, further.notes, further.begun[-1])
-    return Done(runs, further.notes)
+        return AllRuns(runs, further.notes, further.begun[-1])
+    return AllRuns(runs, further.notes)
 
 
 def _under_one_hash_seed(program: Program, sound: Sequence[Run], shards: int | None) -> list[Run]:

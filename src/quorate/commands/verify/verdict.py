@@ -95,14 +95,14 @@ class Run(NamedTuple):
         return f"{_count(self.updates, 'update')} of {_count(shards, 'shard')}"
 
 
-class Verdict(NamedTuple):
+class BitsVerdict(NamedTuple):
     """The result of the comparison of all runs, and the lines to print."""
 
     is_same: bool
     lines: list[str]
 
 
-def verdict(runs: Sequence[Run]) -> Verdict:
+def verdict(runs: Sequence[Run]) -> BitsVerdict:
     """Compare all runs with the first run that did not fail.
 
     Raises:
@@ -181,7 +181,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
             "that is the main process's alone"
         )
     notes = _notes(whole[0], whole[1:], is_same=is_same)
-    return Verdict(is_same, [*lines, *notes, *_idle(sound)])
+    return BitsVerdict(is_same, [*lines, *notes, *_idle(sound)])
 
 
 def _doubts(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -54,7 +54,7 @@ class WorkerHandle:
         self.place = ""
         self._is_cut = False  # where there is no line
         self._sent_changes = 0  # the number of the newest ``ModelChanges`` that were sent
-        self._shared = self._stored = 0  # the numbers of the newest ``Values`` that were sent
+        self._shared = self._stored = 0  # the numbers of the newest ``SharedValues`` that were sent
         self._selector: BaseSelector | None = None
 
     def begin(

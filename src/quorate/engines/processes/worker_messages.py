@@ -65,7 +65,7 @@ class ModelRequest(_Message, kw_only=True):
     """A request with user code's changes of the model, unless the worker knows the changes."""
 
     model_changes: dict[str, Any] | None = None  # see ``ModelChanges.to_json``
-    shared: dict[str, Any] | None = None  # see ``Values.to_json``; perhaps with a descriptor
+    shared: dict[str, Any] | None = None  # ``SharedValues.to_json``; perhaps with a descriptor
 
 
 class OpenJob(ModelRequest):
