@@ -119,13 +119,17 @@ def test_whatever_a_reader_raises_is_one_line(kind: str, tmp_path: Path) -> None
     assert refused > 40
 
 
-def test_a_fifo_and_a_device_are_no_weights(tmp_path: Path) -> None:
+def test_fifos_devices_and_dicts_of_other_things_are_no_weights(tmp_path: Path) -> None:
     for suffix in ("pt", "safetensors"):
         os.mkfifo(tmp_path / f"pipe.{suffix}")
         with expect_error(CheckpointError):
             quorate.load_weights(Small(), tmp_path / f"pipe.{suffix}")
     with expect_error(CheckpointError):
         quorate.load_weights(Small(), "/dev/zero")
+    for odd in ({"weight": 1.0}, {1: torch.ones(1)}):
+        torch.save(odd, tmp_path / "odd.pt")
+        with expect_error(CheckpointError):
+            quorate.load_weights(Small(), tmp_path / "odd.pt")
 
 
 # --- files that would fill memory -----------------------------------------------------------------
