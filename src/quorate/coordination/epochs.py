@@ -121,12 +121,12 @@ def takes_of(phases: Sequence[str], new_batch: Sequence[bool | None]) -> tuple[i
 
 @dataclass(frozen=True)
 class Course:
-    """The run of a plan, as far as known.
+    """The extent of the run around a plan, for the position that user code reads (``At``).
 
     Args:
-        last_step: number of updates at the end; 0: unknown.
-        stands_at: step and epoch of the run, if the whole plan lies between two updates, as that of
-            an evaluation.
+        last_step: number of updates at the end of the run; 0: unknown.
+        stands_at: step and epoch of the run during an evaluation, whose own steps are batches of
+            the evaluated dataset; None during training.
         asked: the values used by code of this process: "progress".
     """
 

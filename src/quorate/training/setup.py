@@ -531,7 +531,7 @@ class TrainingSetup:
         return resume.kernels_of(newest)
 
     def _check_rows_of_later_fit(self, state: State, source: Source, last_step: int) -> None:
-        """Sample the rows of a later fit of the script; compare them with an interrupted fit's.
+        """Sample the rows of a fit after the first; compare with the rows of an interrupted fit.
 
         Raises:
             MisfitError: the interrupted fit had different rows.
