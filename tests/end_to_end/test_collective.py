@@ -93,7 +93,6 @@ def test_two_ranks_have_the_bits_of_a_tower(references: References, tmp_path: Pa
         assert met in ended.out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_bits_of_a_tower(way: Way, references: References, tmp_path: Path) -> None:
     has_the_bits_of_a_tower(way, references, tmp_path)
@@ -131,7 +130,6 @@ def test_it_is_told_to_end_and_killed_and_goes_on_elsewhere(
     assert (found(run_dir)["digest"], found(run_dir)["averaged_digest"]) == tower
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "where", "saved"),
     [

@@ -42,7 +42,6 @@ def trained(case: Case, pipeline: str | None = "1f1b") -> tuple[str, float]:
     return digest_of(trainer), trainer.evaluate(Rows(7))["loss"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_bits_of_one_piece(name: str, request: pytest.FixtureRequest) -> None:
     whole = trained(CASES[name], None)

@@ -62,13 +62,9 @@ def unsplit(references: References) -> str:
     ("split", "devices", "pipeline"),
     [
         (("embedding",), "cpu+cpu", "1f1b"),
-        pytest.param(("lstm",), "cpu+cpu", "gpipe", marks=pytest.mark.slow),
-        pytest.param(
-            ("norm", "embedding", "dropout"), "cpu+cpu", "interleaved", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ("embedding", "dropout"), "cpu+cpu+cpu", "zero-bubble", marks=pytest.mark.slow
-        ),
+        (("lstm",), "cpu+cpu", "gpipe"),
+        (("norm", "embedding", "dropout"), "cpu+cpu", "interleaved"),
+        (("embedding", "dropout"), "cpu+cpu+cpu", "zero-bubble"),
     ],
 )
 @pytest.mark.usefixtures("way")
