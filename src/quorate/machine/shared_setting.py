@@ -32,7 +32,8 @@ class SharedSetting(Generic[T]):
 
     def __init__(self, read: Callable[[], T], write: Callable[[T], None]) -> None:
         self._read, self._write = read, write
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end an abandoned loop while this thread has the lock.
+        self._lock = threading.RLock()
         self._blocks: list[_Block[T]] = []  # in progress, in the order of their begins
 
     @contextmanager
@@ -49,7 +50,7 @@ class SharedSetting(Generic[T]):
         with self._lock:
             before = self._read()
             if not self._blocks:
-                self._outside = before
+                self._outside = self._read()
             self._blocks.append(block)
             self._put(value)
         try:

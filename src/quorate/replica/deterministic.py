@@ -31,7 +31,7 @@ from quorate.machine.shared_setting import SharedSetting
 from quorate.replica.computing import Computing
 from quorate.replica.precision import float32_products
 from quorate.replica.shared.code import user_line_of
-from quorate.replica.torch_internals import let_compiler_measure
+from quorate.replica.torch_internals import let_compiler_measure, may_compiler_measure
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 ONE_SIZE = (":4096:8", ":16:8")  # the values with which torch's flag allows products
@@ -94,21 +94,25 @@ def one_order(devices: Sequence[torch.device]) -> Iterator[list[str]]:
         said += "; torch only warns of operators without a fixed order"
     set_by_script = _read_order()
     # The fill guards against programs that read uninitialized memory, and takes time.
-    ours = WARN if warns else ERROR, False
+    ours = WARN if warns else ERROR, False, False
     with _order.at(set_by_script if set_by_script[0] == ERROR else ours):
         yield [f"{said}; --no-deterministic turns it off"]
 
 
-def _read_order() -> tuple[int, bool]:
-    memory: Any = torch.utils.deterministic
-    return torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+_Order = tuple[int, bool, bool]  # mode, whether memory is filled, whether the compiler measures
 
 
-def _write_order(values: tuple[int, bool]) -> None:
+def _read_order() -> _Order:
     memory: Any = torch.utils.deterministic
-    mode, memory.fill_uninitialized_memory = values
+    mode, fills = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
+    return mode, fills, may_compiler_measure()
+
+
+def _write_order(values: _Order) -> None:
+    memory: Any = torch.utils.deterministic
+    mode, memory.fill_uninitialized_memory, measures = values
     torch.set_deterministic_debug_mode(mode)
-    let_compiler_measure(mode == 0)
+    let_compiler_measure(measures)
 
 
 _order = SharedSetting(_read_order, _write_order)

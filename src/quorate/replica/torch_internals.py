@@ -641,6 +641,12 @@ def compiler_is_in_use() -> bool:
     return backends is None or any(map(callable, backends.values()))
 
 
+def may_compiler_measure() -> bool:
+    """Return whether torch's compiler may choose kernels by measured times; True if not loaded."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    return config is None or not config.deterministic
+
+
 def let_compiler_measure(may_measure: bool) -> None:
     """Set whether torch's compiler may choose kernels by measured times.
 

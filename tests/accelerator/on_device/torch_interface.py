@@ -24,6 +24,16 @@ def test_memory_that_nothing_was_written_to_is_not_a_number() -> None:
     assert torch.empty(8, device="sim:0").isnan().all().item()
 
 
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "l1_loss"])
+def test_a_loss_and_its_gradient_have_the_bits_of_the_cpu(name: str) -> None:
+    values, found = torch.randn(2, 8, 4), []
+    for device in ("cpu", "sim:0"):
+        computed, target = values.to(device)
+        loss = getattr(nn.functional, name)(computed.requires_grad_(), target)
+        found.append([loss.cpu(), torch.autograd.grad(loss, computed)[0].cpu()])
+    assert all(map(torch.equal, *found))
+
+
 def test_what_a_kernel_raises_comes_with_the_next_synchronisation() -> None:
     table = torch.ones(3, 2, device="sim:2")
     made = nn.functional.embedding(torch.tensor([7], device="sim:2"), table)

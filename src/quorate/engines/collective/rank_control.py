@@ -240,10 +240,6 @@ class RankControl:
             gathered = (self._beside if beside else self._all).gather(pack(own))
         return [unpack(each) for each in gathered]
 
-    def arrive(self) -> None:
-        """Return when all ranks have called this method. Blocks without a time limit."""
-        self.gather(None)
-
     def wait_for_host(self) -> None:
         """Return when all ranks of this host, who have pipes, have called this method. Blocks."""
         assert self._pipes is not None
