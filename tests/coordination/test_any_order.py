@@ -11,11 +11,11 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.histories import KINDS, History
 from support.simulator import Simulation
 
@@ -48,7 +48,7 @@ def noted(run: Simulation, decisions: Any) -> None:
     """Put the decisions of the last event into a hash; reasons in words are left out."""
     now, _, effects = run.log[-1]
     for effect in effects:
-        fields = {name: value for name, value in asdict(effect).items() if name != "reason"}
+        fields = {name: value for name, value in structs.asdict(effect).items() if name != "reason"}
         decisions.update(f"{now} {type(effect).__name__} {fields}\n".encode())
 
 

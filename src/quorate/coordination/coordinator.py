@@ -145,9 +145,9 @@ class Coordinator:
         effects: list[protocol.Effect] = []
         look_at = inf
         if self._steps.applying is None and not self.is_over:
-            if self.applied >= self._dealer.last_step:
+            if self._steps.applied >= self._dealer.last_step:
                 self.is_over = True
-                return [protocol.Finish(self.applied, self.reason)]
+                return [protocol.Finish(self._steps.applied, self.reason)]
             # Shards come first: workers compute while the update is made, if the rule allows.
             effects += self._dealer.deal(now)
             if (step := self._steps.next_to_apply()) is not None:
@@ -168,7 +168,7 @@ class Coordinator:
             step.number,
             tuple(sorted({each.worker for each in held})),
             shards=tuple(sorted(step.held)),
-            staleness=self.applied - min([each.version for each in held]),
+            staleness=self._steps.applied - min([each.version for each in held]),
         )
 
     @property
@@ -342,7 +342,7 @@ class Coordinator:
     def _stop(self, reason: str) -> None:
         """End the run after the open steps with begun shards."""
         self._steps.unbegin_untouched()
-        last = self.applied + len(self._steps.by_number)
+        last = self._steps.applied + len(self._steps.by_number)
         if last < self._dealer.last_step:
             self._dealer.last_step, self.reason = last, reason
 

@@ -97,7 +97,7 @@ class Dealer:
             for worker in tuple(idle):
                 if (choice := self._choose_shard(worker, now)) is not None:
                     dealt.append(self._give(worker, *choice, now))
-                    if not self._has_more():
+                    if not (idle and self._has_more()):
                         break
         # 2. Copies of shards that are late or slow.
         if not (idle and self.steps.running.is_in_use):
@@ -182,7 +182,7 @@ class Dealer:
             barred = [
                 s for s in step.failures if s in unassigned and self._is_barred(step, worker, s)
             ]
-            if len(barred) == len(unassigned):
+            if barred and len(barred) == len(unassigned):
                 continue
             for shard in barred:
                 unassigned.take(range(shard, shard + 1))

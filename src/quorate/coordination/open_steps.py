@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from math import inf
+
+from msgspec import Struct
 
 from quorate.coordination.running_shards import Forecast, RunningShards
 from quorate.coordination.workers import Assignment, move, remove
@@ -68,8 +69,10 @@ class UnassignedShards:
         place = self._place(shards.start)
         start, stop = self._runs[place]
         assert start <= shards.start < shards.stop <= stop
-        rest = (start, shards.start), (shards.stop, stop)
-        self._replace(place, 1, [part for part in rest if part[0] < part[1]])
+        rest = [(start, shards.start)] if start < shards.start else []
+        if shards.stop < stop:
+            rest.append((shards.stop, stop))
+        self._replace(place, 1, rest)
         self._size -= len(shards)
 
     def add(self, shards: Iterable[int]) -> None:
@@ -99,8 +102,7 @@ class UnassignedShards:
 _Age = tuple[int, int, int]  # version, order, number: the oldest step is the least
 
 
-@dataclass(eq=False, slots=True)
-class OpenStep:
+class OpenStep(Struct, eq=False):
     """A step, begun and not applied."""
 
     number: int
@@ -109,14 +111,14 @@ class OpenStep:
     needed: int  # number of shards that must be held before the update
     begun_at: float
     unassigned: UnassignedShards
-    held: dict[int, Assignment] = field(default_factory=dict)  # by shard
-    computing: dict[int, Assignment] = field(default_factory=dict)  # by shard
-    copies: dict[int, Assignment] = field(default_factory=dict)  # by shard: of the second worker
-    forecasts: dict[int, Forecast] = field(default_factory=dict)  # by shard with a copy
-    running: set[int] = field(default_factory=set)  # shards that are computed and not held
-    failures: dict[int, list[int]] = field(default_factory=dict)  # shard -> workers it failed on
+    held: dict[int, Assignment] = {}  # by shard
+    computing: dict[int, Assignment] = {}  # by shard
+    copies: dict[int, Assignment] = {}  # by shard: of the second worker
+    forecasts: dict[int, Forecast] = {}  # by shard with a copy
+    running: set[int] = set()  # shards that are computed and not held
+    failures: dict[int, list[int]] = {}  # shard -> workers it failed on
     has_runs: bool = True  # False: a worker crashed, or user code raised, in a run
-    lost_with: dict[int, int] = field(default_factory=dict)  # unassigned shard -> worker that left
+    lost_with: dict[int, int] = {}  # unassigned shard -> worker that left
     age: _Age | None = None  # None: no worker has begun, or still has, a shard of the step
     ready_age: _Age | None = None  # the age, if enough shards are held for the update
 
@@ -162,8 +164,9 @@ class OpenSteps:
         self.with_unassigned: list[OpenStep] = []  # steps with an unassigned shard, oldest first
         self.running = running
         self._staleness = staleness
+        self._lists_ages = 0 < staleness < inf
         self._begun = 0
-        # Of all steps of which a worker has a shard, if the rule bounds their staleness; sorted.
+        # Of all steps of which a worker has a shard, if ``_lists_ages``; sorted.
         self._by_age: list[_Age] = []
         self.ready: list[_Age] = []  # of steps with enough shards for an update, sorted
         # Unbegun steps: these, sorted, and all from ``_top`` on.
@@ -218,7 +221,8 @@ class OpenSteps:
         step.held.update(dict.fromkeys(shards, assignment))
         for shard in step.running.intersection(shards):  # another worker computes the shard too
             self._update_running(step, shard)
-        self._set_age(step, step.age)
+        if len(step.held) >= step.needed:
+            self._set_age(step, step.age)
 
     def lose(self, worker: int) -> None:
         """Record the loss of all results held by a worker."""
@@ -263,7 +267,8 @@ class OpenSteps:
 
     def _update_running(self, step: OpenStep, shard: int) -> None:
         """Note who computes a shard now."""
-        self.running.drop(step.number, shard)
+        if self.running.is_in_use:
+            self.running.drop(step.number, shard)
         assignment = step.computing.get(shard)
         if assignment is None or shard in step.held:
             step.running.discard(shard)
@@ -281,9 +286,10 @@ class OpenSteps:
     def _set_age(self, step: OpenStep, age: _Age | None) -> None:
         """List a step by age, and among the ready steps."""
         ready_age = age if len(step.held) >= step.needed else None
-        if 0 < self._staleness < inf:
+        if self._lists_ages:
             move(self._by_age, step.age, age)
-        move(self.ready, step.ready_age, ready_age)
+        if ready_age != step.ready_age:
+            move(self.ready, step.ready_age, ready_age)
         step.age, step.ready_age = age, ready_age
 
     def next_to_apply(self) -> OpenStep | None:
@@ -301,7 +307,7 @@ class OpenSteps:
         if not self.ready:
             return None
         oldest = self.ready[0]
-        if self._staleness < inf:
+        if self._lists_ages:
             least = self.applied + 1 - int(self._staleness)
             end, place = bisect_left(self._by_age, oldest[:1]), 0  # steps before ``end`` are older
             while place < end:

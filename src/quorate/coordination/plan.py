@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +32,7 @@ from quorate.coordination.sampling import EpochRows, repeats
 from quorate.coordination.sampling import Rows as Rows
 from quorate.errors import SettingError
 
+_MOST_SIZES = 64  # of steps, kept at a time
 WITHOUT_PHASES = Round(("",), (0,))
 Order = Callable[[Rows], Rows]  # from the rows of an epoch to the order that they are dealt in
 _Size = tuple[int, int, int, str | None]  # begin and end in the order of an epoch, V, phase
@@ -118,11 +120,10 @@ class Plan:
     def __post_init__(self) -> None:
         self.dealt_rows = self.rows if self.sampling is None else self.sampling.rows  # D
         self.batches_per_epoch = batches_per_epoch(self.dealt_rows, self.batch_size, self.last)
-        self._round = self.round or WITHOUT_PHASES
-        self.steps_per_epoch = self._round.updates(self.batches_per_epoch)
+        self.steps_per_epoch = (self.round or WITHOUT_PHASES).updates(self.batches_per_epoch)
         self._orders: dict[int, Rows] = {}  # of the newest epochs
         self._repeats: dict[int, Rows] = {}  # likewise, where rows are sampled
-        self._sizes: dict[int, _Size] = {}  # of the newest steps, see ``_size``
+        self._sizes: dict[int, _Size] = {}  # by step
         if self.round is not None:
             for name in self.round.phases:
                 if self.updates_of(name) == 0:
@@ -148,7 +149,7 @@ class Plan:
 
     def phase(self, step: int) -> str | None:
         """Return the phase of step t; None where there are none."""
-        return self._size(step)[3]
+        return None if self.round is None else self._size(step)[3]
 
     def updates_of(self, phase: str | None) -> int:
         """Return how many steps of an epoch are of a phase; None: all of them.
@@ -193,6 +194,13 @@ class Plan:
         b, order = stop - start, self._order(self.epoch(step))
         return order[start + shard * b // v : start + (shard + count) * b // v]
 
+    def each_from(self, step: int, shard: int, count: int) -> list[Rows]:
+        """Return the rows of each of neighbouring shards of step t, from shard s on."""
+        start, stop, v, _ = self._size(step)
+        b, order = stop - start, self._order(self.epoch(step))
+        ends = [start + s * b // v for s in range(shard, shard + count + 1)]
+        return [order[begin:end] for begin, end in pairwise(ends)]
+
     def repeats(self, step: int, shard: int) -> Rows | None:
         """Return how often each row of a shard was dealt before in the same epoch; None: never."""
         if self.sampling is None or not self.sampling.replacement:
@@ -234,15 +242,18 @@ class Plan:
         """Return the size of step t. Several threads ask, a dozen times for each step."""
         if (size := self._sizes.get(step)) is None:
             size = self._new_size(step)
-            # A new dict, as other threads may be reading the old one.
-            self._sizes = {**dict(list(self._sizes.items())[-7:]), step: size}
+            if len(self._sizes) >= _MOST_SIZES:
+                self._sizes = {}  # a new dict, as other threads may be reading the old one
+            self._sizes[step] = size
         return size
 
     def _new_size(self, step: int) -> _Size:
         """Compute the size of step t."""
-        phase, batch = self._round.at(step % self.steps_per_epoch)
+        phase, batch = None, step % self.steps_per_epoch
+        if self.round is not None:
+            phase, batch = self.round.at(batch)
         start, stop = batch_bounds(batch, self.dealt_rows, self.batch_size, self.last)
-        return start, stop, min(self.shards, stop - start), phase or None
+        return start, stop, min(self.shards, stop - start), phase
 
     def _order(self, epoch: int) -> Rows:
         rows = self._orders.get(epoch)

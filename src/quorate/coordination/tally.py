@@ -35,17 +35,19 @@ class Tally:
     def applied(self, worker: int, staleness: int) -> None:
         """Count a shard of a worker in an update, ``staleness`` updates after its parameters."""
         self._count(worker, "stale" if staleness else "fresh")
-        self.staleness_sum += staleness
-        self.staleness_max = max(self.staleness_max, staleness)
+        if staleness:
+            self.staleness_sum += staleness
+            self.staleness_max = max(self.staleness_max, staleness)
 
     def lost(self, worker: int, *, dropped: bool) -> None:
         """Count a shard of a worker in no update: too late, or a copy."""
         self._count(worker, "dropped" if dropped else "copies")
 
     def _count(self, worker: int, fate: str) -> None:
-        if worker >= len(self.counts[fate]):
+        counts = self.counts[fate]
+        if worker >= len(counts):
             self.include(worker)
-        self.counts[fate][worker] += 1
+        counts[worker] += 1
 
     def to_json(self) -> dict[str, list[int]]:
         """Return counts per worker by fate; staleness: sum and max."""

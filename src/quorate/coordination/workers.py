@@ -17,6 +17,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
+
 K = TypeVar("K", int, tuple[int, int])
 
 RECENT = 15  # shards whose median is the usual time of a worker
@@ -73,8 +75,7 @@ class Deadlines(Generic[K]):
         return key
 
 
-@dataclass(eq=False, slots=True)
-class Assignment:
+class Assignment(Struct, eq=False):
     """A shard, or a run of shards, computed by a worker; later it stands for the result."""
 
     worker: int
@@ -87,7 +88,7 @@ class Assignment:
     # Whether the results are known to be in no update, and counted so. The worker may have received
     # ``Cancel``.
     is_unneeded: bool = False
-    shards: range = field(init=False)
+    shards: range = range(0)
 
     def __post_init__(self) -> None:
         self.shards = range(self.shard, self.shard + self.count)
@@ -205,12 +206,14 @@ class Workers:
         record.assignment = None
         if not record.is_replaced:
             insort(self.idle, worker)
-            move(self.idle_usual_shard_s, None, record.usual_shard_s)
+            if record.usual_shard_s is not None:
+                insort(self.idle_usual_shard_s, record.usual_shard_s)
 
     def _remove_idle(self, worker: int, record: WorkerRecord) -> None:
         if not record.is_replaced:
             remove(self.idle, worker)
-            move(self.idle_usual_shard_s, record.usual_shard_s, None)
+            if record.usual_shard_s is not None:
+                remove(self.idle_usual_shard_s, record.usual_shard_s)
 
     # --- times ------------------------------------------------------------------------------------
 

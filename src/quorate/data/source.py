@@ -169,7 +169,7 @@ class Source:
         if len(tickets) == 1 or not self._tensors or self._augment or self.hashes_samples:
             return [self.load(ticket) for ticket in tickets]
         begun = time.monotonic()
-        rows = [self.plan.shard(*ticket) for ticket in tickets]
+        rows = self.plan.each_from(*tickets[0], len(tickets))
         together = self.plan.shards_from(*tickets[0], len(tickets))
         loaded = self._columns().of_shards(together, [*map(len, rows)])
         self.last_s = (time.monotonic() - begun) / len(tickets)
