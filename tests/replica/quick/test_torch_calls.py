@@ -48,16 +48,16 @@ def test_where_things_are_made_is_known_without_asking_for_the_default() -> None
 
 
 def test_switches_are_read_as_by_torchs_public_functions() -> None:
-    public = [read for read, _ in switches.SWITCHES.values()]
-    stood = switches.settings()
-    assert stood == tuple(read() for read in public)
+    quick, public = switches.readers(has_gpu=True), switches.SWITCHES
+    stood = {name: read() for name, (read, _) in public.items()}
+    assert {name: read() for name, read in quick.items()} == stood
     try:
-        for number, (_, set_) in enumerate([*switches.SWITCHES.values()][4:], start=4):
-            set_(not stood[number])
-            assert switches.settings()[number] == (not stood[number])
-            assert switches.settings() == tuple(read() for read in public)
+        for name in [*public][4:]:
+            public[name][1](not stood[name])
+            assert quick[name]() == public[name][0]() == (not stood[name])
     finally:
-        switches.restore(stood)
+        for name, (_, set_) in public.items():
+            set_(stood[name])
     assert torch_calls.reader(torch.is_grad_enabled, "_no_such_name") is torch.is_grad_enabled
 
 

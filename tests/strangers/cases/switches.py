@@ -44,20 +44,21 @@ def leaves(name: str, says: str, owner: Any, function: str, *given: Any, **more:
     case(lambda: Case(SAME, says=said, loss=loss, plain=False), f"leaves_{name}")
 
 
+GPU = torch.accelerator.is_available()  # else these switches do not matter
 cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
 leaves("dtype", "the default dtype", torch, "set_default_dtype", torch.float64)
 leaves("precision", "float32_matmul_", torch, "set_float32_matmul_precision", "high")
 leaves("deterministic", "deterministic alg", torch, "set_deterministic_debug_mode", 1)
 leaves("flash", "flash attention", cuda, "enable_flash_sdp", False)
-leaves("efficient", "memory-efficient attention", cuda, "enable_mem_efficient_sdp", False)
+leaves("efficient", GPU * "memory-efficient attention", cuda, "enable_mem_efficient_sdp", False)
 leaves("plain_attention", "plain attention", cuda, "enable_math_sdp", False)
-leaves("cudnn_attention", "cuDNN's attention", cuda, "enable_cudnn_sdp", False)
+leaves("cudnn_attention", GPU * "cuDNN's attention", cuda, "enable_cudnn_sdp", False)
 leaves("onednn", "oneDNN", mkldnn, "set_flags", False)
-leaves("cudnn", "cuDNN", cudnn, "set_flags", _enabled=False)
-leaves("benchmark", "cudnn.benchmark", cudnn, "set_flags", _benchmark=True)
-leaves("repeatable", "cudnn.deterministic", cudnn, "set_flags", _deterministic=True)
+leaves("cudnn", GPU * "cuDNN", cudnn, "set_flags", _enabled=False)
+leaves("benchmark", GPU * "cudnn.benchmark", cudnn, "set_flags", _benchmark=True)
+leaves("repeatable", GPU * "cudnn.deterministic", cudnn, "set_flags", _deterministic=True)
 leaves("tf32", "float32_matmul_", builtins, "setattr", cuda.matmul, "allow_tf32", True)
-leaves("conv_tf32", "the precision", builtins, "setattr", cudnn.conv, "fp32_precision", "tf32")
+leaves("conv", GPU * "the precision", builtins, "setattr", cudnn.conv, "fp32_precision", "tf32")
 # Those of the thread.
 leaves("gradients", "", torch, "set_grad_enabled", False)
 leaves("threads", "", torch, "set_num_threads", 2)

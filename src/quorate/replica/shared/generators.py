@@ -69,12 +69,12 @@ def reseed(seed: Seed) -> None:
 
 def mark() -> Mark:
     """Return a mark that changes with each draw from a generator: 1 us."""
-    return (*_python(), *_numpy(), _torch())
+    return _python(), _numpy(), _torch()
 
 
 def shared_mark() -> Mark:
     """Return the same mark without torch's part, which comes last."""
-    return (*_python(), *_numpy())
+    return _python(), _numpy()
 
 
 def torch_mark() -> Hashable:

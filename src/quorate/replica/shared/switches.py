@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from operator import call
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -73,6 +73,11 @@ SWITCHES: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda on: setattr(_cudnn, "deterministic", on),
     ),
 }
+# Code on a CPU alone does not read these.
+_OF_GPUS = {
+    *(FLOAT32_ON_GPUS, "memory-efficient attention", "cuDNN's attention", "cuDNN"),
+    *("cudnn.benchmark", "cudnn.deterministic"),
+}
 # The same for switches that torch reads by a single call: twice around every run of shards.
 _CALLS = {
     "float32_matmul_precision": "_get_float32_matmul_precision",
@@ -89,7 +94,6 @@ _QUICK: Mapping[str, Callable[[], Any]] = {
     **{name: reader(SWITCHES[name][0], call) for name, call in _CALLS.items()},
     FLOAT32_ON_GPUS: float32_reader(_float32_on_gpus),
 }
-_READERS = tuple(_QUICK.get(name, read) for name, (read, _) in SWITCHES.items())
 _SETTERS: tuple[object, ...] = (
     *(set_ for _, set_ in SWITCHES.values()),
     *(
@@ -105,24 +109,38 @@ _PARTS = ("flags", "set_flags")  # of a module of torch.backends
 Settings = tuple[Any, ...]
 
 
+def readers(*, has_gpu: bool) -> Mapping[str, Callable[[], Any]]:
+    """Return functions that read the switches in use, by name."""
+    return {
+        name: _QUICK.get(name, read)
+        for name, (read, _) in SWITCHES.items()
+        if has_gpu or name not in _OF_GPUS
+    }
+
+
+@cache
+def _readers() -> Mapping[str, Callable[[], Any]]:
+    return readers(has_gpu=device_types() != ("cpu",))
+
+
 def settings() -> Settings:
-    """Return the positions of all switches: 1 us."""
+    """Return the positions of the switches in use: 1 us."""
     try:
-        return tuple(map(call, _READERS))
+        return tuple(map(call, _readers().values()))
     except RuntimeError:
-        return tuple([_read(read) for read in _READERS])
+        return tuple([_read(read) for read in _readers().values()])
 
 
 def changed(before: Settings, after: Settings) -> list[str]:
     """Return the names of the switches that differ."""
-    return [n for n, one, other in zip(SWITCHES, before, after, strict=True) if one != other]
+    return [n for n, one, other in zip(_readers(), before, after, strict=True) if one != other]
 
 
 def restore(wanted: Settings) -> None:
     """Restore the positions of the switches."""
-    for (_, set_), value, now in zip(SWITCHES.values(), wanted, settings(), strict=True):
+    for name, value, now in zip(_readers(), wanted, settings(), strict=True):
         if value != now:
-            set_(value)
+            SWITCHES[name][1](value)
 
 
 def as_written(*, scripted: bool) -> AbstractContextManager[object]:
@@ -171,7 +189,7 @@ class ThreadModes:
 
     def __init__(self) -> None:
         self._gradients, self._threads = torch.is_grad_enabled(), torch.get_num_threads()
-        self._autocast = [torch.is_autocast_enabled(kind) for kind in device_types()]
+        self._autocast = [*map(torch.is_autocast_enabled, device_types())]
 
     def restore(self) -> None:
         """Restore modes that differ: less than a microsecond, if none does."""
@@ -179,8 +197,9 @@ class ThreadModes:
             torch.set_grad_enabled(self._gradients)
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        for kind, is_on in zip(device_types(), self._autocast, strict=True):
-            if torch.is_autocast_enabled(kind) is not is_on:
+        kinds = device_types()
+        if [*map(torch.is_autocast_enabled, kinds)] != self._autocast:
+            for kind, is_on in zip(kinds, self._autocast, strict=True):
                 torch.set_autocast_enabled(kind, is_on)
 
 
