@@ -9,7 +9,9 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from quorate.coordination.keys import key
 from quorate.coordination.plan import Plan, abridged
@@ -36,7 +38,7 @@ class NotWanted(BaseException):
     """Raised between two phases of a shard: the coordinator cancelled the shard."""
 
 
-class Task(NamedTuple):
+class Task(msgspec.Struct, eq=False):
     """A shard for a worker to compute."""
 
     worker: int
@@ -356,7 +358,7 @@ class Training(Job):
         """Compute shards of one step; all at the same time if the replica has stages."""
         if not isinstance(replica, PipelinedReplica) or self.in_one_piece:
             return super().compute_run(replica, stream, feed, tasks)
-        batches = [self._fetched(replica, feed, task._replace(is_only=False)) for task in tasks]
+        batches = [self._fetched(replica, feed, replace(task, is_only=False)) for task in tasks]
         self._pull(replica, tasks[0])
         return self._in_stages(replica, stream, tasks, batches)
 

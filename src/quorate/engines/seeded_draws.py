@@ -8,28 +8,27 @@ from quorate.coordination.plan import Plan
 from quorate.replica.streams import Stream
 
 
-class seeded_draws:  # noqa: N801
-    """Within the block this thread's draws from torch depend on the seed and the update count.
+def seeded_draws(what: str, plan: Plan, n: int) -> Stream:
+    """Return a context in which this thread's draws from torch depend on the seed and n alone.
 
     Args:
         what: "update" for an optimizer with noise, "between" for callbacks and loop bodies.
         plan: has the seed.
         n: the number of updates.
     """
+    try:
+        stream = _SpareStream.spare.pop()  # another thread may have taken the last stream
+    except IndexError:
+        stream = _SpareStream()
+    stream.reseed((what, plan.seed, n))
+    return stream
 
-    __slots__ = ("_stream",)
-    _spare: ClassVar[list[Stream]] = []  # a new stream usually takes longer than the block
 
-    def __init__(self, what: str, plan: Plan, n: int) -> None:
-        try:
-            self._stream = self._spare.pop()  # another thread may have taken the last stream
-        except IndexError:
-            self._stream = Stream()
-        self._stream.reseed((what, plan.seed, n))
+class _SpareStream(Stream):
+    """A stream for one block, and then for another: a new stream takes longer than the block."""
 
-    def __enter__(self) -> None:
-        self._stream.__enter__()
+    spare: ClassVar[list[_SpareStream]] = []
 
     def __exit__(self, *raised: Any) -> None:
-        self._stream.__exit__(*raised)
-        self._spare.append(self._stream)
+        super().__exit__(*raised)
+        self.spare.append(self)

@@ -17,11 +17,13 @@ from quorate.data.feed import Feed
 from quorate.engines.job import Job, NotWanted, Task
 from quorate.engines.model_changes import ModelChangesReceiver
 from quorate.engines.remote_error import exited
+from quorate.engines.stages.pipelined_replica import PipelinedReplica
 from quorate.engines.worker_status import Timesheet
 from quorate.machine.signal_handlers import LeftError
 from quorate.replica.flat import Flat
 from quorate.replica.replica import Replica
 from quorate.replica.shard_sum import ShardSum
+from quorate.replica.snapshots import Snapshot
 from quorate.replica.streams import Stream
 
 
@@ -78,7 +80,8 @@ class ShardRunner:
         *,
         is_cancelled: Callable[[], bool] | None = None,
         beside: Sequence[Any] | None = None,
-        **options: Any,
+        snapshot: Snapshot | None = None,
+        is_only: bool = False,
     ) -> Outcome:
         """Compute shards of one step, and return their results. Blocks.
 
@@ -88,7 +91,8 @@ class ShardRunner:
             into: for each shard a vector to write the gradient to, or None.
             is_cancelled: asked at the start of each phase. Default: nothing cancels the shards.
             beside: for each shard its further inputs; see ``Job.beside``.
-            options: further fields of each ``Task``.
+            snapshot: of the parameters; see ``Task``.
+            is_only: see ``Task``.
 
         Returns:
             The results in the order of shards, perhaps sums over subtrees; None if the shards were
@@ -107,9 +111,10 @@ class ShardRunner:
         tasks = [
             Task(
                 *(self.number, step, shard, vector, partial(enter, shard)),
-                beside=None if beside is None else beside[shard - first],
-                waits_for=self.sheet.waits_for,
-                **options,
+                None if beside is None else beside[shard - first],
+                self.sheet.waits_for,
+                snapshot,
+                is_only,
             )
             for shard, vector in enumerate(into, start=first)
         ]
@@ -123,12 +128,13 @@ class ShardRunner:
                 # Of user code, which must not end the program from within a shard.
                 where = f"worker {self.number}, {job.place(step, at_shard)}"
                 raise exited(error, where) from error
-            results = [r.computed_by(self.number, first + n) for n, r in enumerate(results)]
-            # A replica in stages has added the gradients of each subtree. A shard has no gradient
-            # either if terms of its loss await their totals, or if none is wanted.
-            is_added = results[0].gradient is not None and any(
-                result.gradient is None and not result.awaits_totals for result in results[1:]
-            )
+            for shard, result in enumerate(results, start=first):
+                result.set_worker(self.number, shard)
+            if not isinstance(self.replica, PipelinedReplica) or results[0].gradient is None:
+                return results
+            # Stages have added the gradients of each subtree. A shard has no gradient either if
+            # terms of its loss await their totals.
+            is_added = any(r.gradient is None and not r.awaits_totals for r in results)
             return join_results(results, job.plan.shards_of(step)) if is_added else results
         except NotWanted:
             return None

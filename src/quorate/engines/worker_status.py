@@ -113,22 +113,27 @@ class Timesheet:
 
         Args:
             phase: one of ``PHASES``.
-            step: of the shard. Default: as before.
-            shard: number of the shard. Default: as before.
+            step: of the shard. Default: the shard as before.
+            shard: number of the shard.
         """
         version, entry = self._last if self._copies is None else self._newest()
         was, old_step, old_shard, since, before, shards, _ = entry
-        step = old_step if step is None else step
-        shard = old_shard if shard is None else shard
-        if phase == was and step == old_step and shard == old_shard and since:
+        if step is None or shard is None:
+            step, shard = old_step, old_shard
+        if phase == was and since and step == old_step and shard == old_shard:
             return
         now, seconds = time.monotonic(), before.copy()
         if since:
             seconds[was] += now - since
             if self._log is not None:
                 self._log.phase(was, old_step, old_shard, since, now)
-        shards += phase == "fetching"
-        self._write(version + 1, (phase, step, shard, now, seconds, shards, -1))
+        if phase == "fetching":
+            shards += 1
+        entry = phase, step, shard, now, seconds, shards, -1
+        if self._copies is None:  # without a call: five times per shard
+            self._last = version, entry
+        else:
+            self._write(version + 1, entry)
 
     def waits_for(self, stage: int) -> None:
         """Note a pipeline stage that takes long; the phase continues. Does not block."""

@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -33,6 +33,7 @@ MOST_TRIES = 3
 MOST_COMPILING = 64
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class CompileGate:
@@ -130,8 +131,8 @@ class UserCompiles:
     def __init__(self) -> None:
         self._compiling = 0  # number of shards that have compiled code
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Run ``work()``, whose result must not depend on repetition.
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``work(*args, **kwargs)``, whose result must not depend on repetition.
 
         Raises:
             CompileError: user code compiles code again and again.
@@ -140,12 +141,12 @@ class UserCompiles:
         if torch_internals.compiler_is_in_use():
             try:
                 with gate.shared(), _begun(may_compile=False):
-                    return work()
+                    return work(*args, **kwargs)
             except _CompilesError:
                 pass
         else:
             try:
-                result = work()
+                result = work(*args, **kwargs)
             except Exception:
                 if not torch_internals.compiler_is_in_use():
                     raise
@@ -164,7 +165,7 @@ class UserCompiles:
             for _ in range(MOST_TRIES):
                 before = generators.states()
                 with _begun(may_compile=True):
-                    result = work()
+                    result = work(*args, **kwargs)
                 if not _shard.has_compiled:
                     break
                 # Again: numbers drawn by the compiler would be taken for draws of the model.

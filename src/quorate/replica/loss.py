@@ -92,15 +92,10 @@ class LossResult(msgspec.Struct, eq=False):
     loss: torch.Tensor  # ()
     metrics: dict[str, float]  # means; "loss" first
     weight: float
+    multiplier: float  # of the gradient; 0: there is no gradient
     totals: Counts = {}
     outputs: dict[str, Any] = {}  # collected outputs by name, on the host
     denominators: Denominators | None = None  # None: ``weight`` is the denominator of all means
-    terms_multiplier: float | None = None  # of the gradient of terms; None: no terms
-
-    @property
-    def multiplier(self) -> float:
-        """The number that the gradient is multiplied by; 0: there is no gradient."""
-        return self.weight if self.terms_multiplier is None else self.terms_multiplier
 
     @property
     def awaits_totals(self) -> bool:
@@ -145,7 +140,8 @@ def read(
     if type(returned) is torch.Tensor and not totals:
         loss = _loss(returned, training=training)
         scalar = loss if loss.dim() == 0 else loss.reshape(())
-        return LossResult(scalar, {"loss": loss.item()}, float(rows), {})
+        weight = float(rows)
+        return LossResult(scalar, {"loss": loss.item()}, weight, weight)
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
         raise LossError(
@@ -204,12 +200,13 @@ def read(
     for name, names in denominators.terms.items():
         # Of the shard alone: the sum over shards has the exact sum of the terms.
         metrics[name] = math.fsum(metrics[n] for n in names if denominators.weights[n])
-    if not denominators.weights:
-        return LossResult(loss.reshape(()), metrics, weight, summed, outputs)
-    if terms_multiplier is None:
-        denominators.divisor = weight
-    scalar = loss.reshape(())
-    return LossResult(scalar, metrics, weight, summed, outputs, denominators, terms_multiplier)
+    multiplier = weight if terms_multiplier is None else terms_multiplier
+    result = LossResult(loss.reshape(()), metrics, weight, multiplier, summed, outputs)
+    if denominators.weights:
+        result.denominators = denominators
+        if terms_multiplier is None:
+            denominators.divisor = weight
+    return result
 
 
 class _DenominatorReader:

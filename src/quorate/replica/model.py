@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 
 from quorate.replica.flat import Flat
 from quorate.replica.spread import SplitFlat
 from quorate.replica.torch_internals import buffers_of
+
+# Read for each module or parameter before each shard, without a line of Python.
+_TRAINING, _GRAD = attrgetter("training"), attrgetter("grad")
 
 MOST_KEPT = 1 << 23
 
@@ -65,8 +69,9 @@ class ModuleModes:
         return [module.training and module not in self._kept for module in self._modules]
 
     def _write(self, *, training: bool) -> None:
-        for module, flag in zip(self._modules, self._flags[training], strict=True):
-            if module.training is not flag:
+        flags = self._flags[training]
+        if [*map(_TRAINING, self._modules)] != flags:
+            for module, flag in zip(self._modules, flags, strict=True):
                 module.training = flag
 
 
@@ -216,6 +221,13 @@ def _overrides(module: torch.nn.Module) -> bool:
         getattr(type(module), name) is not getattr(torch.nn.Module, name) or name in vars(module)
         for name in names
     )
+
+
+def forget_grads(parameters: Collection[torch.nn.Parameter]) -> None:
+    """Remove the gradients of parameters, usually none."""
+    if [*map(_GRAD, parameters)].count(None) < len(parameters):
+        for parameter in parameters:
+            parameter.grad = None
 
 
 def take_grads(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ from quorate.replica.device_generators import AloneOn, reseed_devices
 from quorate.replica.flat import Flat
 from quorate.replica.loss import NONE, Loss, LossCall, LossResult, Wanted
 from quorate.replica.loss_terms import Scales
-from quorate.replica.model import ModuleModes, bind, laid_out, take_grads
+from quorate.replica.model import ModuleModes, bind, forget_grads, laid_out, take_grads
 from quorate.replica.notes import Notes
 from quorate.replica.phases.turn import CurrentPhase
 from quorate.replica.placement.placement import Placement
@@ -72,6 +72,8 @@ class Replica:
         computing: precision, compiled or not, and where operators run.
         notes: messages for the user.
     """
+
+    _derive: Callable[[torch.Tensor, float], None] = staticmethod(derive)  # the backward pass
 
     def __init__(
         self,
@@ -228,7 +230,8 @@ class Replica:
                 reseed(seed)
                 self._begin(stream, seed, training=True)
                 outcome = self._read(loss, fresh, rows, training=True, scales=scales)
-                if outcome.awaits_totals:
+                terms = outcome.denominators
+                if terms is not None and terms.awaits_totals:
                     if keep is not None and not rows_of.is_written:
                         keep()
                     return outcome, {}, scale
@@ -247,7 +250,7 @@ class Replica:
             outcome, grads, scale = self._run(compute, batch, reload, stream, training=True)
         metrics, totals = outcome.weighted(), outcome.totals
         denominators, multiplier = outcome.denominators, outcome.multiplier
-        if outcome.awaits_totals:
+        if denominators is not None and denominators.awaits_totals:
             self.witness.end(self._flat)
             return ShardSum(outcome.weight, metrics, totals=totals, denominators=denominators)
         if multiplier > 0 and not grads:
@@ -386,8 +389,8 @@ class Replica:
     ) -> T:
         """Call ``work`` with the loss function, again after an attempt that does not count.
 
-        ``run`` takes the turn on the device, ``placed`` moves operators without a kernel, and
-        ``attempt`` chooses the function: as written, if operators are watched, else compiled.
+        ``placed`` moves operators without a kernel, and ``attempt`` chooses the function: as
+        written, if operators are watched, else compiled.
         """
         loss, fresh = self._loss, FreshBatch(batch, self.transfers.take, keeps=reload is None)
 
@@ -398,33 +401,30 @@ class Replica:
                     with eagerly():
                         return work(reseed, plain, fresh)
                 if not isinstance(loss, Compiled):
-                    return self._user_compiles.run(lambda: work(reseed, loss, fresh))
+                    return self._user_compiles.run(work, reseed, loss, fresh)
                 return loss.run(
                     fresh.on_device, training=training, work=lambda each: work(reseed, each, fresh)
                 )
 
             return self._placement.run(attempt, self.model, stream, training=training)
 
-        def run() -> T:
-            if self._is_on_host and self._computing.are_products_torchs:
-                with self.loss_call.shared.reading():
+        while True:
+            try:
+                if self._is_on_host and self._computing.are_products_torchs:
+                    with self.loss_call.shared.reading():
+                        return self.alone.run(placed)
+                # In this order: autograd's thread of a device reads the values of the replica that
+                # is alone on the device.
+                with (
+                    AloneOn(self.group),
+                    self._computing.products(),
+                    self._computing.draws(stream, self.group),
+                    self.loss_call.shared.reading(),
+                ):
                     return self.alone.run(placed)
-            # In this order: autograd's thread of a device reads the values of the replica that is
-            # alone on the device.
-            with (
-                AloneOn(self.group),
-                self._computing.products(),
-                self._computing.draws(stream, self.group),
-                self.loss_call.shared.reading(),
-            ):
-                return self.alone.run(placed)
-
-        try:
-            return run()
-        except WrittenError:  # only now: threads that load rows may wait for a turn
-            assert reload is not None
-            fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
-            return run()
+            except WrittenError:  # only now: threads that load rows may wait for a turn
+                assert reload is not None
+                fresh = FreshBatch(reload(), self.transfers.take, keeps=True)
 
     def _read(
         self,
@@ -440,10 +440,6 @@ class Replica:
             returned = self.loss_call(function, self._given, batch, training=training)
         totals = self._totals
         return loss.read(returned, rows=rows, training=training, totals=totals, scales=scales)
-
-    def _derive(self, value: torch.Tensor, scale: float) -> None:
-        """Compute the backward pass of a loss."""
-        derive(value, scale)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
         """Return the CUDA graphs, unless operators are watched, or Python's generator draws."""
@@ -463,8 +459,7 @@ class Replica:
     def _begin(self, stream: Stream, seed: Seed, *, training: bool) -> None:
         """Remove the effects of earlier shards: each shard is independent."""
         self._modes.set(training)
-        for parameter in self._trainable.values():
-            parameter.grad = None  # an exception in backward leaves gradients
+        forget_grads(self._trainable.values())  # left by an exception in backward
         if self._buffers.are_any:
             self._buffers.restore(self._set_pulled)
             if training:

@@ -54,6 +54,12 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
         return self.weight if self.denominators is None else self.denominators.divisor
 
     @property
+    def has_writes(self) -> bool:
+        """True if forward passes have written buffers or parameters."""
+        are_none = self.buffers is None and self.integer_buffers is None and self.written is None
+        return not are_none
+
+    @property
     def awaits_totals(self) -> bool:
         """True if the gradient of a loss with terms follows from a second pass only."""
         return self.denominators is not None and self.denominators.awaits_totals
@@ -86,10 +92,9 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
             return self.denominators.means(self.metrics, self.weight)
         return {name: value / self.weight for name, value in self.metrics.items()}
 
-    def computed_by(self, worker: int, shard: int) -> ShardSum:
-        """Note the worker of a shard in this sum, and return the sum."""
+    def set_worker(self, worker: int, shard: int) -> None:
+        """Note the worker of a shard whose values are this sum."""
         self.shares = [ShardShare(shard, worker, self.metrics["loss"], self.weight)]
-        return self
 
     def add(self, right: ShardSum) -> ShardSum:
         """Return self + right, in place: ``self`` must hold the shards to the left."""

@@ -91,7 +91,14 @@ COMPOSITE_OPERATORS: dict[str, str] = {
     "randperm.out": "randperm.generator_out",
 }
 
-_local = threading.local()
+
+class _CallingThread(threading.local):
+    """What the calling thread draws from."""
+
+    stream: Stream | None = None  # the innermost; None: the process's generator
+
+
+_local = _CallingThread()
 
 
 class Stream:
@@ -135,7 +142,7 @@ class Stream:
             _intercept()
             self._guard = torch_internals.intercepted()
         self._guard.__enter__()
-        self._outer = getattr(_local, "stream", None)
+        self._outer = _local.stream
         _local.stream = self
         return self
 
@@ -147,7 +154,7 @@ class Stream:
     ) -> None:
         assert self._guard is not None
         self._guard.__exit__(kind, error, trace)
-        innermost: Stream | None = getattr(_local, "stream", None)
+        innermost = _local.stream
         if innermost is self:
             _local.stream = self._outer
         elif innermost is not None:
@@ -183,7 +190,7 @@ class Stream:
         For threads outside of the stream: a device's backward pass runs in a thread of torch, while
         the stream's own thread waits, and a ``TorchDispatchMode`` is called with dispatch keys off.
         """
-        outer = getattr(_local, "stream", None)
+        outer = _local.stream
         _local.stream = self
         try:
             with torch_internals.intercepted_anyway():
@@ -199,7 +206,7 @@ class _ThreadDefault:
         self._process_wide = process_wide
 
     def __getattr__(self, name: str) -> Any:
-        stream = getattr(_local, "stream", None)
+        stream = _local.stream
         return getattr(self._process_wide if stream is None else stream.generator, name)
 
 
@@ -247,7 +254,7 @@ def _kernel(operator: Any, position: int | None, taking: Any = None) -> Callable
             device = kwargs.get("device") or (None if first is None else first.device)
             # None in a thread of autograd, which has the key of the calling thread. It repeats the
             # forward pass of a checkpoint, with the state restored by the checkpoint.
-            stream = getattr(_local, "stream", None)
+            stream = _local.stream
             if stream is not None and not torch_internals.is_traced():
                 if device is None or device.type == "cpu":
                     runs, kwargs["generator"] = taking or operator, stream.generator
@@ -286,7 +293,7 @@ def _fused_kernel(
     """
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        stream = getattr(_local, "stream", None)
+        stream = _local.stream
         if (
             stream is not None
             and stream.kinds
@@ -309,7 +316,7 @@ def without_stream() -> Iterator[None]:
     For torch's compiler: otherwise the stream's generator would enter the graph of traced
     operators.
     """
-    outer = getattr(_local, "stream", None)
+    outer = _local.stream
     _local.stream = None
     try:
         with torch_internals.passed_on():

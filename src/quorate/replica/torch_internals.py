@@ -637,8 +637,10 @@ def compiler_is_in_use() -> bool:
     module: Any = sys.modules.get("torch._dynamo.eval_frame")
     if module is None:
         return False
-    backends = getattr(module, "cached_backends", None)
-    return backends is None or any(map(callable, backends.values()))
+    try:
+        return any(map(callable, module.cached_backends.values()))
+    except AttributeError:
+        return True
 
 
 def may_compiler_measure() -> bool:

@@ -25,7 +25,7 @@ from quorate.coordination.rules import Rule
 from quorate.coordination.run_event import TAKEOVER, RunEvent
 from quorate.engines import Channel, Transport
 from quorate.engines.job import Job, Training, place
-from quorate.engines.tracing import current, span
+from quorate.engines.tracing import current
 from quorate.replica.shard_sum import Part
 from quorate.services.display.raised_shards import RaisedShards
 from quorate.services.display.straggler import CopiedShards
@@ -72,7 +72,10 @@ def drive(
     Raises:
         Exception: the error of user code in a shard that failed on all attempts.
     """
-    trace = current()
+    collect, publish = channel.collect, channel.publish
+    if (trace := current()) is not None:
+        collect = trace.span("collecting")(collect)
+        publish = trace.span("publishing")(publish)
     callers_s = 0.0  # time spent by the caller on results, which makes no worker slow
 
     def now() -> float:
@@ -103,11 +106,9 @@ def drive(
                 case Wake(at):
                     wake_at = at
                 case Apply(step, holders, shards, staleness):
-                    with span("collecting"):
-                        parts = channel.collect(step, holders)
+                    parts = collect(step, holders)
                     applied = apply(ReadyStep(step, parts, shards, staleness))
-                    with span("publishing"):
-                        channel.publish()
+                    publish()
                     effects.extend(coordinator.handle(Applied(step), now(), only_record=True))
                     began = channel.now()
                     yield applied

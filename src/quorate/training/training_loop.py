@@ -290,7 +290,7 @@ class TrainingLoop:
         """Return the report of the newest update."""
         plan, state, n = self.plan, self.state, self.state.global_step
         replicas, phase = self.setup.workers.replicas, plan.phase(ready.step)
-        counts = state.tally.to_json()
+        counts = state.tally.counts
         epoch = plan.epoch(n - 1)  # the epoch of this update: n counts it already
         ends_epoch = n % plan.steps_per_epoch == 0
         if ends_epoch and state.dropped_rows:
@@ -310,9 +310,9 @@ class TrainingLoop:
             metrics=merge_metrics(means, replicas.totals.finished(result.totals)),
             worker_losses=result.worker_losses(),
             staleness=ready.staleness,
-            fresh=counts["fresh"],
-            stale=counts["stale"],
-            dropped=counts["dropped"],
+            fresh=[*counts["fresh"]],
+            stale=[*counts["stale"]],
+            dropped=[*counts["dropped"]],
             not_finite=state.not_finite,
             lr=result.lrs[0],
             lrs=result.lrs if len(result.lrs) > 1 else [],

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from quorate.commands.verify.records import ShardRecord, TwiceRecord, note
 from quorate.commands.verify.twice import loaded_again, twice
 from quorate.coordination.tree import TreeSum
@@ -80,8 +82,10 @@ class RecordedTraining(Training):
             tree = TreeSum[ShardSum](self.plan.shards_of(tasks[0].step), ShardSum.add)
             for task, batch, text, through in zip(tasks, batches, loaded, results, strict=True):
                 replica.loss_call.place(self.plan, task.step, batch.rows)
-                alone, anew = task._replace(into=None), batch._replace(data=self._reloaded(task))
-                whole = self._recorded(replica, anew, stream, alone, text)
+                anew = batch._replace(data=self._reloaded(task))
+                whole = self._recorded(
+                    replica, anew, stream, structs.replace(task, into=None), text
+                )
                 if other := other_outcome(whole, through):
                     outcomes.append(other)
                 tree.put((0, task.shard), whole)
@@ -93,7 +97,7 @@ class RecordedTraining(Training):
                     gradients.append(other)
             differs = [*dict.fromkeys(gradients + outcomes)]
             if differs and value_hash(self.parameters.vectors) == before:
-                worker, step, shard = tasks[0][:3]
+                worker, step, shard = tasks[0].worker, tasks[0].step, tasks[0].shard
                 found = TwiceRecord(worker, str(replica.group), step, shard, [], 0, differs, None)
                 note(self._folder, f"worker-{worker}", replace(found, in_stages=len(tasks)))
         except BaseException:
@@ -118,7 +122,7 @@ class RecordedTraining(Training):
         Args:
             loaded: a hash of the batch from its first load; None: of this batch.
         """
-        worker, step, shard, into, at, *_ = task
+        worker, step, shard, into, at = task.worker, task.step, task.shard, task.into, task.at
         writer = f"worker-{worker}"
         if step == self._twice_in and self._tried[id(replica)] < MOST_TWICE:
             self._tried[id(replica)] += 1

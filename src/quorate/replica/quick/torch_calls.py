@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,6 @@ _unscale: Callable[..., None] | None = getattr(
     torch, "_amp_foreach_non_finite_check_and_unscale_", None
 )
 _LEAST, _MOST = 2.0**-126, 2.0**127  # of a float32, without its denormal numbers
-_NO_MODE = nullcontext()
 _of_thread = threading.local()  # a flag tensor of each updating thread
 # The kernels called by Adam(fused=True) and AdamW(fused=True). None if one is missing.
 fused_adam: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
@@ -54,9 +53,12 @@ def derive(loss: torch.Tensor, mode: AbstractContextManager[object] | None = Non
     if _run_backward is None or has_torch_function(roots):
         torch.autograd.backward(loss)
         return
-    ones = (torch.ones_like(loss),)
-    with mode or _NO_MODE:
-        _run_backward(roots, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    arguments = roots, (torch.ones_like(loss),), False, False, ()
+    if mode is None:
+        _run_backward(*arguments, allow_unreachable=True, accumulate_grad=True)
+        return
+    with mode:
+        _run_backward(*arguments, allow_unreachable=True, accumulate_grad=True)
 
 
 def is_finite_times(vector: torch.Tensor, factor: float) -> bool | None:

@@ -62,7 +62,7 @@ class RankBatchLoss:
         if isinstance(dealt, BaseException):
             ranks.raise_together(dealt)
         metrics, weight, totals, denominators, of_parameters, gradients = dealt
-        outcome = LossResult(torch.tensor(metrics["loss"]), metrics, weight, totals)
+        outcome = LossResult(torch.tensor(metrics["loss"]), metrics, weight, weight, totals)
         if denominators is not None:
             outcome.denominators = Denominators(*denominators)
         return BatchLossResult(outcome, gradients, of_parameters)

@@ -213,7 +213,7 @@ def _call(optimizer: Optimizer, group: dict[str, Any]) -> _KernelCall | None:
     """Return the kernel's arguments for a group; None if ``step`` has more to do than the call."""
     if not group["fused"] or group["amsgrad"] or group["capturable"] or group["differentiable"]:
         return None
-    if type(group["lr"]) is not float or not all(type(beta) is float for beta in group["betas"]):
+    if {type(group["lr"]), *map(type, group["betas"])} != {float}:
         return None
     call = _KernelCall(group, [], [], [], [], [])
     dtype = None

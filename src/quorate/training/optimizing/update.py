@@ -182,7 +182,8 @@ class Update:
             result.denominators = total.denominators.weights
         # 4. Write the buffers, and the parameters written by forward passes, to the model.
         self.is_half_made = True
-        result.buffer_doubts = self._apply_writes(total, present)
+        if total.has_writes:
+            result.buffer_doubts = self._apply_writes(total, present)
         # 5. Clip, and step the optimizers.
         self._clip(mean)
         for each in self.scheduled:
@@ -225,8 +226,6 @@ class Update:
         Returns:
             Reasons why buffers may not have the values intended by the script.
         """
-        if total.buffers is None and total.integer_buffers is None and total.written is None:
-            return []
         doubts = [
             f"buffer {name!r} looks like a queue of rows: each of {present} shards writes a part, "
             "and the mean over shards, which quorate keeps, destroys the rows; pass shards=1, or "
@@ -281,7 +280,8 @@ class Update:
                     f"update {n}",
                     fix="lower the learning rate, or resume from the newest checkpoint",
                 )
-            self._apply_writes(moved, present)
+            if moved.has_writes:
+                self._apply_writes(moved, present)
             self._clip(mean)
             optimizer.set_gradients(self.owners.gather_gradient(mean.gradient), moved.missing or ())
             return moved.means()["loss"]
