@@ -204,7 +204,9 @@ class OpenSteps:
             step.running.update(assignment.shards)
             self.running.add(assignment, assignment.shards)
         if step.age is None:  # else another shard has an older version
-            self._set_age(step, (assignment.version, step.order, step.number))
+            step.age = (assignment.version, step.order, step.number)
+            if self._lists_ages:
+                insort(self._by_age, step.age)
 
     def finish(self, assignment: Assignment) -> None:
         """Record the end of an assignment. The worker does not hold the results yet."""

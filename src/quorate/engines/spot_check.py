@@ -146,7 +146,7 @@ class SpotCheck(Job):
         assert total.gradient is not None
         gradient = {name: tensor_text(view) for name, view in total.gradient.named.items()}
         replica.recycle(total)
-        now_kept = kept(replica.model, replica.plain_loss)
+        now_kept = kept(replica.model, replica.loss_call.loss)
         return replace(result, forward=trace.forward, gradient=gradient, kept=now_kept)
 
     def _doubt_of_rows(self) -> str:
@@ -204,14 +204,14 @@ def _doubts_of_stages(through: Sequence[str], whole: str, *, has_doubts: bool) -
 
 
 def _computed(replica: Replica, shard: ShardArgs, task: Task, into: Flat | None) -> Computed:
-    before = kept(replica.model, replica.plain_loss)
+    before = kept(replica.model, replica.loss_call.loss)
     computed = replica.gradient(
         shard.data, shard.rows, shard.stream, shard.seed, into=into, at=task.at
     )
     result = result_of(computed)
     if into is None:
         replica.recycle(computed)
-    return Computed(result, before, kept(replica.model, replica.plain_loss))
+    return Computed(result, before, kept(replica.model, replica.loss_call.loss))
 
 
 # --- the coordinator ------------------------------------------------------------------------------

@@ -44,14 +44,20 @@ class LossCall:
     Made once for all shards of a replica. All calls of a loss function are made here.
 
     Args:
-        loss: the user's loss function.
+        loss: the user's loss function, as given.
+        totals: names of counts and outputs in the result.
         device: the device of the replica.
         begin_phase: receives the phase of each shard; None: all phases.
     """
 
     def __init__(
-        self, loss: Loss, device: torch.device, begin_phase: Callable[[str | None], None]
+        self,
+        loss: Loss,
+        totals: Wanted,
+        device: torch.device,
+        begin_phase: Callable[[str | None], None],
     ) -> None:
+        self.loss, self.totals = loss, totals
         self._begin_phase = begin_phase
         self.shared = ValuesView(device)  # the shard's view of ``Shared`` values
         self.at = NOWHERE  # the position of the next shard

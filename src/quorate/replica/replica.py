@@ -35,7 +35,7 @@ from quorate.replica.precision import FIRST_SCALE, LEAST_SCALE, SCALE_STEP, deri
 from quorate.replica.shard_sum import ShardSum
 from quorate.replica.shared.alone import ShardTurns
 from quorate.replica.shared.copies import copy_of
-from quorate.replica.spread import DeviceSpread, working_copy
+from quorate.replica.spread import DeviceSpread, SplitFlat, working_copy
 from quorate.replica.streams import Seed, Stream
 from quorate.replica.torch_internals import compiler_is_in_use
 from quorate.replica.transfer import FreshBatch, Transfers, WrittenError
@@ -92,14 +92,12 @@ class Replica:
         computing: Computing,
         notes: Notes,
     ) -> None:
+        # At most 29 attributes: Python 3.11 reads them more slowly if an object has more.
         self.group = group
         self.device = group[0]  # the device of batches
         self.transfers = Transfers(self.device)
-        self._gathers_on = self.device if spread is None else torch.device("cpu")  # of gradients
-        self.plain_loss = loss
         # Receives the position of each shard from the loading code.
-        self.loss_call = LossCall(loss, self.device, self._begin_phase)
-        self._totals = totals
+        self.loss_call = LossCall(loss, totals, self.device, self._begin_phase)
         self._computing, self._notes = computing, notes
         self._layout = parameters.layout.gradients
         trained = laid_out(model, parameters.layout.sections)
@@ -354,6 +352,11 @@ class Replica:
             self._loss, self._is_watched = kept, outer
 
     @property
+    def _gathers_on(self) -> torch.device:
+        """The device of gradients."""
+        return torch.device("cpu") if isinstance(self._flat, SplitFlat) else self.device
+
+    @property
     def trained(self) -> Collection[str]:
         """The names of the parameters that have a gradient in the flat vector."""
         return self._trainable
@@ -376,7 +379,7 @@ class Replica:
     @property
     def is_compiled_by_script(self) -> bool:
         """True if the script compiled the model, a module in it, or the loss function."""
-        return is_compiled_by_script(self.model, self._given, self.plain_loss)
+        return is_compiled_by_script(self.model, self._given, self.loss_call.loss)
 
     def _run(
         self,
@@ -438,7 +441,7 @@ class Replica:
         """Call the loss function, and check its result."""
         with self._computing.precision.operations(self.group):
             returned = self.loss_call(function, self._given, batch, training=training)
-        totals = self._totals
+        totals = self.loss_call.totals
         return loss.read(returned, rows=rows, training=training, totals=totals, scales=scales)
 
     def _graphs_for(self, loss: Loss) -> ShardGraphs | None:
@@ -453,7 +456,7 @@ class Replica:
 
     def _outcome(self, step: Step, rows: int) -> tuple[LossResult, _Grads, float]:
         """Return the results of a CUDA graph, in the form for ``gradient``."""
-        outcome = loss.read(step.returned, rows=rows, training=False, totals=self._totals)
+        outcome = loss.read(step.returned, rows=rows, training=False, totals=self.loss_call.totals)
         return outcome, step.grads if outcome.weight > 0 else {}, 1.0
 
     def _begin(self, stream: Stream, seed: Seed, *, training: bool) -> None:

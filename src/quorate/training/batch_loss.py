@@ -111,7 +111,7 @@ class RepresentingInEvaluation(Evaluation):
 
 
 def _gather(replica: Replica) -> Gather:
-    loss = replica.plain_loss
+    loss = replica.loss_call.loss
     assert isinstance(loss, Gather)
     return loss
 

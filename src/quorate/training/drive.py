@@ -13,10 +13,14 @@ from quorate.coordination.protocol import (
     Abort,
     Applied,
     Apply,
+    Cancel,
     Compute,
+    Discard,
     Effect,
     Failed,
     Finish,
+    Keep,
+    Replace,
     Stop,
     Tick,
     Wake,
@@ -103,8 +107,19 @@ def drive(
         wake_at = None
         while effects:
             match effects.popleft():
-                case Wake(at):
-                    wake_at = at
+                case Compute() as effect:
+                    if effect.lost_with not in (None, effect.worker):
+                        takeover = (effect.worker, effect.lost_with, effect.step)
+                        if takeover != last_takeover:
+                            say(_taken_over(effect, job_name))
+                        last_takeover = takeover
+                    late = effect.instead_of
+                    usual_shard_s = None if late is None else coordinator.usual_shard_s(late)
+                    copied_shards.count(effect, usual_shard_s, job_name)
+                    before_shard()
+                    channel.send(effect)
+                case Keep() | Discard() | Cancel() | Replace() as effect:
+                    channel.send(effect)
                 case Apply(step, holders, shards, staleness):
                     parts = collect(step, holders)
                     applied = apply(ReadyStep(step, parts, shards, staleness))
@@ -117,24 +132,14 @@ def drive(
                     if (reason := stopping()) is not None:
                         coordinator.handle(Stop(reason), now(), only_record=True)
                     effects.extend(coordinator.decide(now()))
+                case Wake(at):
+                    wake_at = at
                 case Abort(worker, step, shard):
                     raise channel.error(worker, step, shard)
                 case Finish():
                     for line in raised_shards.summary(job_name) if is_summed_up else ():
                         say(line)
                     return
-                case effect:
-                    if isinstance(effect, Compute):
-                        if effect.lost_with not in (None, effect.worker):
-                            takeover = (effect.worker, effect.lost_with, effect.step)
-                            if takeover != last_takeover:
-                                say(_taken_over(effect, job_name))
-                            last_takeover = takeover
-                        late = effect.instead_of
-                        usual_shard_s = None if late is None else coordinator.usual_shard_s(late)
-                        copied_shards.count(effect, usual_shard_s, job_name)
-                        before_shard()
-                    channel.send(effect)
 
 
 def run_job(

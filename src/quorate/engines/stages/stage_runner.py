@@ -314,4 +314,4 @@ class StagedReplica(Replica):
         self.loss_call.at = batch.at
         data = move(batch.data, self.device)
         with self.alone.modes_put_back():
-            return self._read(self.plain_loss, data, rows, training=True, scales=batch.scales)
+            return self._read(self.loss_call.loss, data, rows, training=True, scales=batch.scales)

@@ -74,7 +74,7 @@ def written_in(replica: Replica, compute: Callable[[], T], known: WriteSet) -> t
                 {name for name, seen in each.items() if _was_written(seen)} for each in before
             ]
             _restore_all(before, changed)
-        if names_data(model, replica.plain_loss) and not replica.compiles_loss:
+        if names_data(model, replica.loss_call.loss) and not replica.compiles_loss:
             buffers = model.buffers()  # a replica writes buffers; some may be parameters elsewhere
             watch = WriteWatch({**trained, **still}, buffers)
             with suppress(Exception), as_written(), watch:
