@@ -56,7 +56,6 @@ def test_a_made_slow_input_is_the_bottleneck(tmp_path: Path) -> None:
     assert 0 <= run.others_cores <= (os.cpu_count() or 1) + 0.5
 
 
-@pytest.mark.slow
 def test_one_device_and_stages(tmp_path: Path, bench: WarmRuns) -> None:
     words = ("--devices", "cpu", "--devices", "cpu+cpu", "--engine", "processes")
     shown = bench(
@@ -82,7 +81,6 @@ def test_one_device_and_stages(tmp_path: Path, bench: WarmRuns) -> None:
     assert whole["runs"][0]["stages"] == []
 
 
-@pytest.mark.slow
 def test_costs_are_measured_and_json_is_what_is_in_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], bench: WarmRuns
 ) -> None:
@@ -117,7 +115,6 @@ FAILURES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_run_that_fails_ends_the_bench_in_one_line(
     name: str, tmp_path: Path, bench: WarmRuns

@@ -162,7 +162,6 @@ def test_ranks_of_one_machine_say_once_what_the_doctor_says_of_it() -> None:
     assert done.out.count("a run would work") == 1
 
 
-@pytest.mark.slow
 def test_the_model_of_a_script_is_measured() -> None:
     words = ["doctor", "--json", "--devices", "cpu", str(SCRIPTS / "everything.py")]
     code, out, err = WARM.run(words, os.environ, 120)

@@ -200,7 +200,6 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
 def test_wrong_set_ups_are_one_line_each() -> None:
     commands = {words: command("ranks.py", *words.split(), options=on(2)) for words in WRONG}
     for words, ended in run_all(commands).items():

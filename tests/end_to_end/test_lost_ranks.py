@@ -19,7 +19,6 @@ from support.references import References
 from support.runs import TOWER, command, inspected, processes_of, run, soon, started, torchrun
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
     pytest.mark.skipif(not Path("/proc/self").exists(), reason="ranks are forked"),
 ]
@@ -114,6 +113,7 @@ GRIEF = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grief", GRIEF)
 def test_under_an_own_start_all_end_and_say_why(grief: str, tmp_path: Path) -> None:
     (says, within_s), (what, at) = GRIEF[grief], grief.split()
@@ -134,6 +134,7 @@ def test_rank_0_is_killed_and_the_others_end(tmp_path: Path) -> None:
     assert ended.after_s < SOON_S + SLOW_S
 
 
+@pytest.mark.slow
 def test_rank_0_is_stopped_and_may_go_on(tmp_path: Path, references: References) -> None:
     """Stop by Ctrl-Z, for rank 0 alone: the other ranks wait for rank 0."""
     words = of_ranks(tmp_path, "what=STOP", "at=forward,0,3")
@@ -147,6 +148,7 @@ def test_rank_0_is_stopped_and_may_go_on(tmp_path: Path, references: References)
     assert inspected(tmp_path / "run")["digest"] == expected[0]
 
 
+@pytest.mark.slow
 def test_memory_of_a_container_that_runs_out_is_named(tmp_path: Path) -> None:
     with memory_group(2 << 30) as group:  # full within the timeout
         words = of_ranks(tmp_path, "what=hungry", "at=forward,1,3")
@@ -166,12 +168,12 @@ def test_sigterm_in_each_phase_saves_and_ends_all(at: str, tmp_path: Path) -> No
         assert "rank 1 was killed by signal 15 (SIGTERM)" in ended.said
         return
     assert ended.code == 128 + signal.SIGTERM, ended.said
-    who = "SIGTERM" if target == "0" else "rank 1: SIGTERM"
-    assert f": {who}\n" in ended.said
+    assert (": SIGTERM\n" if target == "0" else ": rank 1: SIGTERM\n") in ended.said
     assert "saved step" in ended.said
     assert ended.step is not None
 
 
+@pytest.mark.slow
 def test_random_ranks_are_killed_at_random_moments_and_torchrun_is_told_to_end(
     tmp_path: Path, references: References
 ) -> None:

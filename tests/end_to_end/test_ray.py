@@ -36,7 +36,6 @@ from support.runs import (
 from support.trainings.datasets import SHORT_ROWS
 
 pytest.importorskip("ray", reason="quorate's extra ray is not installed")
-pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("QUORATE_TEST_KILLS", "3"))
 LASTS = ("ranks.py", "steps=100000", "pause=0.01", "then=tells")
@@ -70,6 +69,7 @@ def has_the_bits_of_a_tower(run_dir: Path, references: References) -> None:
     assert digests(run_dir) == references.on_a_tower("lasting.py", f"updates={updates}").digests
 
 
+@pytest.mark.slow
 def test_one_digest_on_any_workers_and_servers_and_across_engines(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
@@ -107,6 +107,7 @@ def test_one_digest_on_any_workers_and_servers_and_across_engines(
     nothing_is_left_on(cluster)
 
 
+@pytest.mark.slow
 def test_servers_apply_the_gradient_of_each_shard_by_itself(
     tmp_path: Path, cluster: RayCluster
 ) -> None:
@@ -133,6 +134,7 @@ def test_servers_apply_the_gradient_of_each_shard_by_itself(
     nothing_is_left_on(cluster)
 
 
+@pytest.mark.slow
 def test_the_same_bits_whoever_is_killed(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
@@ -157,6 +159,7 @@ def test_the_same_bits_whoever_is_killed(
     nothing_is_left_on(cluster)
 
 
+@pytest.mark.slow
 def test_nodes_come_are_killed_and_are_drained(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
@@ -191,6 +194,7 @@ def test_nodes_come_are_killed_and_are_drained(
     nothing_is_left_on(cluster)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_ends_the_run_in_a_line_and_the_next_goes_on(
     tmp_path: Path, references: References, cluster: RayCluster
 ) -> None:
@@ -283,6 +287,7 @@ def test_a_folder_travels_and_what_user_code_raises_names_worker_node_and_rows(
     assert re.search(r"quorate: worker . is on \S+ \(node [0-9a-f]{8}\)", raised.err)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_that_is_killed_is_left_on_a_cluster(cluster: RayCluster) -> None:
     with heard(command(*LASTS, options=cluster.options(2)), cluster.env) as said:
         said.wait_for("made step 2 ")
@@ -291,6 +296,7 @@ def test_nothing_of_a_run_that_is_killed_is_left_on_a_cluster(cluster: RayCluste
     nothing_is_left_on(cluster)
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_a_detached_run_goes_on_until_it_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: RayCluster, references: References
 ) -> None:
@@ -348,6 +354,7 @@ def listening(pid: int) -> list[Any]:
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["SIGKILL", "raylet"])
 def test_nothing_of_a_local_cluster_is_left(tmp_path: Path, who: str) -> None:
     options = ("--engine", "ray", "--workers", "2", "--run-dir", str(tmp_path / "run"))

@@ -28,7 +28,6 @@ def compiled() -> nn.Module:
     return model
 
 
-@pytest.mark.slow
 def test_a_checkpoint_has_the_models_own_names(tmp_path: Path) -> None:
     model = compiled()
     assert fit(model, data=rows(24), epochs=1, run_dir=tmp_path).model is model
@@ -42,7 +41,6 @@ def test_a_checkpoint_has_the_models_own_names(tmp_path: Path) -> None:
             assert torch.equal(one, other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["compiled_model", "compiled_layers", "compiled_loss"])
 def test_stages_of_what_the_script_compiles_are_refused_in_one_line(name: str) -> None:
     """Stages compute operators and modules separately: they would leave the compiler out."""

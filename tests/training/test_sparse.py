@@ -163,7 +163,6 @@ trainer.fit(torch.utils.data.TensorDataset(torch.arange(8)), steps=2)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "servers", "said"),
     [

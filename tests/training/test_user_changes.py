@@ -165,7 +165,6 @@ def test_changes_are_those_of_a_plain_loop(workers: int) -> None:
     assert_is_that_of_a_plain_loop(trained(STEPS, **options))
 
 
-@pytest.mark.slow
 def test_changes_reach_all_workers_and_checkpoints(tmp_path: Path, references: References) -> None:
     """Change on processes, with a killed worker, and with a resume on another engine."""
     (script := tmp_path / "script.py").write_text(SCRIPT)
