@@ -89,7 +89,6 @@ def test_an_option_that_the_script_has_too_is_said(
     assert f"{file} names one too" in " ".join(said.split()) if file else said == ""
 
 
-@pytest.mark.slow
 def test_a_module_runs_with_the_same_bits_on_processes_as_its_file_on_a_tower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,6 @@ def run():
 # --- several hosts, and a script ------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_ranks_of_one_machine_say_once_what_the_doctor_says_of_it() -> None:
     done = run(torchrun(2, "-m", "quorate", "doctor"))
     assert done.code == 0, done.err

@@ -1,10 +1,8 @@
 """quorate verify on real runs: each class of fault is named, and no sound script accused."""
 
 import json
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.at_the_command import ended
@@ -176,10 +174,6 @@ HERE = ("counter_attribute", "cached_by_first_batch", "optimizer", "rows", "call
 HERE += ("rate", "counter_in_group", "two_threads_and_index_put")
 
 
-def some_here(names: Iterable[str]) -> list[Any]:
-    return [n if n in HERE else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
 def verified(verify: WarmRuns, name: str, ways: tuple[str, ...], script: Path, code: int) -> str:
     verify.here = name in HERE
     engine = ("--engine", "towers") if verify.here else ()
@@ -187,7 +181,7 @@ def verified(verify: WarmRuns, name: str, ways: tuple[str, ...], script: Path, c
     return verify(*words, code=code)
 
 
-@pytest.mark.parametrize("name", some_here(FOUND))
+@pytest.mark.parametrize("name", FOUND)
 def test_what_breaks_the_promise_is_named(name: str, verify: WarmRuns) -> None:
     script, ways, named = FOUND[name]
     said = verified(verify, name, ways, script, code=1)
@@ -195,7 +189,7 @@ def test_what_breaks_the_promise_is_named(name: str, verify: WarmRuns) -> None:
         assert part in said, said
 
 
-@pytest.mark.parametrize("name", some_here(SOUND))
+@pytest.mark.parametrize("name", SOUND)
 def test_nobody_is_accused_where_the_promise_is_kept(name: str, verify: WarmRuns) -> None:
     said = verified(verify, name, SOUND[name], STRANGER, code=0)
     assert "same bits on 1 worker, 2 workers" in said or "same bits on 1 worker and 2" in said

@@ -1,7 +1,6 @@
 """Trainings as strangers write them: the same bits and the right values, or a stated reason."""
 
 import os
-from typing import Any
 
 import pytest
 from support.strangers import is_right, judged, judged_here, makers
@@ -20,16 +19,8 @@ CHOSEN = {
 }
 
 
-def one_of(count: int) -> list[Any]:
-    """Return names of cases as parameters: each ``count``-th belongs to `make test`."""
-    return [
-        pytest.param(name, marks=[] if number % count == 0 else [pytest.mark.slow])
-        for number, name in enumerate(sorted(CASES))
-    ]
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", one_of(6))
+@pytest.mark.parametrize("name", sorted(CASES))
 def test_nothing_is_silent_on_towers(name: str) -> None:
     case, verdict = CASES[name](), judged_here(name)
     assert is_right(case, verdict), f"{verdict.kind}: {verdict.why}\n{verdict.notices}"

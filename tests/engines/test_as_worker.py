@@ -191,7 +191,6 @@ LINE = BEGIN.count("\n") + 2
 TEXT = f"raised FileNotFoundError: [Errno 2] No such file: 'rows.csv' (script.py:{LINE})"
 
 
-@pytest.mark.slow
 def test_what_the_script_raises_in_workers_is_shown_once(tmp_path: Path) -> None:
     ended = run(words_of(tmp_path, RAISES))
     assert ended.code == 1

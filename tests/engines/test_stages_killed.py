@@ -12,7 +12,6 @@ from pathlib import Path
 from struct import pack_into, unpack_from
 from typing import Any
 
-import pytest
 import torch
 from scripts import everything
 from support.digests import digest_of
@@ -20,8 +19,6 @@ from torch import nn
 from torch.utils.data import Subset
 
 import quorate
-
-pytestmark = pytest.mark.slow
 
 # Steps: the kill happens in the step, or after the step.
 PHASES = {

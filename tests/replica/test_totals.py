@@ -120,7 +120,6 @@ trainer_of().fit(rows(67, 1), epochs=2, validation=quorate.Validation(rows(41, 2
 """
 
 
-@pytest.mark.slow
 def test_the_same_numbers_on_towers_and_processes(tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(ON_PROCESSES)
     options = ("--engine", "processes", "--workers", "2")

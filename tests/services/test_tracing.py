@@ -71,7 +71,6 @@ def test_of_a_run_in_this_process(
     assert digest_of(run) == digest_of(plain)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "collective"])
 def test_of_processes(engine: str, tmp_path: Path) -> None:
     file, script = tmp_path / "trace.json", tmp_path / "traced.py"

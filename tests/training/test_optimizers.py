@@ -336,9 +336,7 @@ trainer.fit(TensorDataset(x, x.sum(1, keepdim=True)), steps=6, callbacks=[Change
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"), [("groups", 2), pytest.param("Adafactor", 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "parts"), [("groups", 2), ("Adafactor", 0)])
 def test_updates_in_parts_have_the_bits_of_one_process_whoever_is_killed(
     name: str, parts: int, tmp_path: Path
 ) -> None:

@@ -151,7 +151,6 @@ def test_stop_ends_an_evaluation_and_a_prediction(tmp_path: Path) -> None:
     assert run.evaluate(DATA)["loss"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["processes", "collective"])
 def test_processes_of_user_code_end_by_sigterm(how: str, tmp_path: Path) -> None:
     """Signals of user code's processes are their own, also in a rank, and no request to stop."""
