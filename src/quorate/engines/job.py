@@ -164,6 +164,8 @@ class Job(ABC):
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:
         """Compute a shard on a replica. Blocks; called in the thread of the worker.
 
+        The phase "fetching" has begun.
+
         Args:
             feed: a feed of this job.
 
@@ -180,7 +182,6 @@ class Job(ABC):
         State of the whole process is checked before the first and after the last shard.
         """
         if len(tasks) > 1:
-            tasks[0].at("fetching")
             batches = feed.take_run([(task.step, task.shard) for task in tasks])
             # Rows are loaded before: the loader may have to wait for an exclusive section.
             together = replica.alone.together(
@@ -191,10 +192,13 @@ class Job(ABC):
             )
             if together is not None:
                 return together[0]
-        return [self.compute(replica, stream, feed, task) for task in tasks]
+        results = [self.compute(replica, stream, feed, tasks[0])]
+        for task in tasks[1:]:
+            task.at("fetching")
+            results.append(self.compute(replica, stream, feed, task))
+        return results
 
     def _fetched(self, replica: Replica, feed: Feed, task: Task) -> Batch:
-        task.at("fetching")
         ticket = (task.step, task.shard)
         batch = feed.take(ticket)
         replica.transfers.begin(batch.data)
@@ -358,7 +362,10 @@ class Training(Job):
         """Compute shards of one step; all at the same time if the replica has stages."""
         if not isinstance(replica, PipelinedReplica) or self.in_one_piece:
             return super().compute_run(replica, stream, feed, tasks)
-        batches = [self._fetched(replica, feed, replace(task, is_only=False)) for task in tasks]
+        batches = []
+        for task in tasks:
+            task.at("fetching")
+            batches.append(self._fetched(replica, feed, replace(task, is_only=False)))
         self._pull(replica, tasks[0])
         return self._in_stages(replica, stream, tasks, batches)
 

@@ -238,7 +238,7 @@ class JobChannel(Channel):
     def collect(self, step: int, holders: Sequence[int]) -> list[Part]:
         """Return the sums of a step, and kept results not added yet."""
         parts = []
-        for sums in dict.fromkeys(self._sums[worker] for worker in holders):
+        for sums in dict.fromkeys([self._sums[worker] for worker in holders]):
             own = sums.take(step)
             self._collected += [(sums, result) for _, result in own]
             parts += own

@@ -97,7 +97,6 @@ class SpotCheck(Job):
 
     def compute(self, replica: Replica, stream: Stream, feed: Feed, task: Task) -> ShardSum:  # noqa: ARG002
         """Load and compute the shard twice. Blocks; called in the thread of the worker."""
-        task.at("fetching")
         result = self._result(replica, stream, msgspec.structs.replace(task, into=None))
         output = Piece(*self.ticket, asdict(result))
         return ShardSum(weight=1.0, metrics={"loss": 0.0}, outputs=[output])

@@ -221,7 +221,7 @@ class RankWorker:
                 return output.value
 
         try:
-            own = self.beside(computed)
+            own = self.beside(computed, ("fetching", *ticket))
         except Exception:  # an error of user code is reported when training computes the shard
             own = None
         found = enumerate(self.ranks.gather(own))
