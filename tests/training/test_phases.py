@@ -15,6 +15,7 @@ from support.forgery.forged import Forged
 from support.messages import expect_error
 from support.trainings.models import critic, generator
 from torch import nn
+from torch.nn.utils import parameters_to_vector as vector
 from torch.utils.data import TensorDataset
 
 import quorate
@@ -142,29 +143,26 @@ def test_a_gan_is_that_of_a_plain_loop() -> None:
 
 
 def test_phases_that_train_several_parts_or_the_same(tmp_path: Path) -> None:
-    def warm(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
-        return (model["g"](batch[1]) - batch[0]).square().mean()
-
-    def both(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
-        return g_loss(model, batch) + d_loss(model, batch)["loss"]
-
     losses = [
-        quorate.Phase("warm", warm, trains="g"),
-        quorate.Phase("both", both, trains=("g", "d")),
+        quorate.Phase("warm", g_loss, trains="g"),
+        quorate.Phase("both", d_loss, trains=("g", "d")),
         quorate.Phase("g", g_loss, new_batch=True),
     ]
-
-    def made(workers: int, run_dir: Path | None = None) -> quorate.Trainer:
-        return trainer(losses, optimizer=adam, devices=["cpu"] * workers, run_dir=run_dir)
-
-    whole = made(1)
-    reports = [*whole.updates(dataset(), epochs=1)]
-    assert [r.phase for r in reports] == ["warm", "both", "g"] * 3
+    choices = {"warm": adam, "both": quorate.Optimize(adam, ema_decay=0.9), "g": adam}
+    whole, phases = trainer(losses, optimizer=choices), list[Any]()
+    shadow = vector(whole.model.parameters()).detach()
+    for report in whole.updates(dataset(), epochs=1):
+        phases.append(report.phase)
+        if report.phase == "both":  # the others leave the average of common parameters alone
+            new = vector(whole.model.parameters()).detach()
+            shadow.lerp_(new, 9 / (10 + phases.count("both")))
+    assert phases == ["warm", "both", "g"] * 3
     assert whole.updates_per_epoch(dataset(), "g") == 3
     for steps in (4, 9):  # each phase has separate moments for common parameters
-        last = made(2, tmp_path / "run")
+        last = trainer(losses, optimizer=choices, devices=["cpu"] * 2, run_dir=tmp_path)
         last.fit(dataset(), steps=steps)
     assert digest(last.model.state_dict().items()) == digest(whole.model.state_dict().items())
+    torch.testing.assert_close(vector(last.averaged_model.parameters()).detach(), shadow)
 
 
 def test_evaluation_has_the_metrics_of_all_phases() -> None:

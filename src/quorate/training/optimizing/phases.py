@@ -69,6 +69,13 @@ class Phases:
             if name is not None:
                 assert isinstance(loss, PhaseLosses)
                 names = loss.trained(model, name)
+                if average is not None:
+                    # With a decay of 0 the shadow equals the parameters: for those alone that no
+                    # phase averages.
+                    decay = choice.ema_decay or 0.0
+                    others = [] if decay else [n for n in loss.by_name if optimize[n].ema_decay]
+                    averaged = {each for other in others for each in loss.trained(model, other)}
+                    own = average.of({*names} - averaged, decay)
             scheduled = self._made(choice, name, names)
             for optimizer in (each.optimizer for each in scheduled):
                 if isinstance(optimizer, PartedOptimizer) and not optimizer.uses_vectors:
@@ -80,9 +87,6 @@ class Phases:
                         f"one process makes {what} and holds {state}, because {kind} does not work "
                         "element by element"
                     )
-            if average is not None and names is not None:
-                # With a decay of 0 the shadow equals the parameters.
-                own = average.of(names, choice.ema_decay or 0.0)
             self.updates[name] = Update(owners, scheduled, buffers, choice, own)
             self._states[name] = [OptimizerState(each, model, notes) for each in scheduled]
 
@@ -234,11 +238,12 @@ class Phases:
                 f"it was trained with phases {was}, and this run has {now}",
                 fix="use the same, or choose another run_dir",
             )
+        found = [self._loadable(name, tensors, own, path) for name, own in saved.items()]
         prefixes = tuple(each.prefix for each in self.optimizers)
         if odd := next((key for key in tensors if not key.startswith(prefixes)), None):
             of = "optimizer" if None in saved else "phase"
             raise MisfitError(path, f"optimizer state {odd!r:.80} is of no {of}")
-        return [self._loadable(name, tensors, own, path) for name, own in saved.items()]
+        return found
 
     def _loadable(
         self,
