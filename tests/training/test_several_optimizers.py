@@ -217,7 +217,7 @@ def test_what_is_saved_is_shown_and_compared(
     shown = capsys.readouterr().out
     for line in ("SGD, clip_norm 0.3\n", "SGD, StepLR, clip_norm 0.02\n", "AdamW\n"):
         assert f" {line}" in shown
-    for entries in (sgd, FLAGSHIP, CLIPPED[1:]):
+    for entries in (sgd, FLAGSHIP, CLIPPED[1:], [("2.weight", sgd), *CLIPPED[1:]]):
         with expect_error((CheckpointError, SettingError)):  # type: ignore[arg-type]
             fit(net, squares, data(), steps=4, optimizer=entries, **options)
     other = [("2", partial(sgd, lr=0.1), None, 0.4), *CLIPPED[1:]]

@@ -272,7 +272,11 @@ class OptimizerState:
             # A frozen parameter was trained before. A CheckpointError ends the search for a
             # checkpoint: an older one may fit, but resuming from it would lose the later updates.
             kind = CheckpointError if name in self._frozen else MisfitError
-            raise kind(f"{path}: optimizer state of {name!r:.80}, which is no trainable parameter")
+            raise kind(
+                path,
+                f"optimizer state of {name!r:.80}, which this run's optimizer does not train",
+                fix="give each optimizer the parameters of the first run",
+            )
 
     def _require_same_names(self, record: Mapping[str, Any], path: Path) -> None:
         saved = [name for group in record["optimizer_groups"] for name in group["names"]]
