@@ -212,9 +212,9 @@ MISTAKES = [
         saved=3,
     ),
     Scenario(
-        "model=mlp engine=processes:2 fault=nan!@shard:3",
+        "model=mlp engine=processes:2 fault=nan@one:3",
         codes=[1],
-        says=["quorate: the gradient of first.0.weight", " is not finite in step 3: "],
+        says=[" is not finite in step 3: shard ", "look for what is different on worker "],
         saved=3,
     ),
     Scenario(
