@@ -19,7 +19,7 @@ This file names CUDA: cuBLAS and cuDNN are NVIDIA's, and torch has no such switc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,9 +27,9 @@ import torch
 
 from quorate.errors import UserError
 from quorate.machine.environment import device_environment, set_device_variable
-from quorate.machine.shared_setting import SharedSetting
+from quorate.machine.shared_setting import SharedSetting, renewal
 from quorate.replica.computing import Computing
-from quorate.replica.precision import float32_products
+from quorate.replica.precision import FLOAT32, float32_products
 from quorate.replica.shared.code import user_line_of
 from quorate.replica.torch_internals import let_compiler_measure, may_compiler_measure
 
@@ -186,6 +186,11 @@ def repeatable(computing: Computing, devices: Sequence[torch.device]) -> Iterato
         if computing.deterministic:
             said += stack.enter_context(one_order(devices))
         yield said
+
+
+def renewal_of_settings() -> Callable[[], None]:
+    """Return a function that sets what ``repeatable`` has set now, after turns of other loops."""
+    return renewal((FLOAT32, _cudnn, _order))
 
 
 def remarks(model: torch.nn.Module, devices: Sequence[torch.device]) -> list[str]:

@@ -203,7 +203,7 @@ def float32_products(precision: Precision) -> Iterator[list[str]]:
     """
     on_gpu = "tf32" if precision.tf32 else "ieee"
     on_cpu = "bf16" if precision.is_bf32 else "ieee"
-    with _float32.at([on_gpu] * 3 + [on_cpu] * 3) as before:
+    with FLOAT32.at([on_gpu] * 3 + [on_cpu] * 3) as before:
         yield _switched_off(before, precision)
 
 
@@ -246,6 +246,6 @@ def set_float32(values: Sequence[str]) -> None:
         backend.fp32_precision = value
 
 
-_float32: SharedSetting[Sequence[str]] = SharedSetting(
+FLOAT32: SharedSetting[Sequence[str]] = SharedSetting(
     lambda: [backend.fp32_precision for backend in float32_backends()], set_float32
 )

@@ -39,6 +39,7 @@ from quorate.engines.processes.transport import servers_of
 from quorate.engines.seeded_draws import seeded_draws
 from quorate.engines.spot_check import SpotChecks, ask_workers
 from quorate.machine.limits import SPOT_CHECK_S
+from quorate.replica.deterministic import renewal_of_settings
 from quorate.replica.totals import merge_metrics
 from quorate.replica.witness.stray_writes import StrayWrites
 from quorate.services.report import Report
@@ -186,6 +187,7 @@ class TrainingLoop:
         self.has_updates = state.global_step < last_step and stops.reason is None
         self.transport: Transport | None = None  # None: workers are not started
         self._start = start
+        self._renew_settings = renewal_of_settings()
 
     @contextmanager
     def started(self) -> Iterator[Iterator[Report]]:
@@ -331,8 +333,10 @@ class TrainingLoop:
     def _end_user_code(self, started: StartedWorkers) -> None:
         """End the time of user code: record changes of the model before the next shard is dealt.
 
-        From here on, only updates may write parameters: see ``StrayWrites``.
+        From here on, only updates may write parameters: see ``StrayWrites``. Other loops may have
+        had a turn meanwhile, with settings of their own.
         """
+        self._renew_settings()
         edits = self.state.model_edits
         edits.detect()
         edits.raise_if_unsupported()
