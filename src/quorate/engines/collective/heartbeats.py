@@ -41,6 +41,7 @@ class EndReason(NamedTuple):
     text: str
     rank: int | None  # the lost rank; None if no single rank is lost
     has_ended: bool = False  # True: the process that started the rank knows more
+    hangs: bool = False  # True: the monitor of the rank is alive, and prints the reason
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     number: int = 0  # rises with each heartbeat
     stop_signal: str | None = None  # the signal that requested the end of this rank
     leaves: str | None = None  # why this rank is about to leave
-    end: EndReason | None = None  # of rank 0
+    end: EndReason | None = None  # of rank 0, and of a rank ended by its own monitor
     all_here: bool = False  # of rank 0: whether heartbeats of all ranks have come
 
     def status(self, heard_at: float, *, own_mark: str, show_host: bool) -> WorkerStatus:

@@ -105,6 +105,7 @@ class FailureDetector:
                     f"worker_timeout_s is {self._limits.hang_s:g}; turn that up if a shard may "
                     "take so long",
                     rank,
+                    hangs=True,
                 )
         return None
 
@@ -175,6 +176,7 @@ class LivenessMonitor:
         self._detector = FailureDetector(place.rank, place.size, limits)
         self._lock = threading.Lock()  # for ``_own`` and ``_closed``
         self._stopping: set[int] = set()  # ranks whose signal rank 0 has heard of
+        self._noticed_at: dict[int, float] = {}  # by rank: when its process was found to be gone
         self._oom_kills = oom_kills()  # before these ranks
         self._heeded, self._closed = threading.Event(), threading.Event()
         self._publish()
@@ -255,6 +257,7 @@ class LivenessMonitor:
             found = self.end or self._detector.reason_of_first(reading) or self._ended(reading)
             found = found or self._detector.quiet(reading, time.monotonic())
             if found is not None or self.farewell() is not None:
+                self.end = self.end or found
                 return found
             time.sleep(self._limits.beat_s / 10)
         return None
@@ -316,11 +319,21 @@ class LivenessMonitor:
         ):
             self._exit(end)
 
+    @property
+    def prints_end(self) -> bool:
+        """True if this rank prints the reason for the end of all ranks, or if none is known.
+
+        The first rank of each host prints the reason; so does the second, if the first is lost.
+        """
+        end, place = self.end, self._place
+        if end is None or place.local_rank == 0:
+            return True
+        return place.local_rank == 1 and end.rank == place.rank - 1 and not end.hangs
+
     def _exit(self, end: EndReason) -> None:
-        # The first rank of a host prints the reason for all; so does the second, if the first is
-        # lost.
-        place = self._place
-        if place.local_rank == 0 or (place.local_rank == 1 and end.rank == place.rank - 1):
+        if self._place.rank > 0:
+            self._publish(end=end._replace(text=shortened(end.text)))
+        if self.prints_end:
             with suppress(OSError):
                 os.write(2, f"quorate: {end.text}; {GO_ON}\n".encode())
         self.store.close()
@@ -354,12 +367,23 @@ class LivenessMonitor:
         return was_started_by_first and first is not None and self._is_stopped(first)
 
     def _ended(self, reading: HeartbeatReading) -> EndReason | None:
-        """Return a rank of this host that has ended without a word; None if no rank has."""
+        """Return a rank of this host that has ended without a word; None if no rank has.
+
+        A rank that its own monitor has ended has published the reason.
+        """
         for beat in reading.beats:
             if beat is None or beat.rank == self._place.rank:
                 continue
             is_here = beat.mark == self._own.mark and beat.leaves is None
             if is_here and this_host.has_ended(beat.pid):
+                noticed_at = self._noticed_at.setdefault(beat.rank, time.monotonic())
+                newest = self.store.read()
+                last = newest.beats[beat.rank] or beat
+                # Wait for what the rank has published last.
+                if newest.reached_at < noticed_at or last.leaves is not None:
+                    continue
+                if last.end is not None:
+                    return last.end
                 text = f"{beat.place} has ended (process {beat.pid}), at {beat.activity}"
                 if oom_kills() > self._oom_kills:
                     text += "; the kernel has killed a process, as memory ran out"

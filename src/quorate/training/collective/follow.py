@@ -44,7 +44,9 @@ def follow(workers: WorkerGroup, dataset: Any, make_state: MakeState) -> NoRetur
     except RankError as error:
         # A rank 0 that has started this process prints its own line. If this process fails while
         # starting, the line of rank 0 ends with the hidden output, which must say why.
-        if (process := here()) is None or process.hides_output:
+        process, ranks = here(), workers.rank_group.ranks
+        prints = ranks is None or ranks.monitor.prints_end
+        if prints if process is None else process.hides_output:
             print(error.line, file=Steady(sys.stderr))
         why = str(error)
     except QuorateError as error:
