@@ -165,6 +165,29 @@ def test_phases_that_train_several_parts_or_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(vector(last.averaged_model.parameters()).detach(), shadow)
 
 
+def test_a_tied_weight_is_trained_by_the_phases_of_its_parts() -> None:
+    def tied() -> dict[str, nn.Module]:
+        torch.manual_seed(2)
+        parts = {"one": nn.Linear(5, 5).double(), "two": nn.Linear(5, 5).double()}
+        parts["two"].weight = parts["one"].weight
+        return parts
+
+    def squares(model: nn.ModuleDict, batch: list[torch.Tensor]) -> torch.Tensor:
+        return (model["two"](model["one"](batch[0])) - 1).square().mean()
+
+    phases = {"one": squares, "two": squares}
+    training = trainer(phases, tied, optimizer=sgd)
+    training.fit(dataset(torch.float64), steps=4, shuffle=False)
+    plain = nn.ModuleDict(tied())
+    optimizers = [sgd([*plain[name].parameters()]) for name in phases]
+    for step in range(4):
+        plain.zero_grad()
+        squares(plain, [*dataset(torch.float64)[step // 2 * 10 : step // 2 * 10 + 10]]).backward()
+        optimizers[step % 2].step()
+    for mine, theirs in zip(training.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
 def test_evaluation_has_the_metrics_of_all_phases() -> None:
     def counted(model: nn.ModuleDict, batch: list[torch.Tensor]) -> dict[str, Any]:
         return {**d_loss(model, batch), "count": torch.tensor([len(batch[0])])}

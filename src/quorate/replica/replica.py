@@ -116,7 +116,7 @@ class Replica:
         self._trainable = laid_out(self.model, parameters.layout.sections)
         bind(self._trainable, self._flat)
         wrap = partial(Compiled, threads=torch.get_num_threads()) if computing.compile else None
-        self._turn = CurrentPhase(loss, self._trainable, wrap)
+        self._turn = CurrentPhase(loss, self.model, self._trainable, wrap)
         self._loss = self._turn.loss(None)
         self._modes = ModuleModes(self.model)
         is_scripted = any(isinstance(m, torch.jit.ScriptModule) for m in self.model.modules())

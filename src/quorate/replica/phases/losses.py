@@ -91,7 +91,8 @@ class PhaseLosses(Composed):
 
     def trained(self, model: torch.nn.Module, name: str) -> list[str]:
         """Return the names of the parameters trained by a phase, in the order of the model."""
-        return [each for each in _trainable(model) if self.by_name[name].covers(each)]
+        trainable = {*_trainable(model)}
+        return [each for each in self.by_name[name].covered(model) if each in trainable]
 
     def require_parts(self, model: torch.nn.Module) -> None:
         """Compare the parts trained by phases with a model.
@@ -111,8 +112,9 @@ class PhaseLosses(Composed):
             if not self.trained(model, name):
                 expected = "a part with parameters that require a gradient"
                 raise SettingError(label, ", ".join(phase.parts), expected, "is it frozen?")
+        covered = {each for phase in self.by_name.values() for each in phase.covered(model)}
         for each in _trainable(model):
-            if not any(phase.covers(each) for phase in self.by_name.values()):
+            if each not in covered:
                 expected = "each trainable parameter in a part that a phase trains"
                 fix = (
                     f"switch {each.partition('.')[0]!r} off with requires_grad_(False), or train it"

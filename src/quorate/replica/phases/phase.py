@@ -73,6 +73,14 @@ class Phase:
         assert isinstance(self.trains, tuple)
         return self.trains
 
-    def covers(self, parameter: str) -> bool:
-        """Return whether the phase trains a parameter, by its name in the model."""
-        return any(parameter == part or parameter.startswith(f"{part}.") for part in self.parts)
+    def covered(self, model: torch.nn.Module) -> list[str]:
+        """Return the names of the parameters of the phase's parts, in the order of the model.
+
+        A tied parameter belongs to each of its parts, and has one name in the result: its first.
+        """
+        every = model.named_parameters(remove_duplicate=False)
+        own = {id(parameter) for name, parameter in every if self._covers(name)}
+        return [name for name, parameter in model.named_parameters() if id(parameter) in own]
+
+    def _covers(self, name: str) -> bool:
+        return any(name == part or name.startswith(f"{part}.") for part in self.parts)

@@ -22,13 +22,18 @@ class CurrentPhase:
 
     Args:
         loss: the user's loss function, or the losses of phases.
-        trainable: parameters of the replica in the flat vector.
+        model: the model of the replica.
+        trainable: its parameters in the flat vector.
         wrap: returns the function to call instead of each loss function. Default: the function
             itself.
     """
 
     def __init__(
-        self, loss: Loss, trainable: Parameters, wrap: Callable[[Loss], Loss] | None = None
+        self,
+        loss: Loss,
+        model: torch.nn.Module,
+        trainable: Parameters,
+        wrap: Callable[[Loss], Loss] | None = None,
     ) -> None:
         self._phases = loss.by_name if isinstance(loss, PhaseLosses) else {}
         functions = {None: loss} | {name: phase.with_at for name, phase in self._phases.items()}
@@ -37,7 +42,7 @@ class CurrentPhase:
             for name, function in functions.items()
         }
         self._ours: dict[str | None, Parameters] = {None: trainable} | {
-            name: {each: p for each, p in trainable.items() if phase.covers(each)}
+            name: {each: trainable[each] for each in phase.covered(model) if each in trainable}
             for name, phase in self._phases.items()
         }
         self.phase: str | None = None  # the present phase
