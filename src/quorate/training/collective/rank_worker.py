@@ -132,6 +132,8 @@ class RankWorker:
     def settle(self) -> None:
         """Begin to watch user code for changes of the model. The ranks have been compared."""
         self.state.model_edits.set_baseline()
+        # The model has the changes of the checkpoint: a later change may undo them.
+        self._runner.changes.take(self.state.model_edits.model_changes)
         self.stray_writes = self._workers.replicas.stray_writes(self.state)
 
     def leave(self, error: BaseException) -> None:
