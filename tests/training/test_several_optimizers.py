@@ -193,6 +193,8 @@ REFUSED: list[tuple[Any, str, object]] = [
     ([("*", sgd), ("2", sgd)], "optimizer", "no parameter for entry 1, '2'"),
     ([("3", sgd), ("*", sgd)], "optimizer", "no parameter for entry 0, '3'"),
     ([("0", optim.LBFGS), ("*", sgd)], "optimizer", "LBFGS for '0'"),
+    ([(nn.Linear(1, 1), sgd)], "optimizer 0: pattern", "a module, Linear"),
+    ([(lambda name, p: p > 0, sgd)], "optimizer", "a Tensor from <lambda> for 0.0.weight"),
 ]
 
 

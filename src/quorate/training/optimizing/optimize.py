@@ -69,9 +69,18 @@ class Assignment(NamedTuple):
         """Return whether the entry matches a parameter.
 
         A pattern matches the name of the parameter, or of a module around the parameter.
+
+        Raises:
+            SettingError: a function returns neither True nor False.
         """
         if not isinstance(self.choice, str):
-            return bool(self.choice(name, parameter))
+            found: object = self.choice(name, parameter)
+            try:
+                return bool(found)
+            except (RuntimeError, ValueError):  # a tensor or an array of several elements
+                got = f"a {type(found).__name__} from {self.text} for {name}"
+                fix = "compare names or shapes, not values"
+                raise SettingError("optimizer", got, "True or False", fix) from None
         return fnmatchcase(name, self.choice) or fnmatchcase(name, f"{self.choice}.*")
 
 
@@ -113,6 +122,9 @@ def _read(
         fix = f"for example {EXAMPLE}; or pass a dict where the loss has phases: {PAGE}"
         raise SettingError(name, got, f"a tuple {FORM}", fix)
     choice, make, own_schedule, clip_norm = (*entry, None, None)[: len(Assignment._fields)]
+    if hasattr(choice, "named_parameters"):
+        got, fix = f"a module, {type(choice).__name__}", "pass the name of the module in the model"
+        raise SettingError(f"{name}: pattern", got, 'a pattern, "blocks.*"', fix)
     if not isinstance(choice, str):
         what = "from the name of a parameter and the parameter to True or False"
         choice = function(f"{name}: pattern", choice, what, 2, 'or pass a pattern, "blocks.*"')
