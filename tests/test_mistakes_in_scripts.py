@@ -6,16 +6,8 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).parents[1] / "docs" / "mistakes.py"
-
 MISTAKES = {mistake.what: mistake for mistake in runpy.run_path(str(FILE))["mistakes"]()}
 LATE = "The gradient is not finite"  # found only by an update
-
-
-def test_there_are_enough_and_each_has_a_line() -> None:
-    assert len(MISTAKES) >= 40
-    for mistake in MISTAKES.values():
-        assert mistake.line.startswith("quorate: "), mistake.what
-    assert LATE in MISTAKES
 
 
 @pytest.mark.parametrize("what", MISTAKES)

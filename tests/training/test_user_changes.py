@@ -17,7 +17,7 @@ from support.fits import Calls, squares
 from support.messages import expect_error
 from support.plain_loop import assert_close, plain_loop
 from support.references import References
-from support.runs import command, digests, last_json, run_all
+from support.runs import command, digests, last_json, run, run_all
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -238,6 +238,28 @@ def test_gradual_unfreezing(tmp_path: Path) -> None:
     plain_loop(plain, SGD, squares, ROWS, steps=10, batch_size=8, updated=updated)
     assert_close(model, plain, 1e-12)
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+
+
+THAW = """
+import sys, torch, quorate
+class Thaw(quorate.Callback):
+    def started(self, trainer):
+        self.part = trainer.model[0].requires_grad_(False)
+    def updated(self, report):
+        self.part.requires_grad_(report.global_step > 3)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+trainer = quorate.Trainer(model, lambda model, rows: model(rows[0]).mean(),
+    optimizer=torch.optim.Adam, batch_size=8, shards=2)
+trainer.fit([(row,) for row in torch.randn(64, 3)], steps=int(sys.argv[1]), callbacks=[Thaw()])
+"""
+
+
+def test_ranks_thaw_what_a_checkpoint_had_frozen(tmp_path: Path, references: References) -> None:
+    (script := tmp_path / "script.py").write_text(THAW)
+    ranks = ("--engine", "collective", "--workers", "2", "--run-dir", f"{tmp_path}/run")
+    assert [run(command(script, steps, options=ranks)).code for steps in ("2", "6")] == [0, 0]
+    assert digests(tmp_path / "run") == references.on_a_tower(str(script), "6").digests
 
 
 def test_a_frozen_parameter_that_wants_a_gradient_is_refused_and_nothing_is_lost(

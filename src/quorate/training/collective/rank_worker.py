@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -132,8 +133,9 @@ class RankWorker:
     def settle(self) -> None:
         """Begin to watch user code for changes of the model. The ranks have been compared."""
         self.state.model_edits.set_baseline()
-        # The model has the changes of the checkpoint: a later change may undo them.
-        self._runner.changes.take(self.state.model_edits.model_changes)
+        # The model has the changes of the checkpoint: a later change may undo them. Their number is
+        # this rank's own, and may be that of a later change on rank 0.
+        self._runner.changes.take(replace(self.state.model_edits.model_changes, number=-1))
         self.stray_writes = self._workers.replicas.stray_writes(self.state)
 
     def leave(self, error: BaseException) -> None:
