@@ -129,7 +129,7 @@ class ShardRunner:
                 where = f"worker {self.number}, {job.place(step, at_shard)}"
                 raise exited(error, where) from error
             for shard, result in enumerate(results, start=first):
-                result.set_worker(self.number, shard)
+                result.computed_by(self.number, shard)
             if not isinstance(self.replica, PipelinedReplica) or results[0].gradient is None:
                 return results
             # Stages have added the gradients of each subtree. A shard has no gradient either if

@@ -92,9 +92,10 @@ class ShardSum(msgspec.Struct, omit_defaults=True):
             return self.denominators.means(self.metrics, self.weight)
         return {name: value / self.weight for name, value in self.metrics.items()}
 
-    def set_worker(self, worker: int, shard: int) -> None:
-        """Note the worker of a shard whose values are this sum."""
+    def computed_by(self, worker: int, shard: int) -> ShardSum:
+        """Note the worker of a shard in this sum, and return the sum."""
         self.shares = [ShardShare(shard, worker, self.metrics["loss"], self.weight)]
+        return self
 
     def add(self, right: ShardSum) -> ShardSum:
         """Return self + right, in place: ``self`` must hold the shards to the left."""
