@@ -59,7 +59,7 @@ COMPARED = {
         *(0, "the dataset gives different values each time it is loaded"),
     ),
     "clock": (
-        "loss = lambda model, batch: model(batch).mean() * time.monotonic()",
+        "loss = lambda model, batch: model(batch).mean() * (time.perf_counter() % 1)",
         *(0, "same bits: no, because the same shard gives different results each time"),
     ),
     "validation": ("validation = Rows(lambda row: row * factor)", 2, "another validation"),
