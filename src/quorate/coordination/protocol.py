@@ -4,7 +4,7 @@ A run of consecutive shards of one step, s to s + count - 1, may be dealt at onc
 answers once for the whole run: with ``Done``, or with ``Failed`` or ``Cancelled``, after which none
 of the run counts as computed.
 
-Do not modify events and effects. They are structs, because a dataclass takes five times as long to
+Do not modify events and effects. They are structs, because a dataclass takes 2.5 times as long to
 create, and an update of small shards creates half a dozen.
 
 Legend: t step, s shard, w worker.

@@ -130,7 +130,7 @@ class Timesheet:
         if phase == "fetching":
             shards += 1
         entry = phase, step, shard, now, seconds, shards, -1
-        if self._copies is None:  # without a call: five times per shard
+        if self._copies is None:  # without a call: several times per shard
             self._last = version, entry
         else:
             self._write(version + 1, entry)
